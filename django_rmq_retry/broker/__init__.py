@@ -1,0 +1,1 @@
+"""Everything that speaks to RabbitMQ, and the only place that imports pika."""
