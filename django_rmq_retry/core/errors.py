@@ -1,5 +1,7 @@
 """The exceptions of the product; each carries its facts as attributes and says them in a sentence."""
 
+from collections.abc import Mapping
+
 
 class RmqRetryError(Exception):
     """The base of every error this package raises."""
@@ -25,3 +27,39 @@ class HeadersTooLarge(RmqRetryError):
             f"The properties and headers of this message take {size} bytes, but the broker takes at most {limit} "
             "in one frame. Shorten the headers: large values belong in the body."
         )
+
+
+class ConfigurationError(RmqRetryError, ValueError):
+    """A handler, policy, queue or setting that cannot be meant; raised where it is written down."""
+
+
+class TopologyConflict(ConfigurationError):
+    """Two handlers of one project ask for the same name with different arguments."""
+
+    def __init__(self, what: str, name: str, differences: Mapping[str, tuple[object, object]]) -> None:
+        self.what = what
+        self.name = name
+        self.differences = dict(differences)
+        said = "; ".join(
+            f"{part}: {one!r} in one place, {two!r} in another" for part, (one, two) in differences.items()
+        )
+        super().__init__(
+            f"The {what} {name!r} is asked for in two ways: {said}. Write it down once and use that object in both places."
+        )
+
+
+class UndecodableBody(RmqRetryError):
+    """A body that its codec cannot read."""
+
+    def __init__(self, problem: str, *, size: int) -> None:
+        self.problem = problem
+        self.size = size
+        super().__init__(f"The body of {size} bytes cannot be decoded: {problem}.")
+
+
+class UnencodableData(RmqRetryError, TypeError):
+    """Data that a codec cannot write."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"The data cannot be published: {problem}.")

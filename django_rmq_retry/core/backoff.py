@@ -1,0 +1,118 @@
+"""How long to wait before the next attempt: pure numbers; chance is handed in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_rmq_retry.core.errors import ConfigurationError
+
+LONGEST = 10 * 365 * 86400.0
+"""Ten years: the longest TTL a broker takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff(ABC):
+    """Attempts are counted from 1; the wait after attempt n is ``delay(n, chance)``, chance in [0, 1)."""
+
+    @property
+    @abstractmethod
+    def spread(self) -> float:
+        """By how much of itself chance may lengthen a wait; it never shortens one."""
+
+    @abstractmethod
+    def nominal(self, attempt: int) -> float:
+        """The wait after this attempt without chance."""
+
+    def delay(self, attempt: int, chance: float) -> float:
+        return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST)
+
+    def steps(self, attempts: int | None) -> tuple[float, ...]:
+        """The distinct waits of this many attempts, in rising order; of endless ones up to where they stop rising."""
+        found: list[float] = []
+        last = 64 if attempts is None else attempts - 1
+        for attempt in range(1, last + 1):
+            nominal = self.nominal(attempt)
+            if nominal not in found:
+                found.append(nominal)
+        return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Backoff):
+    """Always the same wait: ``Fixed(30)``."""
+
+    seconds: float
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("Fixed", self.seconds)
+        _check_jitter("Fixed", self.jitter)
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        return float(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Backoff):
+    """Waits written out; the last one repeats: ``Steps([10, 60, 600])``."""
+
+    seconds: Sequence[float]
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", tuple(self.seconds))
+        if not self.seconds:
+            raise ConfigurationError("Steps needs at least one number of seconds, as in Steps([10, 60, 600]).")
+        for value in self.seconds:
+            _check_seconds("Steps", value)
+        _check_jitter("Steps", self.jitter)
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        return float(self.seconds[min(attempt, len(self.seconds)) - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Backoff):
+    """Each wait a factor longer, up to the cap: ``Exponential(10, factor=3, cap=3600, jitter=0.2)``."""
+
+    first: float
+    factor: float = 2.0
+    cap: float | None = None
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("Exponential", self.first)
+        _check_jitter("Exponential", self.jitter)
+        if not self.factor >= 1:
+            raise ConfigurationError(f"Exponential's factor must be at least 1, not {self.factor!r}.")
+        if self.cap is not None and not self.cap >= self.first:
+            raise ConfigurationError(f"Exponential's cap {self.cap!r} is below its first wait {self.first!r}.")
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        top = LONGEST if self.cap is None else float(self.cap)
+        try:
+            return min(float(self.first) * self.factor ** (attempt - 1), top)
+        except OverflowError:
+            return top
+
+
+def _check_seconds(what: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
+        raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
+
+
+def _check_jitter(what: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigurationError(f"{what}'s jitter is a share of the wait from 0 to 1, not {value!r}.")

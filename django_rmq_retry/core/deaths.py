@@ -1,0 +1,121 @@
+"""The broker's dead-letter mechanism: its arguments, and what its x-death header tells. That header can be forged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.verdict import Reason
+
+BROKERS_OWN = frozenset(
+    {
+        "x-death",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-first-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+        "x-last-death-exchange",
+        "x-delivery-count",
+        "x-acquired-count",
+        "x-stream-offset",
+        "x-delay",
+        "CC",
+        "BCC",
+    }
+)
+"""Never republished: x-death can get a message dropped as a cycle before RabbitMQ 4, CC would send copies elsewhere."""
+
+_REASONS = {
+    "expired": Reason.EXPIRED,
+    "delivery_limit": Reason.DELIVERY_LIMIT,
+    "maxlen": Reason.OVERFLOWN,
+    "rejected": Reason.REJECTED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One entry of x-death: how often a message left one queue for one reason."""
+
+    queue: str
+    reason: str
+    count: int
+    exchange: str = ""
+    keys: tuple[str, ...] = ()
+
+
+def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) -> dict[str, object]:
+    """The arguments that send what a queue gives up to an exchange; safe: at least once (quorum queues only)."""
+    found: dict[str, object] = {"x-dead-letter-exchange": exchange}
+    if key is not None:
+        found["x-dead-letter-routing-key"] = key
+    if safe:
+        # Without reject-publish the broker falls back to at-most-once without a word (docs/quorum-queues).
+        found |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    return found
+
+
+def well_formed(headers: Headers) -> bool:
+    """Whether the broker can add to x-death: a malformed one crashes its queue on RabbitMQ 3."""
+    if "x-death" not in headers:
+        return True
+    try:
+        entries = headers["x-death"]
+    except UndecodableHeaders:
+        return False
+    return isinstance(entries, list) and all(_is_death(entry) for entry in entries)
+
+
+def deaths(headers: Headers) -> tuple[Death, ...]:
+    """What x-death says, or nothing when it is not what a broker writes."""
+    if "x-death" not in headers or not well_formed(headers):
+        return ()
+    entries = headers["x-death"]
+    assert isinstance(entries, list)
+    return tuple(_death(entry) for entry in entries)
+
+
+def rejections(headers: Headers, queue: str) -> int:
+    """How often this queue, and not another in x-death, gave the message back for retry."""
+    return sum(death.count for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
+
+
+def reason_of(headers: Headers) -> Reason | None:
+    """Why the broker moved the message; only the first entry is the newest on every version."""
+    found = deaths(headers)
+    return _REASONS.get(found[0].reason, Reason.REJECTED) if found else None
+
+
+def returns(headers: Headers, *, redelivered: bool) -> int:
+    """How often the queue took the message back from a consumer that went away.
+
+    Publishers can forge both counts on a first delivery; RabbitMQ 4.3's second count also grows when a worker that
+    stops gives untouched messages back, so the lower of the two is meant.
+    """
+    if not redelivered:
+        return 0
+    counts = [headers.get(name) for name in ("x-delivery-count", "x-acquired-count") if name in headers]
+    found = [count for count in counts if isinstance(count, int)]
+    return min(found, default=0)
+
+
+def _is_death(entry: object) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("count"), int)
+        and isinstance(entry.get("queue"), str)
+        and isinstance(entry.get("reason"), str)
+    )
+
+
+def _death(entry: Mapping[str, object]) -> Death:
+    count, keys = entry["count"], entry.get("routing-keys")
+    assert isinstance(count, int)
+    return Death(
+        queue=str(entry["queue"]),
+        reason=str(entry["reason"]),
+        count=count,
+        exchange=str(entry.get("exchange", "")),
+        keys=tuple(str(key) for key in keys) if isinstance(keys, list) else (),
+    )

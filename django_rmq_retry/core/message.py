@@ -1,0 +1,93 @@
+"""What is published, and one arrival of it.
+
+A Delivery is made for every message on the hot path: it keeps the broker's bytes and decodes a property when asked.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.properties import Properties, decode_properties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Bytes on their way to an exchange."""
+
+    body: bytes
+    properties: Properties = Properties()
+    exchange: str = ""
+    routing_key: str = ""
+    mandatory: bool = True
+
+    @property
+    def headers(self) -> Headers:
+        return self.properties.headers
+
+
+class Delivery:
+    """One arrival of a message; this is what a handler is called with."""
+
+    __slots__ = (
+        "_properties",
+        "attempt",
+        "body",
+        "data",
+        "exchange",
+        "queue",
+        "raw",
+        "redelivered",
+        "routing_key",
+        "token",
+    )
+
+    def __init__(
+        self,
+        *,
+        queue: str,
+        body: bytes,
+        raw: bytes = b"\0\0",
+        exchange: str = "",
+        routing_key: str = "",
+        redelivered: bool = False,
+        token: Hashable = None,
+    ) -> None:
+        self.queue = queue
+        self.body = body
+        self.raw = raw
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.redelivered = redelivered
+        self.token = token
+        self.attempt = 1
+        self.data: object = None
+        self._properties: Properties | None = None
+
+    @property
+    def properties(self) -> Properties:
+        if self._properties is None:
+            self._properties = decode_properties(self.raw)
+        return self._properties
+
+    @property
+    def headers(self) -> Headers:
+        return self.properties.headers
+
+    @property
+    def id(self) -> str | None:
+        return self.properties.message_id
+
+    @property
+    def type(self) -> str | None:
+        return self.properties.type
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self.properties.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        return self.properties.reply_to
+
+    def __repr__(self) -> str:
+        return f"<Delivery queue={self.queue!r} attempt={self.attempt} bytes={len(self.body)}>"

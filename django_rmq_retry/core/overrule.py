@@ -1,0 +1,27 @@
+"""What a handler raises to decide against its policy."""
+
+
+class Overrule(Exception):
+    """A handler's own decision about the message in its hand."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(Overrule):
+    """Try again, after the given number of seconds or by the policy's back-off: ``raise Retry(after=30)``."""
+
+    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
+        if after is not None and not 0 <= after < float("inf"):
+            raise ValueError(f"Retry(after=…) takes a number of seconds from 0, not {after!r}.")
+        super().__init__(reason)
+        self.after = after
+
+
+class Park(Overrule):
+    """Set the message aside for a person: ``raise Park("The account is frozen")``."""
+
+
+class Discard(Overrule):
+    """Drop the message on purpose; the log keeps the reason: ``raise Discard("Superseded")``."""

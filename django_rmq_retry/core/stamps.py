@@ -1,0 +1,101 @@
+"""The headers of our own: what a message carries from attempt to attempt and into the parked queue.
+
+All are whole numbers or short texts: a client that republishes them cannot change them, and no frame overflows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.verdict import Verdict
+
+PREFIX = "rmq-retry-"
+MARK = PREFIX.encode()
+"""Looked for in undecoded properties, so that a fresh message costs one search."""
+SUMMARY_LIMIT = 1000
+MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """The story of a message so far."""
+
+    attempts: int = 0
+    """Attempts that counted and failed."""
+    since: int = 0
+    """When the first attempt failed, in milliseconds of the epoch; 0 before that."""
+    wait: int = 0
+    """Milliseconds still to wait after the hop under way; no clock of a worker is trusted with a delay."""
+    exchange: str = ""
+    routing_key: str = ""
+    queue: str = ""
+    summary: str = ""
+
+    @classmethod
+    def read(cls, headers: Headers) -> "Stamp":
+        """What a message carries; what nobody here can have written counts as nothing."""
+        return cls(
+            attempts=_number(headers, "attempts"),
+            since=_number(headers, "since", most=2**62),
+            wait=_number(headers, "wait", most=2**62),
+            exchange=_text(headers, "exchange"),
+            routing_key=_text(headers, "routing-key"),
+            queue=_text(headers, "queue"),
+            summary=_text(headers, "summary"),
+        )
+
+    def after(self, verdict: Verdict, *, attempt: int, now: int) -> "Stamp":
+        """The story with one more failed attempt."""
+        if not verdict.counted:
+            return self
+        waits = f", waits {verdict.after:g} s" if verdict.after else ""
+        line = f"#{attempt} {verdict.error or verdict.detail}{waits}"
+        summary = f"{self.summary}\n{line}" if self.summary else line
+        while len(summary) > SUMMARY_LIMIT and "\n" in summary:
+            summary = summary.split("\n", 1)[1]
+        return replace(self, attempts=attempt, since=self.since or now, summary=summary[:SUMMARY_LIMIT])
+
+    def headers(self) -> dict[str, object]:
+        """As headers; a part that says nothing is left out."""
+        named = {
+            "attempts": self.attempts,
+            "since": self.since,
+            "wait": self.wait,
+            "exchange": self.exchange,
+            "routing-key": self.routing_key,
+            "queue": self.queue,
+            "summary": self.summary,
+        }
+        return {PREFIX + name: value for name, value in named.items() if value}
+
+
+OURS = frozenset(
+    PREFIX + name
+    for name in (
+        *("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary"),
+        *("reason", "detail", "error", "message", "handler", "parked-at"),
+    )
+)
+
+
+def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, object]:
+    """Why a message is in the parked queue, beside its stamp."""
+    named = {
+        "reason": verdict.reason.value if verdict.reason else "",
+        "detail": verdict.detail,
+        "error": verdict.error.kind if verdict.error else "",
+        "message": verdict.error.text if verdict.error else "",
+        "handler": handler,
+        "parked-at": now,
+    }
+    return {PREFIX + name: value for name, value in named.items() if value}
+
+
+def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
+    value = headers.get(PREFIX + name)
+    return value if type(value) is int and 0 < value <= most else 0
+
+
+def _text(headers: Headers, name: str) -> str:
+    value = headers.get(PREFIX + name)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,131 @@
+"""A handler, its queue and its policy, joined; and the subscriptions that share one queue."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from django_rmq_retry.core.carriers import Route
+from django_rmq_retry.core.codec import JSON, Codec
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import Policy
+from django_rmq_retry.core.topology import Queue, check_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which messages of a queue a handler takes; without a condition, all that no other handler takes."""
+
+    type: str | None = None
+    routing_key: str | None = None
+    """As in a topic exchange: ``*`` is one word, ``#`` any number of words."""
+    headers: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def conditions(self) -> int:
+        return (self.type is not None) + (self.routing_key is not None) + len(self.headers)
+
+    def takes(self, delivery: Delivery) -> bool:
+        if self.type is not None and delivery.type != self.type:
+            return False
+        if self.routing_key is not None and not _pattern(self.routing_key).fullmatch(delivery.routing_key):
+            return False
+        return all(delivery.headers.get(name) == value for name, value in self.headers.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What the runtime needs to know of one handler."""
+
+    name: str
+    run: Callable[[Delivery], object]
+    queue: Queue
+    policy: Policy
+    park: str
+    match: Match = Match()
+    codec: Codec = JSON
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.park)
+        if self.park == self.queue.name:
+            raise ConfigurationError(f"Handler {self.name} parks into its own queue {self.park!r}; name another one.")
+        if self.policy.ordered and not self.queue.single_active_consumer:
+            object.__setattr__(self, "queue", self.queue.varied(single_active_consumer=True))
+        refusal = self.policy.via.refusal(self.route)
+        if refusal:
+            raise ConfigurationError(f"Handler {self.name}: {refusal}")
+
+    @property
+    def route(self) -> Route:
+        return Route(work=self.queue, park=self.park, attempts=self.policy.attempts, backoffs=self.policy.backoffs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """One work queue and the handlers that share it."""
+
+    queue: Queue
+    park: str
+    subscriptions: tuple[Subscription, ...]
+
+    @property
+    def ordered(self) -> bool:
+        return any(subscription.policy.ordered for subscription in self.subscriptions)
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether a message must be looked at before it is known which handler takes it."""
+        return len(self.subscriptions) > 1 or self.subscriptions[0].match.conditions > 0
+
+    def choose(self, delivery: Delivery) -> Subscription | None:
+        for subscription in self.subscriptions:
+            if subscription.match.takes(delivery):
+                return subscription
+        return None
+
+
+def intakes(subscriptions: Sequence[Subscription]) -> tuple[Intake, ...]:
+    """The subscriptions by queue, in the order in which the queues were first named."""
+    shared: dict[str, list[Subscription]] = {}
+    for subscription in subscriptions:
+        shared.setdefault(subscription.queue.name, []).append(subscription)
+    return tuple(_intake(group) for group in shared.values())
+
+
+def _intake(group: list[Subscription]) -> Intake:
+    first = group[0]
+    for other in group[1:]:
+        _agree(first, other)
+    catch_all = [subscription for subscription in group if not subscription.match.conditions]
+    if len(catch_all) > 1:
+        names = " and ".join(subscription.name for subscription in catch_all)
+        raise ConfigurationError(
+            f"Queue {first.queue.name!r}: {names} would both take every message. "
+            "Give all but one a condition: type=…, routing_key=… or headers={…}."
+        )
+    # One without a condition takes the rest, wherever it stands.
+    ranked = sorted(group, key=lambda subscription: not subscription.match.conditions)
+    return Intake(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
+
+
+def _agree(first: Subscription, other: Subscription) -> None:
+    for what, one, two in (
+        ("queue arguments", first.queue, other.queue),
+        ("parked queue", first.park, other.park),
+        ("order", first.policy.ordered, other.policy.ordered),
+        ("kind of carrier", type(first.policy.via).__name__, type(other.policy.via).__name__),
+    ):
+        if one != two:
+            raise ConfigurationError(
+                f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
+                f"but not its {what}: {one!r} against {two!r}. Write the same for both, or use two queues."
+            )
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    """A topic pattern as a regular expression; ``re`` keeps the compiled ones."""
+    words = [{"*": r"[^.]*", "#": r".*"}.get(word, re.escape(word)) for word in key.split(".")]
+    text = r"\.".join(words)
+    # '#' may stand for no word at all, and then takes its dot with it.
+    text = text.replace(r".*\.", r"(?:.*\.)?").replace(r"\..*", r"(?:\..*)?") if "#" in key else text
+    return re.compile(text, re.DOTALL)
