@@ -1,0 +1,78 @@
+"""The headers of a message, kept as the bytes they came in so that what we do not understand is never changed."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.fields import decode_key, decode_value, encode_entry, entries, shown
+
+
+class Headers(Mapping[str, object]):
+    """An AMQP field table: entries are cut apart at once, a value is decoded when it is asked for.
+
+    A key that comes twice stays twice in `raw`; looking it up gives the last, as a dict of pika's would. A key that is
+    not UTF-8 is listed with surrogate escapes, so that it can be dropped or kept like any other.
+    """
+
+    __slots__ = ("_spans", "raw")
+
+    raw: bytes
+
+    def __init__(self, raw: bytes = b"") -> None:
+        self.raw = raw
+        self._spans: dict[str, tuple[int, int]] = {
+            key.decode("utf-8", "surrogateescape"): (value_at, stop)
+            for key, _, value_at, stop in entries(raw, 0, len(raw))
+        }
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Headers":
+        """Encode values; integers take the smallest of 32 and 64 bits that fits."""
+        return cls(b"".join(encode_entry(key, value) for key, value in values.items())) if values else EMPTY
+
+    def __getitem__(self, key: str) -> object:
+        at, stop = self._spans[key]
+        try:
+            return decode_value(self.raw, at, stop)
+        except UndecodableHeaders as error:
+            name = shown(key.encode("utf-8", "surrogateescape"))
+            raise UndecodableHeaders(error.problem, header=name) from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._spans
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __eq__(self, other: object) -> bool:
+        return self.raw == other.raw if isinstance(other, Headers) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<Headers: {len(self)} entries, {len(self.raw)} bytes>"
+
+    def replacing(self, *, drop: Collection[str] = (), put: Mapping[str, object] | None = None) -> "Headers":
+        """Return headers without `drop` and with `put` at the end; every other entry keeps its bytes and its place."""
+        gone = {key.encode("utf-8", "surrogateescape") for key in (*drop, *(put or ()))}
+        pieces = [
+            self.raw[start:stop] for key, start, _, stop in entries(self.raw, 0, len(self.raw)) if key not in gone
+        ]
+        pieces += [encode_entry(key, value) for key, value in (put or {}).items()]
+        raw = b"".join(pieces)
+        return self if raw == self.raw else Headers(raw)
+
+    def check(self) -> None:
+        """Decode everything, and raise UndecodableHeaders naming the first header that cannot be."""
+        for key, _, value_at, stop in entries(self.raw, 0, len(self.raw)):
+            decode_key(key)
+            try:
+                decode_value(self.raw, value_at, stop)
+            except UndecodableHeaders as error:
+                raise UndecodableHeaders(error.problem, header=shown(key)) from None
+
+
+EMPTY = Headers()

@@ -1,0 +1,168 @@
+"""Headers keep foreign bytes, decode on demand and fail with a name and a sentence, never with anything else."""
+
+import copy
+import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.headers import EMPTY, Headers
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda key: len(key.encode()) <= 255)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    TEXT,
+    st.binary(max_size=40),
+    st.builds(lambda n, e: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -e)), st.integers(-(2**31), 2**31 - 1),
+              st.integers(0, 255)),
+    st.integers(0, 253_402_300_799).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
+)  # fmt: skip
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionaries(KEYS, v, max_size=4), max_leaves=12)
+TABLES = st.dictionaries(KEYS, VALUES, max_size=6)
+
+
+def entry(key: bytes, value: bytes) -> bytes:
+    return bytes((len(key),)) + key + value
+
+
+def nested(levels: int, innermost: bytes = b"") -> bytes:
+    """A header "deep" of so many tables inside each other, written without recursion."""
+    content = innermost
+    for _ in range(levels):
+        content = entry(b"k", b"F" + struct.pack(">I", len(content)) + content)
+    return b"\x04deep" + content[2:]
+
+
+@given(TABLES)
+def test_what_was_encoded_is_decoded_again(table: dict[str, object]) -> None:
+    headers = Headers.of(table)
+
+    assert dict(headers) == table
+    assert list(headers) == list(table)
+    assert Headers(headers.raw) == headers
+
+
+@given(TABLES, st.data())
+def test_replacing_keeps_every_other_entry_byte_for_byte(table: dict[str, object], data: st.DataObject) -> None:
+    dropped = data.draw(st.sets(st.sampled_from(sorted(table))) if table else st.just(set()))
+    headers = Headers.of(table).replacing(drop=dropped, put={"added": 1})
+
+    kept = b"".join(Headers.of({k: v}).raw for k, v in table.items() if k not in dropped and k != "added")
+    assert headers.raw == kept + entry(b"added", b"I\0\0\0\1")
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: entry(b"k", b"F\0\0\0" + tail)))
+def test_arbitrary_bytes_raise_nothing_but_undecodable_headers(raw: bytes) -> None:
+    try:
+        headers = Headers(raw)
+        headers.check()
+        everything = dict(headers)
+    except UndecodableHeaders as error:
+        said = str(error)
+    else:
+        said = " ".join(map(ascii, everything))
+
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("raw", "header", "problem"),
+    [
+        (entry(b"at", b"T" + struct.pack(">Q", 1_700_000_000_000)), "at", "the timestamp 1700000000000 lies after the"),
+        (entry(b"at", b"T\x80\0\0\0\0\0\0\0"), "at", "the timestamp 9223372036854775808 lies after"),
+        (nested(900), "deep", "it is nested more than 64 levels deep"),
+        (nested(5000), "deep", "it is nested more than 64 levels deep"),
+        (entry(b"\xff\x00key", b"t\1"), "\\xff\\x00key", "the key is not UTF-8"),
+        (entry(b"h", b"F\0\0\0\4\1\xfft\1"), "h", "the key is not UTF-8"),
+        (entry(b"h", b"A\0\0\0\2I\0"), "h", "it is cut off 3 bytes before its end"),
+    ],
+)
+def test_a_hostile_value_is_named_and_leaves_the_others_readable(raw: bytes, header: str, problem: str) -> None:
+    headers = Headers(raw + entry(b"good", b"b\7"))
+
+    with pytest.raises(UndecodableHeaders) as caught:
+        headers.check()
+    assert caught.value.header == header
+    assert problem in caught.value.problem
+    assert headers["good"] == 7
+    assert headers.replacing(drop=["good"]).raw == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"\x01hZ", "its type 'Z' is not known to RabbitMQ"),
+        (b"\x01hS\0\0\0\x05ab", "it is cut off 3 bytes before its end"),
+        (b"\x01hS\0\0", "its length is cut off"),
+        (b"\x01hI\0", "it is cut off 3 bytes before its end"),
+        (b"\x01h", "a value is missing at the end of the table"),
+        (b"\x09h", "a value is missing at the end of the table"),
+    ],
+)
+def test_a_broken_table_is_refused_when_it_is_cut_apart(raw: bytes, problem: str) -> None:
+    with pytest.raises(UndecodableHeaders) as caught:
+        Headers(b"\x04goodV" + raw)
+
+    assert caught.value.problem == problem
+    assert str(caught.value) == f"Header 'h' cannot be decoded: {problem}."
+
+
+def test_nesting_up_to_the_limit_is_decoded() -> None:
+    Headers(nested(64, b"\1kV")).check()
+
+    with pytest.raises(UndecodableHeaders):
+        Headers(nested(65, b"\1kV")).check()
+
+
+def test_a_long_and_ugly_name_is_shortened_and_made_harmless() -> None:
+    with pytest.raises(UndecodableHeaders) as caught:
+        Headers(entry(("\x1b[31m\u202e" + "n" * 200).encode(), b"Z"))
+
+    assert caught.value.header == "\\x1b[31m\\u202e" + "n" * 54 + "…"
+
+
+def test_a_key_that_is_not_utf8_can_be_listed_and_dropped() -> None:
+    headers = Headers(entry(b"\xffkey", b"t\1") + entry(b"good", b"b\7"))
+
+    assert list(headers) == ["\udcffkey", "good"]
+    assert headers["\udcffkey"] is True
+    assert headers.replacing(drop=["\udcffkey"]).raw == entry(b"good", b"b\7")
+
+
+def test_of_a_key_that_comes_twice_the_last_counts_and_replacing_removes_both() -> None:
+    headers = Headers(entry(b"k", b"b\1") + entry(b"x", b"V") + entry(b"k", b"b\2"))
+
+    assert headers["k"] == 2
+    assert len(headers) == 2
+    assert headers.replacing(put={"k": "new"}).raw == entry(b"x", b"V") + entry(b"k", b"S\0\0\0\3new")
+
+
+def test_headers_are_equal_hashed_and_copied_by_their_bytes() -> None:
+    one, other = Headers.of({"a": 1}), Headers(b"\1aI\0\0\0\1")
+
+    assert one == other
+    assert len({one, other, copy.deepcopy(one)}) == 1
+    assert one != {"a": 1}
+    assert repr(one) == "<Headers: 1 entries, 7 bytes>"
+
+
+def test_no_headers_are_one_shared_object() -> None:
+    assert Headers.of({}) is EMPTY
+    assert EMPTY.replacing(drop=["x-death"]) is EMPTY
+    assert dict(EMPTY) == {}
+
+
+def test_asking_whether_a_header_is_there_does_not_decode_it() -> None:
+    headers = Headers(nested(5000))
+
+    assert "deep" in headers
+    assert "other" not in headers
+    assert headers.get("other") is None
