@@ -63,3 +63,47 @@ class UnencodableData(RmqRetryError, TypeError):
     def __init__(self, problem: str) -> None:
         self.problem = problem
         super().__init__(f"The data cannot be published: {problem}.")
+
+
+class PublishError(RmqRetryError):
+    """A message that the broker did not confirm; the subclass says what is known of it."""
+
+    advice = ""
+
+    def __init__(self, exchange: str, routing_key: str, *, said: str = "") -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.said = said
+        where = f"exchange {exchange!r}" if exchange else "the default exchange"
+        words = f" ({said})" if said else ""
+        super().__init__(f"The message to {where} with the key {routing_key!r} {self.what}{words}. {self.advice}")
+
+    what = "was not published"
+
+
+class MessageReturned(PublishError):
+    """No queue takes it: nothing was stored."""
+
+    what = "was returned: no queue takes it, so nothing was stored"
+    advice = "Declare the queues with `manage.py rmq_declare`, or correct the routing key."
+
+
+class MessageNacked(PublishError):
+    """A queue refused it; where several are bound, others may have it."""
+
+    what = "was refused by a queue"
+    advice = "The queue is full or its node is away. Publish it again later, with the same message id."
+
+
+class PublishUnknown(PublishError):
+    """The connection was lost, or the time was over, before the broker answered: it may or may not be stored."""
+
+    what = "has an unknown end: it may be stored"
+    advice = "Publish it again with the same message id; a handler that knows the id loses nothing and doubles nothing."
+
+
+class MessageUnsent(PublishError):
+    """It never left this process."""
+
+    what = "was not sent"
+    advice = "Nothing was stored: publish it again when the broker is back."

@@ -1,0 +1,91 @@
+"""What the rest of the house knows of a broker: values, outcomes and protocols, whoever implements them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.settlement import Settlement
+
+
+class Outcome(Enum):
+    """How a publish ended."""
+
+    CONFIRMED = "confirmed"
+    RETURNED = "returned: no queue takes it"
+    NACKED = "refused by a queue"
+    UNKNOWN = "unknown: the broker did not say"
+    UNSENT = "not sent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The broker at the other end, by its own word."""
+
+    product: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.product} {'.'.join(map(str, self.version))}"
+
+    def at_least(self, version: tuple[int, int]) -> bool:
+        """An unknown product counts as the oldest: no feature is assumed of it."""
+        return self.product == "RabbitMQ" and self.version >= version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One queue to consume: how much to hold in hand, and whether its order matters."""
+
+    queue: str
+    prefetch: int
+    ordered: bool = False
+
+
+class Receiver(Protocol):
+    """Who is told of arrivals; every call comes on the I/O thread and must return at once."""
+
+    def arrived(self, delivery: Delivery) -> None: ...
+
+    def connected(self, server: Server) -> None: ...
+
+    def lost(self, reason: str, retry_in: float) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing more will arrive: the broker refuses what no waiting mends."""
+
+    def drained(self) -> None:
+        """After ``stop``: every settlement is with the broker and the connections are closed."""
+
+
+class Source(Protocol):
+    """A consuming connection. Its methods may be called from any thread."""
+
+    def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None: ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Return deliveries that no attempt was made of."""
+
+    def quiesce(self) -> None:
+        """No further arrivals; what is in hand can still be settled."""
+
+    def stop(self) -> None:
+        """Settle what was handed over, then close."""
+
+
+class Publisher(Protocol):
+    """A publishing connection with confirms, shared by all threads of a process."""
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        """Return when the broker has confirmed, else raise what became of it."""
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        """Publish with at most ``window`` confirms outstanding; return how many were confirmed."""
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None]) -> None:
+        """Hand over and go on; ``done`` is called on the I/O thread, once, with the outcome and the broker's words."""
+
+    def close(self) -> None: ...
