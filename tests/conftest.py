@@ -1,0 +1,109 @@
+"""The fixtures of every test: a broker of its own version, a virtual host of the test's own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.tooling.node import Node
+from tests.tooling.services import SERVICES, Broker, Services, Unavailable, go_without
+from tests.tooling.vhosts import Vhost, vhost_on
+
+pytest_plugins = ["tests.tooling.plugin"]
+
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture(scope="session")
+def services(pytestconfig: pytest.Config) -> Services:
+    """The services of this run."""
+    return pytestconfig.stash[SERVICES]
+
+
+@pytest.fixture
+def broker_version() -> str | None:
+    """The version asked for; None means whichever is found. Parametrised in `contract` tests."""
+    return None
+
+
+@pytest.fixture
+def broker(services: Services, broker_version: str | None) -> Broker:
+    """A RabbitMQ shared by the whole run: never stop it, never change it."""
+    try:
+        return services.broker(broker_version)
+    except Unavailable as lack:
+        go_without(lack)
+
+
+@pytest.fixture
+def vhost(broker: Broker, services: Services) -> Iterator[Vhost]:
+    """A fresh virtual host for this test alone, with what is in it."""
+    name = services.unique()
+    with vhost_on(broker.management, name=name, url=broker.url(name), version=broker.version) as made:
+        yield made
+
+
+@pytest.fixture
+def broker_url(vhost: Vhost) -> str:
+    """The AMQP URL of a fresh virtual host for this test alone."""
+    return vhost.url
+
+
+@pytest.fixture
+def amqp(broker_url: str) -> Iterator[BlockingChannel]:
+    """A plain channel to that virtual host, for the test's own looking."""
+    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def make_node(services: Services, broker_version: str | None) -> Iterator[MakeNode]:
+    """Start private nodes: make_node(version="4.0", conf=["consumer_timeout = 4000"]); ended with the test."""
+    with ExitStack() as nodes:
+
+        def make(*, version: str | None = broker_version, conf: tuple[str, ...] = ()) -> Node:
+            try:
+                node = services.private(version, conf)
+            except Unavailable as lack:
+                go_without(lack)
+            nodes.callback(node.remove)
+            return node
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def lasting_nodes() -> Iterator[dict[str | None, Node]]:
+    """The private nodes of this worker by version, ended with the session."""
+    nodes: dict[str | None, Node] = {}
+    yield nodes
+    for node in nodes.values():
+        node.remove()
+
+
+@pytest.fixture
+def private_node(
+    lasting_nodes: dict[str | None, Node], services: Services, broker_version: str | None
+) -> Iterator[Node]:
+    """A node of this worker's own, to kill, pause and restart; healed after the test."""
+    try:
+        node = lasting_nodes.get(broker_version) or services.private(broker_version)
+    except Unavailable as lack:
+        go_without(lack)
+    lasting_nodes[broker_version] = node
+    yield node
+    node.heal()
+
+
+@pytest.fixture
+def private_broker(private_node: Node, services: Services) -> Iterator[Vhost]:
+    """A fresh virtual host on `private_node`, for tests that do harm to the node."""
+    name = services.unique()
+    management = private_node.management
+    with vhost_on(management, name=name, url=private_node.url(name), version=private_node.version) as made:
+        yield made
+        private_node.heal()

@@ -1,0 +1,137 @@
+"""The tests' own tools: what they start they end, and what they cannot have they say."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.conftest import MakeNode
+from tests.tooling.guard import alive
+from tests.tooling.node import Node
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+ROOT = Path(__file__).parents[1]
+ONE_TEST = "def test_it(amqp): amqp.queue_declare('q', durable=True)\n"
+A_LEAK = "def test_it(broker, services): broker.management.create_vhost(services.unique())\n"
+A_STUCK_TEST = """
+import os, threading
+def test_it(private_node):
+    open({told!r}, "w").write(str(private_node.pid))
+    threading.Event().wait(60)
+"""
+
+
+def run_pytest(folder: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "test_made_up.py").write_text(text)
+    return subprocess.run(command(folder), env=os.environ | env, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml", str(folder)]
+
+
+def test_a_test_sees_only_what_it_declared_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
+    amqp.queue_declare("q", durable=True)
+
+    assert set(vhost.queues()) == {"q"}
+
+
+def test_waiting_ends_with_the_last_answer_at_the_deadline() -> None:
+    with pytest.raises(AssertionError, match=r"Not within 0\.05 s: rain; the last answer was 0"):
+        wait_until(lambda: 0, 0.05, what="rain")
+
+
+@pytest.mark.slow
+def test_a_killed_node_comes_back_with_its_durable_queues(private_broker: Vhost, private_node: Node) -> None:
+    with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
+        connection.channel().queue_declare("kept", durable=True)
+
+    private_node.kill()
+    private_node.start()
+
+    assert "kept" in private_broker.queues()
+
+
+@pytest.mark.slow
+def test_a_memory_alarm_blocks_publishing_connections(private_broker: Vhost, private_node: Node) -> None:
+    blocked: list[object] = []
+    with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
+        connection.add_on_connection_blocked_callback(lambda *_: blocked.append(True))
+        private_node.raise_alarm()
+        connection.channel().basic_publish("", "nowhere", b"")
+
+        def is_blocked() -> bool:
+            connection.process_data_events(0)
+            return bool(blocked)
+
+        wait_until(is_blocked, what="connection.blocked")
+
+        private_node.clear_alarm()
+
+
+@pytest.mark.slow
+def test_a_paused_node_keeps_silent_until_it_is_resumed(private_node: Node) -> None:
+    private_node.pause()
+    silent = not private_node.answers()
+    private_node.resume()
+
+    assert silent
+    assert private_node.answers()
+
+
+@pytest.mark.slow
+def test_a_node_takes_settings_of_its_own(make_node: MakeNode) -> None:
+    node = make_node(conf=("max_message_size = 7",))
+
+    with pika.BlockingConnection(pika.URLParameters(node.url())) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="larger than configured max size 7"):
+            channel.basic_publish("", "nowhere", b"eight   ")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("private_node")
+def test_a_run_that_is_killed_leaves_no_node_behind(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    (tmp_path / "test_made_up.py").write_text(A_STUCK_TEST.format(told=str(told)))
+    with subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL) as run:
+        wait_until(lambda: told.exists() and told.read_text(), 60, what="the node runs")
+        pid = int(told.read_text())
+        run.send_signal(signal.SIGKILL)
+
+    wait_until(lambda: not alive(pid), 30, what="the node ends")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("broker")
+def test_a_run_that_leaves_a_virtual_host_behind_fails_and_names_it(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, A_LEAK)
+
+    assert run.returncode == 1
+    assert "LEFT BEHIND: the virtual host test-rmq" in run.stdout
+
+
+def test_a_missing_service_is_named_loudly(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="")
+
+    assert run.returncode == 0
+    assert "NOT TESTED: 1 tests for want of a service" in run.stdout
+    assert "test_made_up.py::test_it" in run.stdout
+
+
+def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
+    run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="all")
+
+    assert run.returncode == 1
+    assert "RMQ_TEST_REQUIRE=all" in run.stdout

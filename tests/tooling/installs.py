@@ -1,0 +1,69 @@
+"""Which RabbitMQ versions this machine has: natively, or in Debian chroots made by `make brokers`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HOMES = "usr/lib/rabbitmq/lib"
+# sees its own /proc, /dev and data folder, and nothing of it outlives the process
+ENTER = (
+    'mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev" && mount --bind "$2" "$1/srv/node"'
+    ' && root=$1 && shift 2 && exec chroot "$root" "$@"'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Install:
+    """One installed RabbitMQ: `home` as seen from inside `root`."""
+
+    version: str
+    root: Path
+    home: Path
+
+    @property
+    def native(self) -> bool:
+        """Whether it lives in this machine's own file system."""
+        return self.root == Path("/")
+
+    def inner(self, folder: Path) -> Path:
+        """The data folder as the node itself sees it."""
+        return folder if self.native else Path("/srv/node")
+
+    def command(self, folder: Path, *words: str) -> list[str]:
+        """The words that run a command beside this installation; the process stays one and the same pid."""
+        if self.native:
+            return list(words)
+        enter = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+        return [*enter, "sh", "-c", ENTER, "sh", str(self.root), str(folder), *words]
+
+
+def chroots() -> list[Path]:
+    """The folders that may hold a chroot."""
+    named = os.environ.get("RMQ_TEST_CHROOTS")
+    if named is not None:
+        return [Path(name) for name in named.split(":") if name]
+    return sorted(path for path in default_chroots().glob("*") if path.is_dir())
+
+
+def default_chroots() -> Path:
+    """Where `make brokers` puts them, for every clone of this user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "django-rmq-retry" / "brokers"
+
+
+def installs() -> list[Install]:
+    """Everything installed, the native one first."""
+    found = []
+    for root in [Path("/"), *chroots()]:
+        for home in sorted((root / HOMES).glob("rabbitmq_server-*")):
+            version = home.name.partition("-")[2]
+            found.append(Install(version=version, root=root, home=Path("/") / home.relative_to(root)))
+    return found
+
+
+def install_for(version: str | None) -> Install | None:
+    """The installation of `version` ("4.0" means any 4.0.x), or the first one there is."""
+    for install in installs():
+        if version is None or f"{install.version}.".startswith(f"{version}."):
+            return install
+    return None

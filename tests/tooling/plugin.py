@@ -1,0 +1,70 @@
+"""The run as a whole: where its services live, that nothing of them stays, and a loud word about what was skipped."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tooling.services import MARK, SERVICES, Services
+
+LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take the run's folder from the controlling process, or make it where we are that process."""
+    given = getattr(config, "workerinput", {}).get("rmq_services")
+    folder, owner = given or (tempfile.mkdtemp(prefix="rmq"), os.getpid())
+    config.stash[SERVICES] = Services(folder=Path(folder), owner=owner)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each worker of xdist where the services live."""
+    services = node.config.stash[SERVICES]
+    node.workerinput["rmq_services"] = (str(services.folder), services.owner)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names."""
+    versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name]
+    contract = metafunc.definition.get_closest_marker("contract")
+    if versions and contract and "broker_version" in metafunc.fixturenames:
+        metafunc.parametrize("broker_version", versions, ids=[f"rabbitmq-{name}" for name in versions])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the services after the last worker; a run that left something behind has failed."""
+    services = session.config.stash[SERVICES]
+    if services.owner != os.getpid():
+        return
+    left = session.config.stash[LEFT] = services.close()
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The same for a run that ended before it began."""
+    services = config.stash[SERVICES]
+    if services.owner == os.getpid():
+        services.close()
+        shutil.rmtree(services.folder, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the tests that did not run, and what was left behind."""
+    by_reason: dict[str, list[str]] = {}
+    for report in terminalreporter.getreports("skipped"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        if MARK in reason:
+            by_reason.setdefault(reason.partition(MARK)[2], []).append(report.nodeid)
+    for reason, tests in by_reason.items():
+        terminalreporter.section(f"NOT TESTED: {len(tests)} tests for want of a service", sep="!", red=True, bold=True)
+        terminalreporter.line(reason, red=True)
+        for test in sorted(tests):
+            terminalreporter.line(f"  {test}")
+    for sentence in config.stash.get(LEFT, []):
+        terminalreporter.line(f"LEFT BEHIND: {sentence}", red=True, bold=True)

@@ -1,0 +1,151 @@
+"""Finds or starts the RabbitMQ that the tests use; one node per version for all workers of a run."""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.tooling.installs import Install, install_for
+from tests.tooling.management import Management
+from tests.tooling.node import Node, shakes_hands
+
+DEFAULT = "amqp://guest:guest@127.0.0.1:5672/%2F"
+MARK = "Missing service: "
+HOW = "Run `make services`, or install rabbitmq-server (no system service is needed), or set RMQ_TEST_URL"
+
+
+class Unavailable(Exception):
+    """No RabbitMQ of this version can be had; `version` is None where any would do."""
+
+    def __init__(self, version: str | None, reason: str) -> None:
+        self.version = version
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """A RabbitMQ in which tests may make virtual hosts."""
+
+    version: str
+    base: str
+    management: Management
+
+    def url(self, vhost: str) -> str:
+        """The address of one of its virtual hosts."""
+        return f"{self.base}/{vhost}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What one test run holds: `folder` is shared by its workers, `owner` is the process that outlives them all."""
+
+    folder: Path
+    owner: int
+
+    @property
+    def run(self) -> str:
+        """What the name of every virtual host of this run begins with."""
+        return f"test-{self.folder.name}"
+
+    def unique(self) -> str:
+        """A name that no other test, worker or run uses."""
+        return f"{self.run}-{secrets.token_hex(6)}"
+
+    def broker(self, version: str | None = None) -> Broker:
+        """The broker of `version`, or the one found; the first worker that asks starts it."""
+        url = None if version else os.environ.get("RMQ_TEST_URL")
+        install = None if url else install_for(version)
+        if install is not None:
+            return self._shared(install)
+        if url is None and version is None and shakes_hands(5672):
+            url = DEFAULT
+        if url is None:
+            raise missing(version)
+        broker = named_broker(url)
+        (self.folder / "external").write_text(url)
+        return broker
+
+    def private(self, version: str | None = None, conf: Sequence[str] = ()) -> Node:
+        """A started node that nobody else uses; remove it after."""
+        install = install_for(version)
+        if install is None:
+            raise missing(version)
+        node = Node.create(self.folder / f"private-{secrets.token_hex(4)}", install, owner=self.owner, conf=conf)
+        node.start()
+        return node
+
+    def close(self) -> list[str]:
+        """End every node; what tests left behind, as sentences."""
+        left = []
+        for told in sorted(self.folder.glob("*/node.json")):
+            node = Node(told.parent)
+            if told.parent.name.startswith("private-"):
+                left.append(f"the private node {told.parent.name} was never removed")
+            elif node.pid:
+                left += self._forgotten(node.management)
+            node.remove()
+        if (self.folder / "external").exists():
+            left += self._forgotten(named_broker((self.folder / "external").read_text()).management)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return left
+
+    def _shared(self, install: Install) -> Broker:
+        folder = self.folder / f"shared-{install.version}"
+        with self._alone():
+            node = Node(folder) if (folder / "node.json").exists() else None
+            if node is None or node.pid is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                node = Node.create(folder, install, owner=self.owner)
+                node.start()
+        return Broker(version=node.version, base=node.url("").rstrip("/"), management=node.management)
+
+    def _forgotten(self, management: Management) -> list[str]:
+        names = [name for name in management.vhosts() if name.startswith(self.run)]
+        for name in names:
+            management.delete_vhost(name)
+        return [f"the virtual host {name} was never deleted" for name in names]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+SERVICES = pytest.StashKey[Services]()
+
+
+def named_broker(url: str) -> Broker:
+    """The RabbitMQ at `url`, which must let us make virtual hosts through its management API."""
+    parts = urlsplit(url)
+    login = parts.netloc.rpartition("@")[0] or "guest:guest"
+    api = os.environ.get("RMQ_TEST_MANAGEMENT") or f"http://{login}@{parts.hostname}:15672"
+    management = Management(url=api)
+    version = management.version()
+    if version is None:
+        place = f"{parts.hostname}:{parts.port or 5672}"
+        why = "the tests make their virtual hosts through it. Enable rabbitmq_management, or set RMQ_TEST_MANAGEMENT"
+        raise Unavailable(None, f"RabbitMQ at {place} has no management API that answers; {why}.")
+    return Broker(version=version, base=f"{parts.scheme}://{parts.netloc}", management=management)
+
+
+def missing(version: str | None) -> Unavailable:
+    """What to say where no installation fits."""
+    if version is None:
+        return Unavailable(None, f"RabbitMQ is not on this machine. {HOW}.")
+    return Unavailable(version, f"RabbitMQ {version} is not on this machine. Run `make brokers` to get it.")
+
+
+def go_without(lack: Unavailable) -> NoReturn:
+    """Skip the test at hand, or fail it where RMQ_TEST_REQUIRE=all."""
+    if os.environ.get("RMQ_TEST_REQUIRE") == "all":
+        pytest.fail(f"{MARK}{lack} (RMQ_TEST_REQUIRE=all)", pytrace=False)
+    pytest.skip(f"{MARK}{lack}")

@@ -1,0 +1,58 @@
+"""One virtual host, and what is in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from tests.tooling.management import Management
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vhost:
+    """A virtual host that belongs to one test; the lists are the management API's own rows."""
+
+    name: str
+    url: str
+    version: str
+    management: Management
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """Name to row: durable, arguments, type, … (counts lag behind by up to half a second)."""
+        return {row["name"]: row for row in self._list("queues")}
+
+    def exchanges(self) -> dict[str, dict[str, Any]]:
+        """Name to row, without the ones the broker makes itself."""
+        rows = self._list("exchanges")
+        return {row["name"]: row for row in rows if row["name"] and not row["name"].startswith("amq.")}
+
+    def bindings(self) -> set[tuple[str, str, str]]:
+        """(exchange, queue or exchange, routing key), without those of the default exchange."""
+        rows = self._list("bindings")
+        return {(row["source"], row["destination"], row["routing_key"]) for row in rows if row["source"]}
+
+    def connections(self) -> list[dict[str, Any]]:
+        """The connections open to it."""
+        path = f"vhosts/{quote(self.name, safe='')}/connections"
+        return list(self.management.call("GET", path))
+
+    def close_connections(self) -> int:
+        """Cut every connection as an operator would; how many there were."""
+        names = [row["name"] for row in self.connections()]
+        for name in names:
+            self.management.call("DELETE", f"connections/{quote(name, safe='')}")
+        return len(names)
+
+    def _list(self, what: str) -> list[dict[str, Any]]:
+        return list(self.management.call("GET", f"{what}/{quote(self.name, safe='')}"))
+
+
+@contextmanager
+def vhost_on(management: Management, *, name: str, url: str, version: str) -> Iterator[Vhost]:
+    """A fresh virtual host, deleted after."""
+    management.create_vhost(name)
+    try:
+        yield Vhost(name=name, url=url, version=version, management=management)
+    finally:
+        management.delete_vhost(name)
