@@ -44,6 +44,11 @@ def test_a_test_sees_only_what_it_declared_itself(vhost: Vhost, amqp: BlockingCh
     assert set(vhost.queues()) == {"q"}
 
 
+@pytest.mark.contract
+def test_the_broker_has_the_version_that_was_asked_for(vhost: Vhost, broker_version: str | None) -> None:
+    assert vhost.version.startswith(broker_version or "")
+
+
 def test_waiting_ends_with_the_last_answer_at_the_deadline() -> None:
     with pytest.raises(AssertionError, match=r"Not within 0\.05 s: rain; the last answer was 0"):
         wait_until(lambda: 0, 0.05, what="rain")

@@ -1,0 +1,63 @@
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+ARGS ?=
+
+.PHONY: help demo test lanes lint bench docs services brokers contract clean
+
+help:
+	@echo "make demo      a small bank with a flaky gateway, to play with"
+	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
+	@echo "make lint      ruff, mypy, missing migrations"
+	@echo "make bench     messages per second, beside a bare pika loop"
+	@echo "make docs      the documentation, into docs/_build"
+	@echo "make lanes     the tests on the Django versions other than the main one"
+	@echo "make services  find or install the RabbitMQ that the tests use"
+	@echo "make brokers   get RabbitMQ 4.0 and 4.3 (root, Debian)"
+	@echo "make contract  the broker's contract on 3.10, 4.0 and 4.3"
+	@echo "make clean     delete what the other targets made"
+
+$(READY): pyproject.toml
+	python=$$(sh tests/tooling/find-python.sh 3.13 3.12 3.11 3.14) && "$$python" -m venv $(VENV)
+	$(PIP) --upgrade "pip>=25.1"
+	$(PIP) --upgrade --editable . --group dev
+	touch $@
+
+$(DOCS_READY): $(READY)
+	$(PIP) --group docs
+	touch $@
+
+demo: $(READY)
+	$(PY) testproject/manage.py demo
+
+test: $(READY) services
+	$(PY) -m tests.tooling.lanes --main $(ARGS)
+
+lanes: $(READY) services
+	$(PY) -m tests.tooling.lanes $(ARGS)
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) -m django makemigrations --check --dry-run --settings=tests.settings
+
+bench: $(READY)
+	$(PY) -m tests.bench $(ARGS)
+
+docs: $(DOCS_READY)
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+services: $(READY)
+	$(PY) -m tests.tooling.provide
+
+brokers:
+	sh tests/tooling/get-brokers.sh trixie forky
+
+contract: $(READY)
+	RMQ_TEST_BROKERS=3.10,4.0,4.3 RMQ_TEST_REQUIRE=all $(PY) -m pytest -m contract $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-lanes build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,89 @@
+"""Runs the tests on each supported Django, and names aloud each that this machine cannot run.
+
+    python -m tests.tooling.lanes [--main] [pytest's arguments]
+
+With --main everything runs here first; the other lanes leave out what is marked `slow`.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# the interpreters a Django supports, the preferred one first
+LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
+SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one lane."""
+
+    name: str
+    summary: str
+    code: int
+
+
+def here() -> str:
+    """The Django of this interpreter, such as 6.1."""
+    return ".".join(version("django").split(".")[:2])
+
+
+def run_tests(name: str, python: str, arguments: list[str]) -> Result:
+    """Run pytest, show what it says, and keep its last line."""
+    print(f"\n### {name}", flush=True)
+    colour = ["--color=yes"] if sys.stdout.isatty() else []
+    command = [python, "-m", "pytest", "-n", "auto", *colour, *arguments]
+    summary = "pytest said nothing"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout or ():
+            print(line, end="", flush=True)
+            plain = COLOUR.sub("", line).strip()
+            summary = plain if SUMMARY.search(plain) else summary
+    return Result(name=name, summary=summary, code=run.returncode)
+
+
+def run_lane(django: str, arguments: list[str]) -> Result:
+    """Run one lane in a venv of its own."""
+    finder = ["sh", str(ROOT / "tests/tooling/find-python.sh"), *LANES[django]]
+    found = subprocess.run(finder, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return Result(name=f"Django {django}", summary=f"NOT RUN: {found.stderr.strip()}", code=0)
+    python = prepare(django, found.stdout.strip())
+    told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *arguments])
+
+
+def prepare(django: str, base: str) -> str:
+    """The interpreter of the lane's venv, made anew when pyproject.toml changed."""
+    venv = ROOT / ".venv-lanes" / f"django-{django}"
+    python, ready = str(venv / "bin/python"), venv / ".ready"
+    if ready.exists() and ready.stat().st_mtime >= (ROOT / "pyproject.toml").stat().st_mtime:
+        return python
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([base, "-m", "venv", "--clear", str(venv)], check=True)
+    subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
+    subprocess.run([*pip, "--editable", str(ROOT), "--group", "test", f"django=={django}.*"], cwd=ROOT, check=True)
+    ready.touch()
+    return python
+
+
+def main(arguments: list[str]) -> int:
+    """Run the lanes; the exit code is that of the first one that failed."""
+    with_main = arguments[:1] == ["--main"]
+    rest = arguments[1:] if with_main else arguments
+    name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
+    results = [run_tests(name, sys.executable, rest)] if with_main else []
+    results += [run_lane(django, rest) for django in LANES if django != here()]
+    print("\n### Lanes")
+    for result in reversed(results):
+        print(f"{'!!! ' if result.summary.startswith('NOT RUN') else ''}{result.name}:\n{result.summary}")
+    return next((result.code for result in results if result.code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
