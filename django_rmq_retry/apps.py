@@ -2,6 +2,8 @@
 
 from django.apps import AppConfig
 
+from django_rmq_retry import registry
+
 
 class RmqRetryConfig(AppConfig):
     """Consume, retry and park RabbitMQ messages."""
@@ -9,3 +11,7 @@ class RmqRetryConfig(AppConfig):
     name = "django_rmq_retry"
     label = "rmq_retry"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Find the handlers; nothing is connected to."""
+        registry.autodiscover()

@@ -1,0 +1,114 @@
+"""The project's settings: the dict ``RMQ_RETRY``, read once into a frozen value. What is not known is refused."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from django.conf import settings as project
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from django_rmq_retry import reading
+from django_rmq_retry.broker.address import Access, Password, Tls
+from django_rmq_retry.broker.urls import Secret
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.policy import Policy, RetryThenPark
+from django_rmq_retry.core.topology import Exchange, Queue, QueueType
+
+NAME = "RMQ_RETRY"
+REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``RMQ_RETRY`` with its defaults; each field is the key of the same name in capitals. Times are seconds."""
+
+    url: reading.Urls = (Secret("embedded://"),)
+    password: Password | None = None
+    """The broker's password by itself, or a function that returns it, asked before each connect."""
+    tls: Tls | None = None
+    heartbeat: int = 15
+    connect_timeout: float = 15
+    blocked_timeout: float = 10
+    """How long the broker may hold publishers back before the connection is given up."""
+    publish_timeout: float = 10
+    prefetch: int = 10
+    """How many messages of one queue are in hand at once."""
+    threads: int = 4
+    shutdown_timeout: float = 30
+    crash_limit: int | None = 5
+    """How often a message may take its worker down before it is parked."""
+    policy: Policy = field(default_factory=RetryThenPark)
+    queue_type: QueueType = "quorum"
+    """The type of queues that a handler gives by name only."""
+    reply_to: tuple[str, ...] = REPLY_QUEUES
+    """To which queues an answer may be sent, as patterns."""
+    topology: tuple[Exchange | Queue, ...] = ()
+    """Exchanges and queues that are declared besides those of the handlers."""
+    management_url: Secret | None = None
+
+    def access(self) -> Access:
+        """How to get to the broker; wrong URLs are ImproperlyConfigured."""
+        try:
+            return Access.parse(
+                self.url,
+                password=self.password,
+                tls=self.tls,
+                heartbeat=self.heartbeat,
+                connect_timeout=self.connect_timeout,
+                blocked_timeout=self.blocked_timeout,
+                publish_timeout=self.publish_timeout,
+            )
+        except ConfigurationError as error:
+            raise ImproperlyConfigured(f"{NAME}: {error}") from error
+
+
+KEYS: Mapping[str, reading.Reader] = {
+    "URL": reading.url,
+    "PASSWORD": reading.password,
+    "TLS": reading.tls,
+    "HEARTBEAT": reading.whole(1, 600),
+    "CONNECT_TIMEOUT": reading.seconds,
+    "BLOCKED_TIMEOUT": reading.seconds,
+    "PUBLISH_TIMEOUT": reading.seconds,
+    "PREFETCH": reading.whole(1, 65535),
+    "THREADS": reading.whole(1, 1000),
+    "SHUTDOWN_TIMEOUT": reading.seconds,
+    "CRASH_LIMIT": reading.whole(1, 1000, none="no limit"),
+    "POLICY": reading.policy,
+    "QUEUE_TYPE": reading.one_of("quorum", "classic"),
+    "REPLY_TO": reading.patterns,
+    "TOPOLOGY": reading.topology,
+    "MANAGEMENT_URL": reading.management,
+}
+
+
+@functools.cache
+def settings() -> Settings:
+    """The project's settings, read once; a change under ``override_settings`` is seen."""
+    try:
+        return _read()
+    except (ImproperlyConfigured, ConfigurationError) as error:
+        problem = str(error)
+    # Raised here, so that no frame of the traceback holds a setting: error pages show the variables of frames.
+    raise ImproperlyConfigured(problem)
+
+
+def _read() -> Settings:
+    given = getattr(project, NAME, {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(f"{NAME} takes a dict such as {{'URL': …}}, not a {type(given).__name__}.")
+    reading.refuse_unknown(NAME, given, KEYS)
+    values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
+    found = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
+    if not callable(found.url) and not callable(found.password):
+        found.access()
+    return found
+
+
+def _changed(*, setting: str, **_: object) -> None:
+    if setting == NAME:
+        settings.cache_clear()
+
+
+setting_changed.connect(_changed, dispatch_uid="django_rmq_retry.conf")

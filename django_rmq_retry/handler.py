@@ -1,0 +1,133 @@
+"""The decorator that makes a plain function a handler of a queue's messages."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from asgiref.sync import async_to_sync
+
+from django_rmq_retry import registry
+from django_rmq_retry.core.codec import JSON, Codec
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import Policy, RetryThenPark
+from django_rmq_retry.core.subscription import Match, Subscription
+from django_rmq_retry.core.topology import Queue, check_name
+
+R = TypeVar("R")
+EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
+
+
+class Handler(Generic[R]):
+    """A decorated function. Called directly, as in a test, it is the function itself."""
+
+    __name__: str
+    __wrapped__: Callable[[Any], R]
+
+    def __init__(self, function: Callable[[Any], R], name: str) -> None:
+        functools.update_wrapper(self, function)
+        self.name = name
+
+    def __call__(self, message: Any) -> R:
+        return self.__wrapped__(message)
+
+    @property
+    def subscription(self) -> Subscription:
+        """The function with its queue and policy, as the consumer sees it."""
+        return registry.subscription(self.name)
+
+    @property
+    def queue(self) -> Queue:
+        return self.subscription.queue
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.name}>"
+
+
+def handler(
+    queue: Queue | str,
+    *,
+    policy: Policy | None = None,
+    park: str | None = None,
+    type: str | None = None,  # noqa: A002  # the message property's own name
+    routing_key: str | None = None,
+    headers: Mapping[str, object] | None = None,
+    codec: Codec = JSON,
+    name: str | None = None,
+) -> Callable[[Callable[[Any], R]], Handler[R]]:
+    """Make a function the handler of a queue: ``@handler("payments.charge", policy=RetryThenPark(attempts=5))``.
+
+    The function takes the message. It may be ``async def``. With ``type``, ``routing_key`` or ``headers`` it takes only
+    such messages of its queue; ``routing_key`` may hold ``*`` for one word and ``#`` for any number. What its policy
+    gives up goes to the queue ``park``, by default the queue's own name with ``.parked``.
+    """
+    _check_queue(queue)
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError(f"A handler's policy is a value such as RetryThenPark(attempts=5), not {policy!r}.")
+    match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
+
+    def decorate(function: Callable[[Any], R]) -> Handler[R]:
+        if isinstance(function, Handler):
+            function = function.__wrapped__
+        _check_function(function)
+        registration = registry.Registration(
+            name=name or f"{function.__module__}.{function.__qualname__}",
+            run=_run_of(function),
+            queue=queue,
+            policy=policy,
+            park=park,
+            match=match,
+            codec=codec,
+            module=function.__module__,
+            execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
+        )
+        # What cannot be meant is said here, where it is written; what the settings add to it is not known yet.
+        registration.joined(queue if isinstance(queue, Queue) else Queue(queue), RetryThenPark())
+        registry.register(registration)
+        return Handler(function, registration.name)
+
+    return decorate
+
+
+def _run_of(function: Callable[[Any], Any]) -> Callable[[Delivery], object]:
+    """What a worker thread calls.
+
+    An async function gets a loop of its own there. Django's async ORM runs its queries in the thread that waits for
+    ``async_to_sync``, so they use the connections that are cared for around each attempt.
+    """
+    if not any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), type(function).__call__))):
+        return function
+
+    async def awaited(message: Delivery) -> object:
+        answer = function(message)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    @functools.wraps(function)
+    def run(message: Delivery) -> object:
+        return async_to_sync(awaited)(message)
+
+    return run
+
+
+def _check_queue(queue: object) -> None:
+    if isinstance(queue, Queue):
+        return
+    if callable(queue):
+        raise ConfigurationError(f"@handler needs the name of a queue:\n{EXAMPLE}")
+    check_name("queue", queue)
+
+
+def _check_function(function: object) -> None:
+    said = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function) or not callable(function) or not hasattr(function, "__qualname__"):
+        raise ConfigurationError(f"@handler decorates a function, not {said}:\n{EXAMPLE}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"Handler {said} contains 'yield', so calling it would run nothing. Use return.")
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError:
+        problem = f"Handler {said}{inspect.signature(function)} must take one argument, the message, and no other."
+    else:
+        return
+    raise ConfigurationError(f"{problem} A method cannot be a handler; write a function:\n{EXAMPLE}")

@@ -1,0 +1,144 @@
+"""The handlers of the project, found in each installed app's ``handlers.py``, and what follows from all together."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from django.core.signals import setting_changed
+from django.utils.module_loading import autodiscover_modules
+
+from django_rmq_retry.conf import NAME, settings
+from django_rmq_retry.core import subscription as joining
+from django_rmq_retry.core.codec import JSON, Codec
+from django_rmq_retry.core.declarations import Topology
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import Policy
+from django_rmq_retry.core.subscription import Intake, Match, Subscription
+from django_rmq_retry.core.topology import Queue
+
+PARKED = ".parked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A handler as it was written down; what it leaves open is filled in from the settings and from other handlers."""
+
+    name: str
+    run: Callable[[Delivery], object]
+    queue: Queue | str
+    policy: Policy | None = None
+    park: str | None = None
+    match: Match = Match()
+    codec: Codec = JSON
+    module: str = ""
+    execution: object = field(default=None, compare=False, repr=False)
+    """What is one and the same while a module is executed, and another when it is reloaded."""
+
+    @property
+    def queue_name(self) -> str:
+        return self.queue.name if isinstance(self.queue, Queue) else self.queue
+
+    def joined(self, queue: Queue, policy: Policy) -> Subscription:
+        return Subscription(
+            name=self.name,
+            run=self.run,
+            queue=queue,
+            policy=self.policy or policy,
+            park=self.park or queue.name + PARKED,
+            match=self.match,
+            codec=self.codec,
+        )
+
+
+_registrations: dict[str, Registration] = {}
+_subscriptions: dict[str, Subscription] = {}
+"""Made when first asked for, forgotten when a handler or the settings change."""
+
+
+def autodiscover() -> None:
+    """Import each installed app's ``handlers.py``."""
+    autodiscover_modules("handlers")
+
+
+def register(registration: Registration) -> None:
+    """Add a handler. A name stands for one handler; a module that is reloaded replaces all it had."""
+    module, execution = registration.module, registration.execution
+    for name, known in list(_registrations.items()):
+        if known.module == module and known.execution is not execution:
+            del _registrations[name]
+    known_one = _registrations.get(registration.name)
+    if known_one is not None and execution is not None:
+        raise ConfigurationError(
+            f"Two handlers have the name {registration.name!r}, for the queues {known_one.queue_name!r} and "
+            f"{registration.queue_name!r}. Rename one function, or give one of them name='…'."
+        )
+    _registrations[registration.name] = registration
+    _subscriptions.clear()
+
+
+def subscription(name: str) -> Subscription:
+    """The handler of this name, joined with its queue and policy."""
+    found = _subscriptions.get(name)
+    if found is None:
+        registration = _registrations[name]
+        found = _subscriptions[name] = registration.joined(_queue(registration), settings().policy)
+    return found
+
+
+def subscriptions() -> tuple[Subscription, ...]:
+    """All handlers, in the order in which they were found."""
+    return tuple(subscription(name) for name in _registrations)
+
+
+def intakes() -> tuple[Intake, ...]:
+    """The work queues, each with the handlers that share it."""
+    return joining.intakes(subscriptions())
+
+
+def topology() -> Topology:
+    """Everything to declare: of the handlers, and what the settings add."""
+    found = intakes()
+    work = {intake.queue.name for intake in found}
+    # A work queue that TOPOLOGY writes out is already in its intake, with its dead-letter target.
+    extra = [one for one in settings().topology if not (isinstance(one, Queue) and one.name in work)]
+    return layout(found, extra=extra)
+
+
+def registrations() -> Mapping[str, Registration]:
+    """The handlers as they were written down, by name."""
+    return dict(_registrations)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """For tests: no handlers at first, and afterwards those of before."""
+    kept = dict(_registrations)
+    _registrations.clear()
+    _subscriptions.clear()
+    try:
+        yield
+    finally:
+        _registrations.clear()
+        _registrations.update(kept)
+        _subscriptions.clear()
+
+
+def _queue(registration: Registration) -> Queue:
+    """A queue given by its name is the one that another handler or the settings write out."""
+    if isinstance(registration.queue, Queue):
+        return registration.queue
+    written = [other.queue for other in _registrations.values()]
+    for queue in (*written, *settings().topology):
+        if isinstance(queue, Queue) and queue.name == registration.queue:
+            return queue
+    return Queue(registration.queue, type=settings().queue_type)
+
+
+def _changed(*, setting: str, **_: object) -> None:
+    if setting == NAME:
+        _subscriptions.clear()
+
+
+setting_changed.connect(_changed, dispatch_uid="django_rmq_retry.registry")

@@ -1,0 +1,19 @@
+"""What a project can listen to. Sent with ``send_robust``: a receiver that fails is logged and harms no message.
+
+The sender is the class ``Delivery``. Each brings ``handler`` (its name, empty where none took the message),
+``delivery`` (the Delivery) and what is named below. They are sent in the worker's thread.
+"""
+
+from django.dispatch import Signal
+
+attempted = Signal()
+"""One run of a handler has ended: ``verdict`` (a Verdict), ``error`` (the exception or None), ``seconds`` (it took)."""
+
+parked = Signal()
+"""A message was set aside for a person and is safe in its parked queue: ``verdict``, with reason and detail."""
+
+halted = Signal()
+"""A handler with StopTheLine failed and holds its line: ``verdict``, with the seconds to the next attempt."""
+
+released = Signal()
+"""A halted line goes on: the message that held it was handled, parked or discarded: ``verdict``."""
