@@ -1,0 +1,185 @@
+"""The ladder: every module has a rung, and imports only go down it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tooling.ladder import Ladder
+
+PACKAGE = Path(__file__).parents[1] / "django_rmq_retry"
+LONGEST = 250
+
+# bottom first; `room.*` is a room whose modules import each other in any order, though never in a circle
+RUNGS = (
+    "core.errors",
+    "core.fields",
+    "core.headers",
+    "core.properties",
+    "core.message",
+    "core.overrule",
+    "core.verdict",
+    "core.backoff",
+    "core.topology",
+    "core.declarations",
+    "core.deaths",
+    "core.stamps",
+    "core.codec",
+    "core.settlement",
+    "core.carriers.*",
+    "core.policy",
+    "core.subscription",
+    "core.layout",
+    "core.settling",
+    "core",
+    "broker.base",
+    "broker.envelope",
+    "broker.*",
+    "embedded.*",
+    "runtime.*",
+    "reading",
+    "env",
+    "conf",
+    "signals",
+    "wiring",
+    "publishing",
+    "replies",
+    "registry",
+    "handler",
+    "__init__",
+    "checks",
+    "apps",
+    "management.*",
+)
+LADDER = Ladder(
+    rungs=RUNGS,
+    foreign={
+        "core": frozenset(),
+        "runtime": frozenset(),
+        "broker": frozenset({"pika"}),
+        "embedded.wire": frozenset({"pika"}),
+        "embedded": frozenset(),
+        "env": frozenset({"environ"}),
+        "": frozenset({"django", "asgiref"}),
+    },
+    forbidden={"core": frozenset({"asyncio", "random", "secrets", "socket", "threading", "time"})},
+    narrow={"runtime": ("core", "broker.base", "runtime")},
+)
+
+MADE_UP = Ladder(
+    rungs=("core.low", "core.pair.*", "core.high", "broker.base", "broker.wire", "runtime.*", "__init__"),
+    foreign={"core": frozenset(), "broker": frozenset({"pika"}), "": frozenset({"django"})},
+    forbidden={"core": frozenset({"time"})},
+    narrow={"runtime": ("core", "broker.base", "runtime")},
+)
+
+
+def breaches(folder: Path, **files: str) -> list[str]:
+    for name, text in files.items():
+        path = folder / "made_up" / (name.replace("__", "/") + ".py" if name != "root" else "__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return MADE_UP.broken(folder / "made_up")
+
+
+def test_imports_only_go_down_the_ladder() -> None:
+    assert LADDER.broken(PACKAGE) == []
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {
+        path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts
+    }
+
+    assert {str(path.relative_to(PACKAGE)): count for path, count in lines.items() if count > LONGEST} == {}
+
+
+def test_the_public_names_need_no_settings_and_no_consumer() -> None:
+    code = (
+        "import sys, django_rmq_retry\n"
+        "print([name for name in sys.modules if name.startswith('django_rmq_retry.runtime.consumer')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+
+    assert (told.stdout.strip(), told.stderr) == ("[]", "")
+
+
+def test_imports_downwards_and_into_a_pair_are_fine(tmp_path: Path) -> None:
+    assert not breaches(
+        tmp_path,
+        core__low="import json\n",
+        core__pair__one="from . import two\nfrom .. import low\n",
+        core__pair__two="from made_up.core.low import x\n",
+        core__high="from .pair.one import x\nimport made_up.core.low\n",
+        broker__wire="import pika\nfrom made_up.core import high\n",
+        runtime__work="from made_up.broker.base import x\n",
+        broker__base="",
+        root="from made_up.runtime.work import x\nfrom django.apps import apps\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from made_up.core.high import x",
+        "from made_up.core import high",
+        "from .high import x",
+        "from . import high",
+        "import made_up.core.high",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING: from .high import x",
+    ],
+)
+def test_an_import_upwards_is_named_with_its_rungs(tmp_path: Path, line: str) -> None:
+    number = line.count("\n") + 1
+    sentence = (
+        f"core/low.py:{number} imports core.high: imports only go down the ladder, but core.high stands on rung 2"
+        " (core.high), above core.low on rung 0 (core.low)."
+    )
+
+    assert breaches(tmp_path, core__low=line, core__high="") == [sentence]
+
+
+def test_an_import_inside_a_function_is_named(tmp_path: Path) -> None:
+    assert breaches(tmp_path, core__high="def f():\n    from .low import x\n", core__low="") == [
+        "core/high.py:2 imports core.low inside a function: imports stand at the top of a module."
+    ]
+
+
+def test_a_module_without_a_rung_is_named(tmp_path: Path) -> None:
+    assert breaches(tmp_path, core__new="") == ["core/new.py has no rung: add 'core.new' to RUNGS where it belongs."]
+
+
+def test_a_circle_on_one_rung_is_named(tmp_path: Path) -> None:
+    assert breaches(tmp_path, core__pair__one="from . import two", core__pair__two="from . import one") == [
+        "core.pair.one imports itself in a circle through core.pair.two.",
+        "core.pair.two imports itself in a circle through core.pair.one.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "sentence"),
+    [
+        ("core__low", "import pika", "core/low.py:1 imports pika: core may import the standard library only."),
+        ("core__low", "import time", "core/low.py:1 imports time: core gets such things handed in."),
+        (
+            "broker__wire",
+            "from django.db import models",
+            "broker/wire.py:1 imports django: broker may import the standard library and pika only.",
+        ),
+        (
+            "root",
+            "import pika",
+            "__init__.py:1 imports pika: the package root may import the standard library and django only.",
+        ),
+        (
+            "runtime__work",
+            "from made_up.broker.wire import x",
+            "runtime/work.py:1 imports broker.wire: runtime knows only core, broker.base, runtime of the project.",
+        ),
+    ],
+)
+def test_an_import_that_its_room_may_not_have_is_named(tmp_path: Path, module: str, line: str, sentence: str) -> None:
+    files = {"broker__wire": "", module: line}
+
+    assert breaches(tmp_path, **files) == [sentence]

@@ -1,0 +1,68 @@
+"""Style that can be counted: short functions, few positional parameters, few comments, no sleeps."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tooling.style import comments, functions, length, positional, python_files, sleeps
+
+ROOT = Path(__file__).parents[1]
+CODE = python_files(ROOT / "django_rmq_retry", ROOT / "testproject")
+TESTS = python_files(ROOT / "tests")
+LONGEST = 40
+MOST_POSITIONAL = 5
+MOST_COMMENTS = 0.05
+
+
+def first(text: str) -> tuple[int, int]:
+    function = next(functions(text))
+    return length(function), positional(function)
+
+
+def test_no_function_is_too_long() -> None:
+    found = ((path.relative_to(ROOT), one) for path in CODE + TESTS for one in functions(path.read_text()))
+    long = [f"{path}: {one.name} has {length(one)} lines" for path, one in found if length(one) > LONGEST]
+
+    assert long == []
+
+
+def test_no_function_takes_too_many_positional_parameters() -> None:
+    found = ((path.relative_to(ROOT), one) for path in CODE for one in functions(path.read_text()))
+    many = [f"{path}: {one.name} has {positional(one)}" for path, one in found if positional(one) > MOST_POSITIONAL]
+
+    assert many == []
+
+
+def test_no_test_sleeps() -> None:
+    found = {str(path.relative_to(ROOT)): sleeps(path.read_text()) for path in TESTS}
+
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_comments_are_few() -> None:
+    texts = [path.read_text() for path in python_files(ROOT / "django_rmq_retry")]
+    share = sum(map(comments, texts)) / sum(len(text.splitlines()) for text in texts)
+
+    assert share <= MOST_COMMENTS
+
+
+def test_a_function_is_measured_from_def_to_its_last_line() -> None:
+    assert first("@decorated\ndef f(\n    a,\n):\n    '''Say.'''\n    return a\n\n\nb = 1\n") == (5, 1)
+
+
+@pytest.mark.parametrize(("head", "count"), [("self, a, b", 2), ("cls, a", 1), ("a, /, b, *, c", 2), ("*a, **b", 0)])
+def test_only_what_can_be_given_by_position_counts(head: str, count: int) -> None:
+    assert first(f"def f({head}): ...")[1] == count
+
+
+@pytest.mark.parametrize("line", ["time.sleep(1)", "sleep(0.1)", "await asyncio.sleep(1)"])
+def test_a_sleep_is_found_under_each_of_its_names(line: str) -> None:
+    assert sleeps(f"async def f():\n    {line}\n") == [2]
+
+
+def test_giving_way_to_others_is_no_sleep() -> None:
+    assert sleeps("async def f():\n    await asyncio.sleep(0)\n") == []
+
+
+def test_a_word_to_a_tool_is_no_comment() -> None:
+    assert comments("#!/usr/bin/python\na = 1  # why\n# noqa: E501\nb = '# text'\n") == 1
