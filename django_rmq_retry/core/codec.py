@@ -1,7 +1,8 @@
-"""Bodies to data and back. JSON by default, read so strictly that two readers cannot understand one payment differently."""
+"""Bodies to data and back. JSON by default, so strict that no two readers understand one payment differently."""
 
 import datetime
 import json
+import re
 import uuid
 from decimal import Decimal
 from typing import Protocol
@@ -10,6 +11,12 @@ from django_rmq_retry.core.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.core.properties import Properties
 
 SHOWN = 80
+DEPTH_LIMIT = 64
+MAGNITUDE_LIMIT = 308
+"""Powers of ten that every reader's floating point number can hold."""
+_ENCODINGS = frozenset({"", "utf-8", "utf8", "identity"})
+# A string is skipped whole, even an unfinished one, so that no text is looked at twice.
+_BRACKETS = re.compile(r'[\[{]|[\]}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class Codec(Protocol):
@@ -34,21 +41,14 @@ class Json:
             raise UnencodableData(f"{str(error) or 'it is nested too deeply'} (JSON)") from error
 
     def decode(self, body: bytes, properties: Properties | None = None) -> object:
-        if properties is not None and properties.content_encoding not in (
-            None,
-            "",
-            "utf-8",
-            "UTF-8",
-            "utf8",
-            "identity",
-        ):
-            raise UndecodableBody(f"its content-encoding is {properties.content_encoding[:SHOWN]!r}", size=len(body))
+        if properties is not None and (properties.content_encoding or "").lower() not in _ENCODINGS:
+            raise UndecodableBody(f"its content-encoding is {properties.content_encoding!a:.{SHOWN}}", size=len(body))
         try:
-            return _decode(body.decode())
+            if not _too_deep(text := body.decode()):
+                return _decode(text)
+            problem = f"it is nested more than {DEPTH_LIMIT} levels deep"
         except UnicodeDecodeError as error:
             problem = f"it is not UTF-8 at byte {error.start}"
-        except RecursionError:
-            problem = "it is nested too deeply"
         except ValueError as error:
             problem = f"it is not JSON: {str(error)[:SHOWN]}"
         raise UndecodableBody(problem, size=len(body))
@@ -69,6 +69,8 @@ class Raw:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise ValueError(f"Decimal {value} has no JSON form")
     if isinstance(value, (Decimal, uuid.UUID)):
         return str(value)
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
@@ -83,10 +85,34 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def _too_deep(text: str) -> bool:
+    """Looked at before parsing: parsers go down by recursion, and so does whatever handles what they return."""
+    if text.count("[") + text.count("{") <= DEPTH_LIMIT:
+        return False
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        first = found[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if depth > DEPTH_LIMIT:
+            return True
+    return False
+
+
+def _number(text: str) -> Decimal:
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        raise ValueError("a number has too large an exponent") from None
+    # Others would read infinity, and an int() of 1e999999999 would take all memory.
+    if abs(number.adjusted()) > MAGNITUDE_LIMIT:
+        raise ValueError("a number has too large an exponent")
+    return number
+
+
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not a number")
+    raise ValueError(f"{constant} stands where a number should")
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_plain)
-_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=Decimal).decode
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_number).decode
 JSON = Json()
