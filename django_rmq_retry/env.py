@@ -1,0 +1,100 @@
+"""For settings files: ``RMQ_RETRY = rmq_settings(env)`` reads the environment, by way of django-environ."""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import environ  # type: ignore[import-untyped]  # it has neither stubs nor py.typed
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rmq_retry.broker.urls import Secret
+
+__all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
+
+PREFIX = "RMQ_"
+Cast = type | Callable[[str], object]
+
+
+def _limit(value: str) -> int | None:
+    return None if value.lower() == "none" else int(value)
+
+
+VARIABLES: Mapping[str, Cast] = {
+    "URL": Secret,
+    "PASSWORD": Secret,
+    "MANAGEMENT_URL": Secret,
+    "HEARTBEAT": int,
+    "CONNECT_TIMEOUT": float,
+    "BLOCKED_TIMEOUT": float,
+    "PUBLISH_TIMEOUT": float,
+    "SHUTDOWN_TIMEOUT": float,
+    "PREFETCH": int,
+    "THREADS": int,
+    "CRASH_LIMIT": _limit,
+    "QUEUE_TYPE": str,
+    "POLICY": str,
+    "REPLY_TO": list,
+    "TOPOLOGY": list,
+    "TLS_CA_FILE": str,
+    "TLS_CERT_FILE": str,
+    "TLS_KEY_FILE": str,
+    "TLS_VERIFY": bool,
+    "TLS_SERVER_NAME": str,
+}
+"""What may be set, after ``RMQ_``; a text setting may come from a file named by the same with ``_FILE`` after it."""
+
+
+def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, object]:
+    """The dict for ``RMQ_RETRY`` from ``RMQ_URL`` and its like; what the environment says wins over ``others``.
+
+    The values are taken as they are: a password that begins with ``$`` is not looked up elsewhere, and an URL reaches
+    the parser undivided. URLs and passwords come as Secret, which Django's error pages do not show.
+    """
+    variables: Mapping[str, str] = os.environ if env is None else env.ENVIRON
+    _refuse_misspelt(variables)
+    found: dict[str, object] = dict(others)
+    tls: dict[str, object] = {}
+    for name, cast in VARIABLES.items():
+        text = _text(variables, PREFIX + name)
+        if text is not None and name.startswith("TLS_"):
+            tls[name.removeprefix("TLS_")] = _cast(name, cast, text)
+        elif text is not None:
+            found[name] = _cast(name, cast, text)
+    if tls:
+        already = found.get("TLS")
+        found["TLS"] = {**already, **tls} if isinstance(already, dict) else tls
+    return found
+
+
+def _text(variables: Mapping[str, str], name: str) -> str | None:
+    """The variable's text, or that of its file without the line break at its end; an empty one counts as not set."""
+    file = variables.get(f"{name}_FILE")
+    if not file:
+        return variables.get(name) or None
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n") or None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+    raise ImproperlyConfigured(f"{name}_FILE names the file {file!r}, which cannot be read: {reason}.")
+
+
+def _cast(name: str, cast: Cast, text: str) -> object:
+    if cast is Secret:
+        return Secret(text)
+    try:
+        return environ.Env.parse_value(text, cast)
+    except ValueError:
+        expected = "a whole number" if cast in (int, _limit) else "a number"
+    raise ImproperlyConfigured(f"The environment variable {PREFIX}{name} takes {expected}, not {text!r}.")
+
+
+def _refuse_misspelt(variables: Mapping[str, str]) -> None:
+    """A name with our prefix that is nearly one of ours; others may be anybody's."""
+    for name in variables:
+        bare = name.removeprefix(PREFIX).removesuffix("_FILE")
+        if not name.startswith(PREFIX) or bare in VARIABLES or name.removeprefix(PREFIX) in VARIABLES:
+            continue
+        near = difflib.get_close_matches(bare, VARIABLES, n=1, cutoff=0.85)
+        if near:
+            raise ImproperlyConfigured(f"The environment variable {name} is not known. Did you mean {PREFIX}{near[0]}?")

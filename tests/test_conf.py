@@ -1,0 +1,177 @@
+"""RMQ_RETRY is read once, strictly, and shows no password."""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_rmq_retry import conf
+from django_rmq_retry.broker.address import Tls
+from django_rmq_retry.broker.urls import Secret
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.core.topology import Exchange, Queue
+
+POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
+EVENTS = Exchange("events", "topic")
+ARCHIVE = [Queue("archive", bindings=[EVENTS.bind("#")])]
+ORDERED = StopTheLine()
+NO_POLICY = "a text"
+
+
+def read(**keys: Any) -> conf.Settings:
+    with override_settings(RMQ_RETRY=keys):
+        return conf.settings()
+
+
+def test_nothing_set_means_the_defaults() -> None:
+    found = read()
+
+    assert found == conf.Settings()
+    assert found.access().embedded
+    assert (found.prefetch, found.threads, found.shutdown_timeout, found.crash_limit) == (10, 4, 30, 5)
+    assert found.reply_to == ("amq.rabbitmq.reply-to.*", "amq.gen-*")
+
+
+def test_every_key_has_its_field_and_every_field_its_key() -> None:
+    assert {key.lower() for key in conf.KEYS} == set(conf.Settings.__dataclass_fields__)
+
+
+def test_the_settings_are_read_once_and_again_when_they_change() -> None:
+    with override_settings(RMQ_RETRY={"PREFETCH": 1}):
+        first = conf.settings()
+        again = conf.settings()
+        with override_settings(RMQ_RETRY={"PREFETCH": 2}):
+            changed = conf.settings()
+
+    assert first is again
+    assert (first.prefetch, changed.prefetch) == (1, 2)
+
+
+def test_everything_can_be_set() -> None:
+    found = read(
+        URL=["amqps://app@h1/v", "amqps://app@h2/v"],
+        PASSWORD="p#w",
+        TLS={"CA_FILE": Path("/ca.pem"), "CERT_FILE": "/c.pem", "KEY_FILE": "/k.pem", "SERVER_NAME": "rabbit"},
+        HEARTBEAT=5,
+        CONNECT_TIMEOUT=2,
+        BLOCKED_TIMEOUT=3.5,
+        PUBLISH_TIMEOUT=4,
+        CRASH_LIMIT=None,
+        POLICY=ORDERED,
+        QUEUE_TYPE="classic",
+        REPLY_TO=["bank.*"],
+        TOPOLOGY=[EVENTS, "tests.test_conf.ARCHIVE"],
+        MANAGEMENT_URL="https://h:15671",
+    )
+    access = found.access()
+
+    assert access.shown == "amqps://app@h1:5671,h2:5671/v"
+    assert access.password.reveal() == "p#w"
+    assert access.tls == Tls(ca_file="/ca.pem", cert_file="/c.pem", key_file="/k.pem", server_name="rabbit")
+    assert (access.heartbeat, access.connect_timeout, access.blocked_timeout, access.publish_timeout) == (5, 2, 3.5, 4)
+    assert found.topology == (EVENTS, *ARCHIVE)
+    assert found.management_url == Secret("https://h:15671")
+    assert (found.policy, found.queue_type, found.reply_to, found.crash_limit) == (
+        ORDERED,
+        "classic",
+        ("bank.*",),
+        None,
+    )
+
+
+def test_a_policy_may_be_named_by_its_dotted_path() -> None:
+    assert read(POLICY="tests.test_conf.POLICY").policy == POLICY
+
+
+def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
+    asked: list[int] = []
+
+    def url() -> str:
+        asked.append(1)
+        return "amqp://app:pw@h/v"
+
+    found = read(URL=url)
+
+    assert asked == []
+    assert found.access().shown == "amqp://app@h:5672/v"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
+        ({"url": "amqp://h"}, "Did you mean 'URL'?"),
+        ({"ZZZ": 1}, "Known are BLOCKED_TIMEOUT, CONNECT_TIMEOUT"),
+        ({"PREFETCH": "10"}, "RMQ_RETRY['PREFETCH'] takes a whole number from 1 to 65535, not '10'."),
+        ({"PREFETCH": 0}, "takes a whole number from 1 to 65535, not 0."),
+        ({"PREFETCH": True}, "takes a whole number from 1 to 65535, not True."),
+        ({"CRASH_LIMIT": 0}, "or None for no limit, not 0."),
+        ({"HEARTBEAT": 0}, "takes a whole number from 1 to 600, not 0."),
+        ({"PUBLISH_TIMEOUT": -1}, "takes seconds above 0, as a number, not -1."),
+        ({"PUBLISH_TIMEOUT": float("nan")}, "takes seconds above 0, as a number, not nan."),
+        ({"QUEUE_TYPE": "quorun"}, "takes 'quorum' or 'classic', not 'quorun'. Did you mean 'quorum'?"),
+        ({"QUEUE_TYPE": ["quorum"]}, "takes 'quorum' or 'classic', not ['quorum']."),
+        ({"REPLY_TO": "amq.gen-*"}, "takes a list of queue names"),
+        ({"TLS": True}, "takes a dict such as"),
+        ({"TLS": {"CAFILE": "/x"}}, "RMQ_RETRY['TLS'] has no key 'CAFILE'. Did you mean 'CA_FILE'?"),
+        ({"TLS": {"VERIFY": "no"}}, "RMQ_RETRY['TLS']['VERIFY'] takes True or False, not 'no'."),
+        ({"TLS": {"CA_FILE": ""}}, "takes the path of a file, not ''."),
+        ({"TLS": {"KEY_FILE": "/k"}}, "key_file without its cert_file"),
+        ({"URL": "amqp://h", "TLS": {}}, "Write amqps://."),
+        ({"POLICY": "tests.test_conf.NO_POLICY"}, "takes a policy, such as RetryThenPark(), or the dotted path to one"),
+        ({"POLICY": "tests.nowhere.POLICY"}, "'tests.nowhere.POLICY', which cannot be imported"),
+        ({"POLICY": RetryThenPark}, "takes a policy, such as RetryThenPark()"),
+        ({"TOPOLOGY": "events"}, "takes a list of Exchange and Queue objects"),
+        ({"TOPOLOGY": ["tests.test_conf.NO_POLICY"]}, "not 'tests.test_conf.NO_POLICY'."),
+        ({"TOPOLOGY": [5]}, "not 5."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_to_do(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ImproperlyConfigured) as caught:
+        read(**keys)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 5, "amqp://h"])
+def test_the_whole_must_be_a_dict(value: object) -> None:
+    with override_settings(RMQ_RETRY=value), pytest.raises(ImproperlyConfigured, match="takes a dict"):
+        conf.settings()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"URL": "amqp://app:s3c#ret@h"},
+        {"URL": ["amqp://app:s3cret@h", "amqp://app:s3cr3t@h"]},
+        {"URL": {"url": "amqp://app:s3cret@h"}},
+        {"URL": "amqp://app:s3cret@h", "PASSWORD": "s3cret"},
+        {"URL": "amqp://app@h", "PASSWORD": ["s3cret"]},
+        {"URL": "amqp://app:s3cret@h", "MANAGEMENT_URL": "app:s3cret@h"},
+        {"URL": "amqp://app:s3cret@h", "PREFETCH": 0},
+        {"URL": "s3cret"},
+    ],
+)
+def test_no_error_and_no_frame_of_ours_shows_a_password(keys: dict[str, Any]) -> None:
+    with override_settings(RMQ_RETRY=keys), pytest.raises(ImproperlyConfigured) as caught:
+        conf.settings()
+
+    ours = [
+        frame
+        for frame, _ in traceback.walk_tb(caught.value.__traceback__)
+        if "django_rmq_retry" in frame.f_code.co_filename
+    ]
+    assert ours
+    assert "s3c" not in "".join(traceback.format_exception(caught.value)).replace(repr(keys), "")
+    assert not [frame for frame in ours if "s3c" in repr(frame.f_locals)]
+
+
+def test_the_settings_show_no_password() -> None:
+    found = read(URL="amqp://app@h", PASSWORD="s3cret", MANAGEMENT_URL="http://app:s3cret@h:15672")
+
+    assert "s3cret" not in repr(found)
+    assert "s3cret" not in repr(found.access())

@@ -1,0 +1,129 @@
+"""The helper for settings files: what the environment says arrives unchanged, misspelt names are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import environ  # type: ignore[import-untyped]  # it has neither stubs nor py.typed
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from environ.fileaware_mapping import FileAwareMapping  # type: ignore[import-untyped]  # as above
+
+from django_rmq_retry import conf
+from django_rmq_retry.env import VARIABLES, Secret, rmq_settings
+
+
+def env_of(**variables: str) -> Any:
+    env = environ.Env()
+    env.ENVIRON = variables
+    return env
+
+
+def test_an_empty_environment_leaves_the_defaults() -> None:
+    assert rmq_settings(env_of()) == {}
+
+
+def test_without_an_env_the_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_PREFETCH", "7")
+
+    assert rmq_settings()["PREFETCH"] == 7
+
+
+def test_the_url_and_the_rest_are_taken_over() -> None:
+    found = rmq_settings(
+        env_of(
+            RMQ_URL="amqps://app:pw@h/v",
+            RMQ_HEARTBEAT="20",
+            RMQ_PUBLISH_TIMEOUT="2.5",
+            RMQ_CRASH_LIMIT="none",
+            RMQ_REPLY_TO="amq.gen-*,bank.answers",
+            RMQ_TLS_CA_FILE="/ca.pem",
+            RMQ_TLS_VERIFY="false",
+        )
+    )
+
+    assert found == {
+        "URL": Secret("amqps://app:pw@h/v"),
+        "HEARTBEAT": 20,
+        "PUBLISH_TIMEOUT": 2.5,
+        "CRASH_LIMIT": None,
+        "REPLY_TO": ["amq.gen-*", "bank.answers"],
+        "TLS": {"CA_FILE": "/ca.pem", "VERIFY": False},
+    }
+
+
+def test_the_environment_wins_over_what_the_file_says() -> None:
+    found = rmq_settings(env_of(RMQ_PREFETCH="7", RMQ_TLS_CA_FILE="/a"), PREFETCH=1, THREADS=2, TLS={"VERIFY": True})
+
+    assert found == {"PREFETCH": 7, "THREADS": 2, "TLS": {"VERIFY": True, "CA_FILE": "/a"}}
+
+
+def test_a_password_that_begins_with_a_dollar_is_taken_as_it_is() -> None:
+    env = env_of(RMQ_PASSWORD="$ecret", RMQ_URL="amqp://app@h", ecret="somebody else's")
+
+    assert env("RMQ_PASSWORD") == "somebody else's"
+    assert rmq_settings(env)["PASSWORD"] == Secret("$ecret")
+
+
+def test_percent_encoding_is_decoded_once_and_by_our_parser() -> None:
+    found = rmq_settings(env_of(RMQ_URL="amqp://a%40b:p%2525@h/t%2Fen"))
+
+    with override_settings(RMQ_RETRY=found):
+        access = conf.settings().access()
+
+    assert (access.user, access.password.reveal(), access.vhost) == ("a@b", "p%25", "t/en")
+
+
+def test_a_password_by_itself_is_not_decoded() -> None:
+    with override_settings(RMQ_RETRY=rmq_settings(env_of(RMQ_URL="amqp://app@h", RMQ_PASSWORD="p%40"))):
+        access = conf.settings().access()
+
+    assert access.password.reveal() == "p%40"
+
+
+@pytest.mark.parametrize("kind", [environ.Env, environ.FileAwareEnv])
+def test_a_secret_may_come_from_a_file(tmp_path: Path, kind: Any) -> None:
+    file = tmp_path / "url"
+    file.write_text("amqp://app:s3cret@h/v\n")
+    env = kind()
+    env.ENVIRON = {"RMQ_URL_FILE": str(file)}
+    if kind is environ.FileAwareEnv:
+        env.ENVIRON = FileAwareMapping(env.ENVIRON)
+
+    assert rmq_settings(env) == {"URL": Secret("amqp://app:s3cret@h/v")}
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"RMQ_URL_FILE names the file .*No such file"):
+        rmq_settings(env_of(RMQ_URL_FILE=str(tmp_path / "url")))
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RMQ_PREFECH": "5"}, "Did you mean RMQ_PREFETCH?"),
+        ({"RMQ_PASWORD_FILE": "/p"}, "Did you mean RMQ_PASSWORD?"),
+        ({"RMQ_PREFETCH": "many"}, "RMQ_PREFETCH takes a whole number, not 'many'"),
+        ({"RMQ_CRASH_LIMIT": "few"}, "RMQ_CRASH_LIMIT takes a whole number"),
+        ({"RMQ_CONNECT_TIMEOUT": "soon"}, "RMQ_CONNECT_TIMEOUT takes a number"),
+    ],
+)
+def test_a_wrong_variable_is_refused_with_a_word_of_help(variables: dict[str, Any], said: str) -> None:
+    with pytest.raises(ImproperlyConfigured) as caught:
+        rmq_settings(env_of(**variables))
+
+    assert said in str(caught.value)
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    assert rmq_settings(env_of(RMQ_TEST_BROKERS="4.3", RMQ_HOME="/", AMQP_URL="x")) == {}
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert rmq_settings(env_of(RMQ_URL="", RMQ_PREFETCH="")) == {}
+
+
+def test_every_key_of_the_settings_has_its_variable() -> None:
+    by_variable = {name for name in VARIABLES if not name.startswith("TLS_")} | {"TLS"}
+
+    assert by_variable == set(conf.KEYS)
