@@ -1,6 +1,7 @@
 """What the rest of the house knows of a broker: values, outcomes and protocols, whoever implements them."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -23,8 +24,16 @@ class Outcome(Enum):
 class Server:
     """The broker at the other end, by its own word."""
 
-    product: str
-    version: tuple[int, ...]
+    product: str = ""
+    version: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, properties: Mapping[str, object] | None) -> "Server":
+        """Read the server properties of connection.start; a version is its leading numbers."""
+        told = properties or {}
+        numbers = re.match(r"\d{1,9}(?:\.\d{1,9})*", _text(told.get("version")))
+        version = tuple(map(int, numbers[0].split("."))) if numbers else ()
+        return cls(product=_text(told.get("product")), version=version)
 
     def __str__(self) -> str:
         return f"{self.product} {'.'.join(map(str, self.version))}"
@@ -62,6 +71,14 @@ class Receiver(Protocol):
 class Source(Protocol):
     """A consuming connection. Its methods may be called from any thread."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether anybody still listens to the broker, or tries to."""
+        ...
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        """Tell, on the I/O thread, whether every queue is empty and nothing is in hand."""
+
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None: ...
@@ -89,3 +106,7 @@ class Publisher(Protocol):
         """Hand over and go on; ``done`` is called on the I/O thread, once, with the outcome and the broker's words."""
 
     def close(self) -> None: ...
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""

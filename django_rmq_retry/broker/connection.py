@@ -1,9 +1,7 @@
 """A SelectConnection that reads deliveries fast, survives every header, and writes what is ready in one go."""
 # ruff: noqa: SLF001 - this is the one file that may touch pika's private names; PRIVATE lists them
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -11,6 +9,7 @@ from pika import frame, spec
 from pika.channel import Channel
 from pika.exceptions import ChannelClosedByClient, ConnectionWrongStateError
 
+from django_rmq_retry.broker.base import Server
 from django_rmq_retry.broker.delivering import DeliverTo, Places, Tags, cut
 from django_rmq_retry.broker.envelope import FRAME_HEADER, read_header
 
@@ -31,22 +30,6 @@ PRIVATE = {
 }
 
 ONE_WRITE = 65536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """What the broker says it is; empty where it does not say so."""
-
-    product: str = ""
-    version: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, properties: Mapping[str, object] | None) -> "Server":
-        """Read the server properties of connection.start; a version is its leading numbers."""
-        told = properties or {}
-        numbers = re.match(r"\d{1,9}(?:\.\d{1,9})*", _text(told.get("version")))
-        version = tuple(map(int, numbers[0].split("."))) if numbers else ()
-        return cls(product=_text(told.get("product")), version=version)
 
 
 class Connection(pika.SelectConnection):
@@ -170,7 +153,3 @@ def _joined(chunks: Iterable[bytes]) -> Iterator[bytes]:
             group, size = [], 0
     if group:
         yield b"".join(group)
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""

@@ -107,3 +107,21 @@ class MessageUnsent(PublishError):
 
     what = "was not sent"
     advice = "Nothing was stored: publish it again when the broker is back."
+
+
+class BrokerRefused(RmqRetryError):
+    """The broker was reached and said no; trying again would change nothing."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's rights.")
+
+
+class QueueUnusable(RmqRetryError):
+    """A queue that cannot be consumed: it is missing, or the user may not read it."""
+
+    def __init__(self, queue: str, reason: str, *, advice: str) -> None:
+        self.queue = queue
+        self.reason = reason
+        super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")

@@ -48,7 +48,7 @@ class Stamp:
         """The story with one more failed attempt."""
         if not verdict.counted:
             return self
-        waits = f", waits {verdict.after:g} s" if verdict.after else ""
+        waits = f", waits {verdict.after:.3g} s" if verdict.after else ""
         line = f"#{attempt} {verdict.error or verdict.detail}{waits}"
         summary = f"{self.summary}\n{line}" if self.summary else line
         while len(summary) > SUMMARY_LIMIT and "\n" in summary:

@@ -10,7 +10,8 @@ from pika.adapters.utils.io_services_utils import _AsyncTransportBase
 from pika.exceptions import ChannelClosedByClient, ConnectionWrongStateError
 from pika.heartbeat import HeartbeatChecker
 
-from django_rmq_retry.broker.connection import ONE_WRITE, PRIVATE, Connection, Server
+from django_rmq_retry.broker.base import Server
+from django_rmq_retry.broker.connection import ONE_WRITE, PRIVATE, Connection
 from django_rmq_retry.broker.envelope import RawProperties
 from tests.broker.offline import HEARTBEAT, delivery, method, wire
 

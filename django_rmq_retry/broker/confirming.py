@@ -1,0 +1,158 @@
+"""One channel in confirm mode: what was sent on it, and how each of them ended. Used on the I/O thread only."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.core.errors import HeadersTooLarge
+from django_rmq_retry.core.message import Message
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+
+    from django_rmq_retry.broker.connection import Connection
+
+Done = Callable[[Outcome, str], None]
+
+_MISSING = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
+_TOO_BIG = re.compile(r"larger than configured max size (?P<limit>\d+)")
+
+
+class Pending:
+    """A publish that has not ended yet; it ends once."""
+
+    __slots__ = ("_done", "deadline", "message", "raw", "returned")
+
+    def __init__(self, message: Message, raw: bytes, *, deadline: float, done: Done) -> None:
+        self.message = message
+        self.raw = raw
+        self.deadline = deadline
+        self.returned = ""
+        self._done: Done | None = done
+
+    @property
+    def ended(self) -> bool:
+        return self._done is None
+
+    def end(self, outcome: Outcome, said: str = "") -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(outcome, said)
+
+
+class ConfirmChannel:
+    """The publishes of one exchange: a missing exchange closes its channel, and must not take others along."""
+
+    def __init__(self, connection: "Connection", *, closed: Callable[["ConfirmChannel"], None]) -> None:
+        self._connection = connection
+        self._closed = closed
+        self._channel: Channel | None = None
+        self._waiting: list[Pending] = []
+        self._sent: dict[int, Pending] = {}
+        self._count = 0
+        self._lowest = 1
+        self._open = False
+        connection.channel(on_open_callback=self._opened)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent or self._waiting)
+
+    def send(self, pending: Pending) -> None:
+        """Send it now, or as soon as the channel is open."""
+        if not self._open or self._channel is None:
+            self._waiting.append(pending)
+            return
+        message = pending.message
+        try:
+            frames = marshal_publish(
+                self._channel.channel_number,
+                pending.raw,
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=message.mandatory,
+                frame_max=self._connection.params.frame_max,
+            )
+        except (HeadersTooLarge, ValueError) as error:
+            pending.end(Outcome.UNSENT, str(error))
+            return
+        self._count += 1
+        self._sent[self._count] = pending
+        self._connection.send_raw(frames)
+
+    def unsent(self) -> list[Pending]:
+        """What waits for the channel to open; it is no longer waited for."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def lost(self, said: str) -> None:
+        """The connection or channel is gone: nobody will say how these ended."""
+        self._open = False
+        sent, self._sent = self._sent, {}
+        missing, too_big = _MISSING.search(said), _TOO_BIG.search(said)
+        for pending in sent.values():
+            message = pending.message
+            if missing and missing["exchange"] == message.exchange:
+                pending.end(Outcome.RETURNED, f"exchange {message.exchange!r} does not exist")
+            elif too_big and len(message.body) > int(too_big["limit"]):
+                pending.end(Outcome.UNSENT, f"{len(message.body)} bytes are above the broker's {too_big['limit']}")
+            else:
+                pending.end(Outcome.UNKNOWN, said)
+
+    def forget(self, now: float) -> None:
+        """End what waited past its deadline; a late answer then finds nobody."""
+        for pending in self._sent.values():
+            if pending.deadline <= now and not pending.ended:
+                pending.end(Outcome.UNKNOWN, "no confirm in time")
+        for pending in self._waiting:
+            if pending.deadline <= now:
+                pending.end(Outcome.UNSENT, "the channel did not open in time")
+        self._waiting = [pending for pending in self._waiting if not pending.ended]
+
+    def _opened(self, channel: "Channel") -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._was_closed)
+        channel.add_on_return_callback(self._returned)
+        channel.confirm_delivery(self._answered, callback=self._ready)
+
+    def _ready(self, _frame: object) -> None:
+        self._open = True
+        for pending in self.unsent():
+            self.send(pending)
+
+    def _answered(self, frame: object) -> None:
+        method = frame.method  # type: ignore[attr-defined]  # a pika frame: Basic.Ack or Basic.Nack
+        outcome = Outcome.CONFIRMED if method.NAME == "Basic.Ack" else Outcome.NACKED
+        tag: int = method.delivery_tag
+        if not method.multiple:
+            self._end(self._sent.pop(tag, None), outcome)
+            return
+        # Numbers rise by one, so a run is walked without looking for its first member.
+        for number in range(self._lowest, tag + 1):
+            self._end(self._sent.pop(number, None), outcome)
+        self._lowest = tag + 1
+
+    @staticmethod
+    def _end(pending: Pending | None, outcome: Outcome) -> None:
+        if pending is None:
+            return
+        if pending.returned:
+            pending.end(Outcome.RETURNED, pending.returned)
+        else:
+            pending.end(outcome)
+
+    def _returned(self, _channel: object, method: object, properties: object, _body: bytes) -> None:
+        """The broker returns a message before it confirms it, with the properties it got, byte for byte."""
+        for pending in self._sent.values():
+            message = pending.message
+            same_place = (message.exchange, message.routing_key) == (method.exchange, method.routing_key)  # type: ignore[attr-defined]
+            if same_place and not pending.returned and pending.raw == properties.raw:  # type: ignore[attr-defined]
+                pending.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]
+                return
+
+    def _was_closed(self, _channel: object, reason: BaseException) -> None:
+        self.lost(getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__)
+        self._closed(self)

@@ -1,0 +1,146 @@
+"""One queue on one channel: its subscription, the deliveries in hand, and what becomes of the channel."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pika.exceptions import ChannelClosedByBroker
+
+from django_rmq_retry.broker.acking import Acks
+from django_rmq_retry.broker.base import Line
+from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.broker.delivering import DeliverTo
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settlement import Tell
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+    from pika.frame import Method
+
+log = logging.getLogger("django_rmq_retry")
+
+
+class Owner(Protocol):
+    """Who opened the line."""
+
+    def arrived(self, delivery: Delivery) -> None: ...
+
+    def subscribed(self, line: "OpenLine") -> None: ...
+
+    def interrupted(self, line: "OpenLine", reason: BaseException | str) -> None: ...
+
+
+class OpenLine:
+    """A line as long as its channel lives. A delivery keeps the line it came by: elsewhere its tag means nothing."""
+
+    def __init__(self, connection: Connection, line: Line, owner: Owner) -> None:
+        self.line = line
+        self.in_hand = 0
+        self._connection = connection
+        self._owner = owner
+        self._acks = Acks(0)
+        self._channel: Channel | None = None
+        self._tag = ""
+        self._open = True
+        self._quiet = False
+        connection.channel(on_open_callback=self._opened)
+
+    @property
+    def open(self) -> bool:
+        return self._open and self._channel is not None and self._channel.is_open and self._connection.is_open
+
+    def ack(self, deliveries: Iterable[Delivery]) -> bytes:
+        """The frames that acknowledge them."""
+        tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
+        self.in_hand -= len(tags)
+        return b"".join(self._acks.acks(tags))
+
+    def send(self, frames: bytes) -> None:
+        self._connection.send_raw(frames)
+
+    def tell(self, delivery: Delivery, tell: Tell) -> None:
+        """Tell the broker of one delivery; nothing if its channel is gone, for the broker then has it back already."""
+        if not self.open:
+            return
+        tag: int = delivery.token[1]  # type: ignore[index]  # made in _receive
+        if tell is Tell.ACK:
+            self._connection.send_raw(self.ack([delivery]))
+            return
+        self.in_hand -= 1
+        if tell is Tell.COUNTED_REQUEUE:
+            self._connection.send_raw(self._acks.counted_requeue(tag))
+        else:
+            self._connection.send_raw(self._acks.nack(tag, requeue=tell is Tell.REQUEUE))
+
+    def quiesce(self) -> None:
+        """Take nothing more. An ordered line is not cancelled: the next consumer could pass what is in hand."""
+        self._quiet = True
+        if self.open and not self.line.ordered and self._tag and self._channel is not None:
+            self._channel.basic_cancel(self._tag, callback=lambda _frame: None)
+
+    def close(self) -> None:
+        """Close the channel; the broker takes back what is in hand, in its order."""
+        if self.open and self._channel is not None and self._channel.is_open:
+            self._connection.close_channel_bare(self._channel)
+        self._open = False
+
+    def depth(self, told: Callable[[int], None]) -> None:
+        """Ask how many messages are ready in the queue."""
+        if self.open and self._channel is not None:
+            answered: Callable[[Method[Any]], None] = lambda frame: told(frame.method.message_count)  # noqa: E731
+            self._channel.queue_declare(self.line.queue, passive=True, callback=answered)
+
+    def _opened(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._acks = Acks(channel.channel_number)
+        channel.add_on_close_callback(self._was_closed)
+        channel.add_on_cancel_callback(lambda _frame: self._interrupt("the broker cancelled the subscription"))
+        channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._subscribe(channel))
+
+    def _subscribe(self, channel: "Channel") -> None:
+        if not self._open:
+            return
+        self._tag = channel.basic_consume(
+            self.line.queue, DeliverTo(self._receive), callback=lambda _frame: self._owner.subscribed(self)
+        )
+
+    def _receive(  # noqa: PLR0917 - as the parser calls it
+        self,
+        _tag: str,
+        number: int,
+        redelivered: bool,  # noqa: FBT001 - the parts of a delivery, straight from the parser
+        exchange: str,
+        routing_key: str,
+        raw: bytes,
+        body: bytes,
+    ) -> None:
+        if self._quiet:
+            # Still on its way when we asked to stop: it goes back; an ordered line does so by closing its channel.
+            if not self.line.ordered:
+                self._connection.send_raw(self._acks.nack(number, requeue=True))
+            return
+        self.in_hand += 1
+        self._owner.arrived(
+            Delivery(
+                queue=self.line.queue,
+                body=body,
+                raw=raw,
+                exchange=exchange,
+                routing_key=routing_key,
+                redelivered=redelivered,
+                token=(self, number),
+            )
+        )
+
+    def _interrupt(self, reason: BaseException | str) -> None:
+        if not self._open:
+            return
+        self.close()
+        self._owner.interrupted(self, reason)
+
+    def _was_closed(self, _channel: object, reason: BaseException) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if isinstance(reason, ChannelClosedByBroker):
+            self._owner.interrupted(self, reason)

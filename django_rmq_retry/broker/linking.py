@@ -1,0 +1,155 @@
+"""A connection that comes back: it dials the hosts in turn and waits longer each time, until a session was good."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from pika.exceptions import (
+    AMQPConnectionError,
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.broker.dialing import parameters
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.core.errors import BrokerRefused
+
+log = logging.getLogger("django_rmq_retry")
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+HEALTHY = 5.0
+"""A session of so many seconds counts as a good one."""
+
+
+class Link:
+    """Keeps one connection open until told otherwise. Used on the I/O thread only, except for its construction."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        access: Access,
+        *,
+        purpose: str,
+        opened: Callable[[Connection], None],
+        lost: Callable[[str, float], None],
+        refused: Callable[[BaseException], None],
+    ) -> None:
+        self.connection: Connection | None = None
+        self._io = io
+        self._access = access
+        self._purpose = purpose
+        self._opened_cb = opened
+        self._lost = lost
+        self._refused = refused
+        self._wait = FIRST_WAIT
+        self._tries = 0
+        self._since = 0.0
+        self._ever = False
+        self._wanted = False
+        self._closed_cb: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        self._wanted = True
+        self._dial()
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Close for good; ``closed`` is called when the broker knows, or at once where nothing is open."""
+        self._wanted = False
+        connection = self.connection
+        if connection is None or not connection.is_open:
+            closed()
+            return
+        self._closed_cb = closed
+        connection.close()
+
+    def _dial(self) -> None:
+        if not self._wanted:
+            return
+        hosts = self._access.hosts
+        host = hosts[self._tries % len(hosts)]
+        self._tries += 1
+        try:
+            dialled = parameters(self._access, host, purpose=self._purpose)
+            Connection(
+                dialled,
+                on_open_callback=self._opened,
+                on_open_error_callback=self._not_opened,
+                on_close_callback=self._closed,
+                custom_ioloop=self._io.loop,
+            )
+        except Exception as error:  # noqa: BLE001 - a certificate or a credentials provider may fail in any way
+            self._not_opened(None, error)
+
+    def _opened(self, connection: Connection) -> None:
+        if not self._wanted:
+            connection.close()
+            return
+        self.connection = connection
+        self._since = time.monotonic()
+        self._ever = True
+        self._opened_cb(connection)
+
+    def _not_opened(self, _connection: object, error: BaseException | str) -> None:
+        cause = _root(error)
+        refusal = _refusal(cause)
+        if refusal and not self._ever:
+            self._wanted = False
+            self._refused(BrokerRefused(self._access.shown, refusal))
+            return
+        self._again(refusal or _words(cause))
+
+    def _closed(self, _connection: object, reason: BaseException) -> None:
+        self.connection = None
+        if not self._wanted:
+            if self._closed_cb is not None:
+                self._closed_cb()
+            return
+        if time.monotonic() - self._since >= HEALTHY:
+            self._wait = FIRST_WAIT
+        self._again(_words(reason))
+
+    def _again(self, reason: str) -> None:
+        wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
+        self._lost(reason, wait)
+        self._io.later(wait, self._dial)
+
+
+def _root(error: object) -> object:
+    """What lies under the exceptions in which pika wraps the end of a connection attempt."""
+    while True:
+        inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
+        if isinstance(inner, (list, tuple)):
+            inner = inner[-1] if inner else None
+        if inner is None and isinstance(error, AMQPConnectionError) and error.args:
+            inner = error.args[0] if isinstance(error.args[0], BaseException) else None
+        if inner is None:
+            return error
+        error = inner
+
+
+def _refusal(error: object) -> str:
+    """What no waiting mends: wrong credentials, no such virtual host, not an AMQP server."""
+    if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
+        return "it refused the user name or password"
+    if isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED:
+        return "the virtual host does not exist, or this user may not use it"
+    if isinstance(error, IncompatibleProtocolError):
+        return "what answers there does not speak AMQP 0-9-1"
+    return ""
+
+
+def _code(error: object) -> int:
+    return error.reply_code if isinstance(error, ConnectionClosedByBroker) else 0
+
+
+def _words(error: object) -> str:
+    if isinstance(error, ConnectionClosedByBroker):
+        return f"{error.reply_code} {error.reply_text}"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,78 @@
+"""The I/O thread: one thread, one event loop; what others want done on it they hand over."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pika.adapters.select_connection import IOLoop
+
+if TYPE_CHECKING:
+    from pika.adapters.select_connection import _Timeout as Timer
+
+log = logging.getLogger("django_rmq_retry")
+
+Call = Callable[[], None]
+
+
+class IoThread:
+    """Owns an event loop. ``call`` and ``later`` may be used from any thread; everything else happens on this one."""
+
+    def __init__(self, name: str, *, failed: Callable[[BaseException], None] | None = None) -> None:
+        self.loop = IOLoop()
+        self.pid = os.getpid()
+        self._calls: deque[Call] = deque()
+        self._woken = False
+        self._failed = failed
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.pid == os.getpid()
+
+    @property
+    def current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def call(self, call: Call) -> None:
+        """Run it on the I/O thread soon, after what was handed over before; many calls cost one wake-up."""
+        self._calls.append(call)
+        # A flag set twice in a race costs a second wake-up; one set too late cannot be: it is cleared before the drain.
+        if not self._woken:
+            self._woken = True
+            self.loop.add_callback_threadsafe(self._drain)
+
+    def later(self, seconds: float, call: Call) -> "Timer":
+        """Run it on the I/O thread after so many seconds; only on that thread. The result is for ``cancel``."""
+        return self.loop.call_later(seconds, call)
+
+    def cancel(self, timer: "Timer") -> None:
+        self.loop.remove_timeout(timer)
+
+    def stop(self, *, timeout: float) -> bool:
+        """End the loop; tell whether the thread ended in time."""
+        self.call(self.loop.stop)
+        if not self.current:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _drain(self) -> None:
+        self._woken = False
+        calls = self._calls
+        while calls:
+            calls.popleft()()
+
+    def _run(self) -> None:
+        try:
+            self.loop.start()
+        except BaseException as error:
+            log.critical("The I/O thread ended: %s: %s", type(error).__name__, error, exc_info=True)
+            if self._failed is not None:
+                self._failed(error)
+        finally:
+            self.loop.close()

@@ -1,0 +1,217 @@
+"""The publishing connection of a process: shared by all threads, confirms pipelined, each publish with a deadline."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.confirming import ConfirmChannel, Done, Pending
+from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.broker.linking import Link
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.core.errors import (
+    MessageNacked,
+    MessageReturned,
+    MessageUnsent,
+    PublishError,
+    PublishUnknown,
+)
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import encode_properties
+
+log = logging.getLogger("django_rmq_retry")
+
+LOOK = 0.1
+"""Seconds between two looks at the deadlines."""
+
+_ERRORS: dict[Outcome, type[PublishError]] = {
+    Outcome.RETURNED: MessageReturned,
+    Outcome.NACKED: MessageNacked,
+    Outcome.UNKNOWN: PublishUnknown,
+    Outcome.UNSENT: MessageUnsent,
+}
+
+
+class PikaPublisher:
+    """Publishes on its own connection, never on one that consumes: a blocked publisher must not hold acks back."""
+
+    def __init__(self, io: IoThread, access: Access) -> None:
+        self._io = io
+        self._timeout = access.publish_timeout
+        self._link = Link(io, access, purpose="publish", opened=self._opened, lost=self._lost, refused=self._refused)
+        self._channels: dict[str, ConfirmChannel] = {}
+        self._waiting: deque[Pending] = deque()
+        self._handed: deque[Pending] = deque()
+        self._blocked = False
+        self._dialling = False
+        self._looking = False
+        self._trouble = "no connection yet"
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        """Return when the broker has confirmed, else raise what became of it."""
+        waiter = _Waiter()
+        self._hand_over(message, waiter.done, timeout)
+        outcome, said = waiter.wait()
+        if outcome is not Outcome.CONFIRMED:
+            raise _ERRORS[outcome](message.exchange, message.routing_key, said=said)
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
+        batch = _Batch(window)
+        for message in messages:
+            batch.begin()
+            self._hand_over(message, batch.ender(message), timeout)
+            if batch.failure is not None:
+                break
+        batch.wait()
+        if batch.failure is not None:
+            raise batch.failure
+        return batch.confirmed
+
+    def send(self, message: Message, done: Done) -> None:
+        """Hand over and go on; ``done`` is called on the I/O thread."""
+        self._hand_over(message, done, None)
+
+    def close(self) -> None:
+        """Close the connection; what is not confirmed by then ends as unknown."""
+        closed = threading.Event()
+        self._io.call(lambda: self._link.close(closed.set))
+        if not self._io.current:
+            closed.wait(self._timeout)
+
+    def _hand_over(self, message: Message, done: Done, timeout: float | None) -> None:
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        raw = encode_properties(message.properties)
+        self._handed.append(Pending(message, raw, deadline=deadline, done=done))
+        self._io.call(self._take)
+
+    def _take(self) -> None:
+        while self._handed:
+            pending = self._handed.popleft()
+            connection = self._link.connection
+            if connection is None or self._blocked:
+                self._waiting.append(pending)
+            else:
+                self._channel(connection, pending.message.exchange).send(pending)
+        if not self._dialling:
+            self._dialling = True
+            self._link.open()
+        if not self._looking:
+            self._looking = True
+            self._io.later(LOOK, self._look)
+
+    def _channel(self, connection: Connection, exchange: str) -> ConfirmChannel:
+        channel = self._channels.get(exchange)
+        if channel is None:
+            forget: Callable[[ConfirmChannel], None] = lambda gone: self._forget(exchange, gone)  # noqa: E731
+            channel = self._channels[exchange] = ConfirmChannel(connection, closed=forget)
+        return channel
+
+    def _forget(self, exchange: str, gone: ConfirmChannel) -> None:
+        if self._channels.get(exchange) is gone:
+            del self._channels[exchange]
+        self._waiting.extend(gone.unsent())
+        self._resume()
+
+    def _opened(self, connection: Connection) -> None:
+        connection.add_on_connection_blocked_callback(lambda _c, frame: self._block(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda _c, _frame: self._unblock())
+        self._blocked = False
+        self._resume()
+
+    def _block(self, reason: str) -> None:
+        self._blocked = True
+        self._trouble = f"the broker takes no messages for now: {reason}"
+        log.warning("The broker takes no messages for now: %s", reason)
+
+    def _unblock(self) -> None:
+        self._blocked = False
+        self._resume()
+
+    def _resume(self) -> None:
+        """Send what waited, in its order."""
+        if self._link.connection is None or self._blocked:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            if not pending.ended:
+                self._channel(self._link.connection, pending.message.exchange).send(pending)
+
+    def _lost(self, reason: str, retry_in: float) -> None:
+        self._trouble = reason
+        log.warning("No publishing connection (%s), next try in %.1f s", reason, retry_in)
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            self._waiting.extend(channel.unsent())
+            channel.lost(f"the connection was lost: {reason}")
+
+    def _refused(self, error: BaseException) -> None:
+        self._trouble = str(error)
+        self._dialling = False
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            pending.end(Outcome.UNSENT, str(error))
+
+    def _look(self) -> None:
+        """End whatever is past its deadline; looked at only while something is on its way."""
+        now = time.monotonic()
+        for channel in self._channels.values():
+            channel.forget(now)
+        for pending in self._waiting:
+            if pending.deadline <= now:
+                pending.end(Outcome.UNSENT, self._trouble)
+        self._waiting = deque(pending for pending in self._waiting if not pending.ended)
+        self._looking = bool(self._waiting) or any(channel.busy for channel in self._channels.values())
+        if self._looking:
+            self._io.later(LOOK, self._look)
+
+
+class _Waiter:
+    """A thread that waits for one outcome. A bare lock: an Event costs twice as much, and publishes are many."""
+
+    __slots__ = ("_gate", "outcome", "said")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self.outcome = Outcome.UNKNOWN
+        self.said = ""
+
+    def done(self, outcome: Outcome, said: str) -> None:
+        self.outcome, self.said = outcome, said
+        self._gate.release()
+
+    def wait(self) -> tuple[Outcome, str]:
+        # The I/O thread ends every publish at its deadline, so this one needs no time-out of its own.
+        self._gate.acquire()
+        return self.outcome, self.said
+
+
+class _Batch:
+    """Many publishes under way at once, at most a window of them."""
+
+    def __init__(self, window: int) -> None:
+        self.confirmed = 0
+        self.failure: PublishError | None = None
+        self._window = threading.BoundedSemaphore(window)
+        self._size = window
+
+    def begin(self) -> None:
+        self._window.acquire()
+
+    def ender(self, message: Message) -> Done:
+        def done(outcome: Outcome, said: str) -> None:
+            if outcome is Outcome.CONFIRMED:
+                self.confirmed += 1
+            elif self.failure is None:
+                self.failure = _ERRORS[outcome](message.exchange, message.routing_key, said=said)
+            self._window.release()
+
+        return done
+
+    def wait(self) -> None:
+        for _ in range(self._size):
+            self._window.acquire()

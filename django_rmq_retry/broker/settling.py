@@ -1,0 +1,139 @@
+"""Carries settlements out on the I/O thread: the copy first and confirmed, then the word to the broker."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_rmq_retry.broker.base import Outcome, Publisher
+from django_rmq_retry.broker.lines import OpenLine
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+
+if TYPE_CHECKING:
+    from pika.adapters.select_connection import _Timeout as Timer
+
+log = logging.getLogger("django_rmq_retry")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+
+
+class Settler:
+    """Takes settlements from any thread; what concerns a channel happens on the I/O thread."""
+
+    def __init__(self, io: IoThread, publisher: Publisher, *, again: Callable[[Delivery], None]) -> None:
+        self._io = io
+        self._publisher = publisher
+        self._again = again
+        self._handed: deque[tuple[Delivery, Settlement]] = deque()
+        self._held: dict[Delivery, Timer] = {}
+        self._stopping = False
+        self.copying = 0
+        """Copies under way: until the last is confirmed, its original must not be let go."""
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._handed.append((delivery, settlement))
+        self._io.call(self._flush)
+
+    def stop(self) -> None:
+        """Hold nothing any longer: what waits in hand goes back, and its next attempt is somebody else's."""
+        self._stopping = True
+        held, self._held = self._held, {}
+        for delivery, timer in held.items():
+            self._io.cancel(timer)
+            self._give_back(delivery)
+
+    def _flush(self) -> None:
+        """Everything handed over since the last turn; plain acks of one channel leave in one write."""
+        acks: dict[OpenLine, list[Delivery]] = {}
+        handed = self._handed
+        while handed:
+            delivery, settlement = handed.popleft()
+            line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            if not line.open:
+                continue
+            if settlement is DONE:
+                acks.setdefault(line, []).append(delivery)
+            elif settlement.hold:
+                self._hold(delivery, settlement)
+            else:
+                self._carry_out(delivery, settlement)
+        for line, deliveries in acks.items():
+            line.send(line.ack(deliveries))
+
+    def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
+        if self._stopping:
+            self._give_back(delivery)
+            return
+        self._held[delivery] = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
+
+    def _held_enough(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._held.pop(delivery, None)
+        if _line(delivery).open:
+            self._carry_out(delivery, settlement)
+
+    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        if settlement.tell is Tell.AGAIN:
+            delivery.attempt += 1
+            self._again(delivery)
+            return
+        if settlement.answer is not None:
+            self._publisher.send(settlement.answer, _answered)
+        if settlement.copy is None:
+            _line(delivery).tell(delivery, settlement.tell)
+        elif settlement.ack_first:
+            _line(delivery).tell(delivery, settlement.tell)
+            self._publisher.send(settlement.copy, _copied_late)
+        else:
+            self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
+
+    def _copy(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
+        """Publish the copy until the broker confirms it; only then is the delivery given up."""
+
+        self.copying += 1
+
+        def done(outcome: Outcome, said: str) -> None:
+            self.copying -= 1
+            line = _line(delivery)
+            if not line.open:
+                return
+            if outcome is Outcome.CONFIRMED:
+                line.tell(delivery, settlement.tell)
+                return
+            log.error(
+                "A copy to %r is not stored (%s%s); the message stays in hand, next try in %.1f s",
+                copy.routing_key,
+                outcome.value,
+                f": {said}" if said else "",
+                pause,
+            )
+            longer = min(pause * 2, LONGEST_PAUSE)
+            self._io.later(pause, lambda: self._copy_again(delivery, settlement, copy, longer))
+
+        self._publisher.send(copy, done)
+
+    def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
+        if _line(delivery).open:
+            self._copy(delivery, settlement, copy, pause)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """An ordered line keeps its message until its channel closes: a nack may move it behind others."""
+        line = _line(delivery)
+        if not line.line.ordered:
+            line.tell(delivery, Tell.REQUEUE)
+
+
+def _line(delivery: Delivery) -> OpenLine:
+    line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+    return line
+
+
+def _answered(outcome: Outcome, said: str) -> None:
+    if outcome is not Outcome.CONFIRMED:
+        log.warning("An answer did not reach its caller (%s %s)", outcome.value, said)
+
+
+def _copied_late(outcome: Outcome, said: str) -> None:
+    if outcome is not Outcome.CONFIRMED:
+        log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)

@@ -1,0 +1,1 @@
+"""Joins broker and handlers: knows neither Django nor pika."""

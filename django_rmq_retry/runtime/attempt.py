@@ -1,0 +1,191 @@
+"""One delivery, step by step: look, decode, run, judge; the result is a settlement, and nothing escapes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from django_rmq_retry.core.deaths import returns
+from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders, UnencodableData
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.policy import Failure
+from django_rmq_retry.core.properties import Properties, has_headers
+from django_rmq_retry.core.settlement import DONE, Settlement
+from django_rmq_retry.core.settling import settle, unhandled, waits_on
+from django_rmq_retry.core.stamps import MARK, PREFIX, Stamp
+from django_rmq_retry.core.subscription import Intake, Subscription
+from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park
+from django_rmq_retry.runtime.journal import Attempt, Journal
+
+ANSWERED_WITH = PREFIX + "answer"
+FAILED = "error"
+ENCODED = 0x40
+"""The flag of the property content-encoding, in the first byte of the properties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an attempt needs from outside: clocks, chance, and the two openings to the project."""
+
+    around: Callable[[], AbstractContextManager[object]]
+    journal: Journal
+    clock: Callable[[], float]
+    """Seconds that only go forward."""
+    today: Callable[[], int]
+    """Milliseconds of the epoch."""
+    chance: Callable[[], float]
+    crash_limit: int | None = 5
+    """So often a message may come back from a worker that went away; then it is parked unseen."""
+    reply_to: Sequence[str] = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
+    """Queues that may be answered, as patterns: a sender must not choose where we write with our rights."""
+
+
+class Attempts:
+    """Makes attempts; shared by all worker threads, and keeps nothing between two deliveries."""
+
+    def __init__(self, intakes: Sequence[Intake], surroundings: Surroundings) -> None:
+        self._intakes: Mapping[str, Intake] = {intake.queue.name: intake for intake in intakes}
+        self._only = {name: intake.subscriptions[0] for name, intake in self._intakes.items() if not intake.dispatches}
+        self._out = surroundings
+
+    def settlement(self, delivery: Delivery) -> Settlement:
+        """Make the attempt and say how it is settled."""
+        began = self._out.clock()
+        plain = not delivery.redelivered and not has_headers(delivery.raw)
+        subscription = self._only.get(delivery.queue) if plain else None
+        if subscription is None:
+            found = self._look(delivery)
+            if isinstance(found, Settlement):
+                return found
+            if isinstance(found, Verdict):
+                return self._unhandled(delivery, found, began)
+            subscription = found
+        return self._attempt(delivery, subscription, began)
+
+    def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
+        """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
+        intake = self._intakes[delivery.queue]
+        try:
+            delivery.headers.check()
+            if MARK in delivery.raw:
+                _restore_origin(delivery)
+            subscription = intake.choose(delivery)
+        except UndecodableHeaders as error:
+            return park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
+        if subscription is None:
+            kind = f" of type {delivery.type!r}" if delivery.type else ""
+            return park(
+                Reason.UNHANDLED,
+                f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
+            )
+        limit = self._out.crash_limit
+        came_back = returns(delivery.headers, redelivered=delivery.redelivered)
+        if limit is not None and came_back >= limit:
+            return park(Reason.CRASHED, f"Came back {came_back} times from workers that went away while they held it.")
+        on_its_way = waits_on(delivery, subscription) if MARK in delivery.raw else None
+        if on_its_way is not None:
+            return on_its_way
+        if delivery.attempt == 1:
+            delivery.attempt = subscription.policy.via.attempt(subscription.route, delivery)
+        return subscription
+
+    def _attempt(self, delivery: Delivery, subscription: Subscription, began: float) -> Settlement:
+        error: BaseException | None = None
+        answer: object = None
+        verdict = ACK
+        with self._out.around():
+            try:
+                _decode(delivery, subscription)
+                answer = subscription.run(delivery)
+            except UndecodableBody as undecodable:
+                error = undecodable
+                verdict = park(Reason.UNDECODABLE_BODY, str(undecodable), ErrorNote.of(undecodable))
+            except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
+                error = raised
+                verdict = self._judge(subscription, delivery, raised)
+            self._note(delivery, verdict, subscription, began, error=error)
+        settlement = DONE if error is None else settle(verdict, delivery, subscription, now=self._out.today())
+        if answer is None and not subscription.policy.answers:
+            return settlement
+        return self._answered(settlement, delivery, subscription, answer if error is None else error)
+
+    def _note(
+        self,
+        delivery: Delivery,
+        verdict: Verdict,
+        subscription: Subscription | None,
+        began: float,
+        *,
+        error: BaseException | None = None,
+    ) -> None:
+        if verdict is ACK and not self._out.journal.notes_acks:
+            return
+        seconds = self._out.clock() - began
+        self._out.journal.note(
+            Attempt(delivery=delivery, verdict=verdict, subscription=subscription, seconds=seconds, error=error)
+        )
+
+    def _judge(self, subscription: Subscription, delivery: Delivery, error: BaseException) -> Verdict:
+        """The policy's verdict; a policy that fails itself costs no message."""
+        since = Stamp.read(delivery.headers).since if MARK in delivery.raw else 0
+        age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
+        failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
+        try:
+            return subscription.policy.judge(failure)
+        except Exception as broken:  # noqa: BLE001 - a predicate of the project's
+            return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
+
+    def _unhandled(self, delivery: Delivery, verdict: Verdict, began: float) -> Settlement:
+        with self._out.around():
+            self._note(delivery, verdict, None, began)
+        return unhandled(verdict, delivery, self._intakes[delivery.queue], now=self._out.today())
+
+    def _answered(
+        self, settlement: Settlement, delivery: Delivery, subscription: Subscription, answer: object
+    ) -> Settlement:
+        """The settlement with an answer, if somebody waits for one and may be answered."""
+        to = delivery.reply_to
+        if not to or not any(fnmatchcase(to, pattern) for pattern in self._out.reply_to):
+            return settlement
+        failed = isinstance(answer, BaseException)
+        if failed and not subscription.policy.answers:
+            return settlement
+        try:
+            body = subscription.codec.encode(_told(answer) if isinstance(answer, BaseException) else answer)
+        except UnencodableData as error:
+            failed, body = True, subscription.codec.encode(_told(error))
+        properties = Properties(
+            content_type=subscription.codec.content_type,
+            correlation_id=delivery.correlation_id,
+            delivery_mode=2,
+            headers=Headers.of({ANSWERED_WITH: FAILED if failed else "ok"}),
+        )
+        # Direct reply-to queues answer 'mandatory' wrongly: before RabbitMQ 4.1 they return what was delivered.
+        mandatory = not to.startswith("amq.rabbitmq.reply-to.")
+        message = Message(body=body, routing_key=to, properties=properties, mandatory=mandatory)
+        return replace(settlement, answer=message)
+
+
+def _decode(delivery: Delivery, subscription: Subscription) -> None:
+    """Set the data; whatever keeps a codec from reading a body, no retry will mend."""
+    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
+    properties = delivery.properties if delivery.raw[0] & ENCODED else None
+    try:
+        delivery.data = subscription.codec.decode(delivery.body, properties)
+    except UndecodableBody:
+        raise
+    except Exception as error:
+        raise UndecodableBody(str(ErrorNote.of(error)), size=len(delivery.body)) from error
+
+
+def _told(error: BaseException) -> dict[str, dict[str, str]]:
+    note = ErrorNote.of(error)
+    return {"error": {"type": note.kind, "message": note.text}}
+
+
+def _restore_origin(delivery: Delivery) -> None:
+    """After a wait a message arrives by the default exchange; handlers see where it was first published to."""
+    stamp = Stamp.read(delivery.headers)
+    if stamp.queue:
+        delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key

@@ -1,0 +1,165 @@
+"""The consumer: takes deliveries from a source, has workers make attempts, settles them, and knows when to end."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from django_rmq_retry.broker.base import Line, Server, Source
+from django_rmq_retry.core.errors import BrokerRefused, QueueUnusable
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settlement import Settlement, Tell
+from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.workers import Workers
+
+log = logging.getLogger("django_rmq_retry")
+
+TICK = 0.5
+AFTER_MISHAP = 5.0
+"""Seconds that a message stays in hand when something outside its handler failed."""
+LAST_WORDS = 5.0
+
+STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
+"""Exit codes, the same as every command's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a consumer ends by itself; None is never."""
+
+    burst: bool = False
+    messages: int | None = None
+    seconds: float | None = None
+    fail_fast: bool = False
+    shutdown: float = 30.0
+    also: Sequence[Callable[[], str | None]] = ()
+    """Further reasons to stop, asked for at every tick."""
+
+
+class Consumer:
+    """One consuming process. ``run`` returns its exit code."""
+
+    def __init__(
+        self,
+        intakes: Sequence[Intake],
+        source: Source,
+        attempts: Attempts,
+        *,
+        threads: int,
+        prefetch: int,
+        limits: Limits,
+    ) -> None:
+        self._lines = tuple(
+            Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
+            for intake in intakes
+        )
+        self._ordered = frozenset(line.queue for line in self._lines if line.ordered)
+        self._source = source
+        self._attempts = attempts
+        self._limits = limits
+        self._workers: Workers[Delivery] = Workers(threads, self._work)
+        self._over = threading.Event()
+        self._drained = threading.Event()
+        self._begun = itertools.count(1)
+        self._code = STOPPED
+        self._why = ""
+        self.server: Server | None = None
+        self.ticked: Callable[[], None] = lambda: None
+        """Called at every tick while all is well: for a liveness file and the like."""
+
+    def run(self) -> int:
+        """Consume until told to stop, or a limit is reached, or nothing can be done any more."""
+        began = time.monotonic()
+        self._workers.start()
+        self._source.start(self._lines, self)
+        while not self._over.wait(TICK):
+            self._look_after(time.monotonic() - began)
+        return self._wind_down()
+
+    def stop(self, why: str, code: int = STOPPED) -> None:
+        """End in good order; the first reason is the one that counts."""
+        if not self._over.is_set():
+            self._why, self._code = why, code
+            self._over.set()
+
+    def arrived(self, delivery: Delivery) -> None:
+        if self._over.is_set():
+            self._source.give_back([delivery])
+        else:
+            self._workers.add(delivery)
+
+    def connected(self, server: Server) -> None:
+        self.server = server
+        log.info("Connected to %s", server, extra={"event": "connected"})
+
+    def lost(self, reason: str, retry_in: float) -> None:
+        log.warning("No broker (%s), next try in %.1f s", reason, retry_in, extra={"event": "lost"})
+        if self._limits.fail_fast:
+            self.stop(f"no broker: {reason}", NO_BROKER)
+
+    def failed(self, error: BaseException) -> None:
+        codes = {BrokerRefused: NO_BROKER, QueueUnusable: UNFIT}
+        log.critical("%s", error, extra={"event": "failed"})
+        self.stop(str(error), codes.get(type(error), BROKEN))
+
+    def drained(self) -> None:
+        self._drained.set()
+
+    def _work(self, delivery: Delivery) -> None:
+        most = self._limits.messages
+        number = next(self._begun) if most is not None else 0
+        if most is not None and number > most:
+            self._source.give_back([delivery])
+            return
+        try:
+            settlement = self._attempts.settlement(delivery)
+        except BaseException:
+            log.exception("The attempt itself failed; the message stays in hand for %s s", AFTER_MISHAP)
+            again = Tell.AGAIN if delivery.queue in self._ordered else Tell.REQUEUE
+            settlement = Settlement(tell=again, hold=AFTER_MISHAP)
+        self._source.settle(delivery, settlement)
+        if most is not None and number == most:
+            self.stop(f"{most} messages were asked for")
+
+    def _look_after(self, age: float) -> None:
+        dead = self._workers.dead
+        if dead:
+            self.stop(f"worker thread {dead[0]} has ended", BROKEN)
+        elif not self._source.alive:
+            self.stop("the I/O thread has ended", BROKEN)
+        elif self._limits.seconds is not None and age >= self._limits.seconds:
+            self.stop(f"{self._limits.seconds:g} s were asked for")
+        elif self._limits.burst:
+            self._source.empty(self._emptied)
+        for asked in self._limits.also:
+            why = asked()
+            if why:
+                self.stop(why)
+        if not self._over.is_set():
+            self.ticked()
+
+    def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+        if empty:
+            self.stop("every queue is empty")
+
+    def _wind_down(self) -> int:
+        """Finish what has begun, give the rest back, tell the broker, close."""
+        running = self._workers.running
+        log.info(
+            "Stopping (%s): finishing %s, at most %g s", self._why, running, self._limits.shutdown,
+            extra={"event": "stopping"},
+        )  # fmt: skip
+        self._source.quiesce()
+        self._source.give_back(self._workers.take_back())
+        if not self._workers.wait_quiet(self._limits.shutdown):
+            log.error("%s handlers did not finish; their messages return to their queues", self._workers.running)
+            self._code = self._code or BROKEN
+        self._source.stop()
+        if not self._drained.wait(LAST_WORDS):
+            log.error("The broker did not hear the last words; what was not settled returns to its queue")
+            self._code = self._code or BROKEN
+        self._workers.stop()
+        return self._code
