@@ -13,7 +13,7 @@ from pika.exceptions import ConnectionClosedByClient
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.delivering import DeliverTo
 from django_rmq_retry.broker.envelope import RawProperties, marshal_publish
-from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.errors import HeadersTooLarge, UndecodableHeaders
 from django_rmq_retry.core.properties import decode_properties
 from tests.broker.offline import HEARTBEAT
 from tests.tooling.vhosts import Vhost
@@ -162,6 +162,20 @@ def test_a_large_message_and_many_small_ones_arrive(vhost: Vhost, amqp: Blocking
     assert [body for _, _, body in came] == bodies
 
 
+def test_headers_that_just_fill_a_frame_are_taken_by_the_broker(vhost: Vhost, amqp: BlockingChannel) -> None:
+    raw = properties(header(b"h", b"x" + struct.pack(">I", 131_038) + b"h" * 131_038))
+    amqp.queue_declare("q")
+    amqp.basic_publish("", "q", b"first")
+    session = Session(vhost, enough=2)
+    session.answer = publish(raw, routing_key="q")
+
+    came = session.run()
+
+    assert came[1] == ("q", raw, b"again")
+    with pytest.raises(HeadersTooLarge, match="take 131053 bytes, but the broker takes at most 131052"):
+        publish(raw + b"!", routing_key="q")
+
+
 def test_the_broker_names_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
     amqp.basic_publish("", "q", b"first")
@@ -173,33 +187,40 @@ def test_the_broker_names_itself(vhost: Vhost, amqp: BlockingChannel) -> None:
 
 
 def test_a_bare_close_keeps_the_order_for_the_next_single_active_consumer(vhost: Vhost, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("q", arguments={"x-single-active-consumer": True})
+    arguments = {"x-single-active-consumer": True, "x-queue-type": "quorum"}
+    amqp.queue_declare("q", durable=True, arguments=arguments)
     for number in range(6):
         amqp.basic_publish("", "q", b"%d" % number)
-    came: list[tuple[str, bytes]] = []
+    channels: list[Channel] = []
+    held: list[bytes] = []
+    taken: list[bytes] = []
 
-    def receive_as(channel: Channel, name: str) -> DeliverTo:
-        def receive(*values: Any) -> None:
-            came.append((name, values[6]))
-            if name == "second":
-                channel.basic_ack(values[1])
-            if len(came) == 2:
-                session.connection.close_channel_bare(first[0])
-            if len(came) == 8:
-                session.connection.close()
+    def hold(*values: Any) -> None:
+        held.append(values[6])
+        if len(held) == 2:
+            session.connection.channel(on_open_callback=wait)
 
-        return DeliverTo(receive)
+    def wait(channel: Channel) -> None:
+        channels.append(channel)
+        channel.basic_qos(prefetch_count=1)
+        channel.basic_consume(
+            "q", DeliverTo(take), callback=lambda _: session.connection.close_channel_bare(channels[0])
+        )
 
-    def consume(channel: Channel) -> None:
-        first.append(channel)
-        channel.basic_qos(prefetch_count=2 if len(first) == 1 else 1)
-        channel.basic_consume("q", receive_as(channel, "first" if len(first) == 1 else "second"))
-        if len(first) == 1:
-            session.connection.channel(on_open_callback=consume)
+    def take(*values: Any) -> None:
+        taken.append(values[6])
+        channels[1].basic_ack(values[1])
+        if len(taken) == 6:
+            session.connection.close()
 
-    first: list[Channel] = []
+    def start(channel: Channel) -> None:
+        channels.append(channel)
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("q", DeliverTo(hold))
+
     session = Session(vhost, enough=0)
-    session.consume = consume  # type: ignore[method-assign]  # two consumers instead of one
+    session.consume = start  # type: ignore[method-assign]  # two consumers instead of one
     session.run()
 
-    assert came == [("first", b"0"), ("first", b"1")] + [("second", b"%d" % number) for number in range(6)]
+    assert held == [b"0", b"1"]
+    assert taken == [b"0", b"1", b"2", b"3", b"4", b"5"]
