@@ -4,6 +4,9 @@
 class Overrule(Exception):
     """A handler's own decision about the message in its hand."""
 
+    reason: str = ""
+    """Here too, for a subclass that does not call this ``__init__``."""
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
@@ -11,6 +14,8 @@ class Overrule(Exception):
 
 class Retry(Overrule):
     """Try again, after the given number of seconds or by the policy's back-off: ``raise Retry(after=30)``."""
+
+    after: float | None = None
 
     def __init__(self, reason: str = "", *, after: float | None = None) -> None:
         if after is not None and not 0 <= after < float("inf"):

@@ -9,7 +9,7 @@ from django_rmq_retry.core.carriers import Carrier, InPlace, Ladder
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.overrule import Discard, Park, Retry
-from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, discard, halt, park, retry
+from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, discard, halt, park, retry, short
 
 Errors = type[BaseException] | Iterable[type[BaseException]]
 
@@ -50,9 +50,9 @@ class Policy(ABC):
         """The handler's own decision where it made one, else the rule's."""
         error = failure.error
         if isinstance(error, Park):
-            return park(Reason.REQUESTED, error.reason or "The handler parked it.", _cause(error))
+            return park(Reason.REQUESTED, short(error.reason) or "The handler parked it.", _cause(error))
         if isinstance(error, Discard):
-            return discard(error.reason or "The handler discarded it.", _cause(error))
+            return discard(short(error.reason) or "The handler discarded it.", _cause(error))
         return self.rule(failure)
 
     @abstractmethod
@@ -210,7 +210,7 @@ def _cause(error: BaseException) -> ErrorNote | None:
         return None
     if error.__cause__ is not None:
         return ErrorNote.of(error.__cause__)
-    return ErrorNote(kind=type(error).__name__, text=error.reason) if isinstance(error, Retry) else None
+    return ErrorNote(kind=ErrorNote.of(error).kind, text=short(error.reason)) if isinstance(error, Retry) else None
 
 
 def _times(attempts: int) -> str:

@@ -6,13 +6,16 @@ All are whole numbers or short texts: a client that republishes them cannot chan
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from django_rmq_retry.core.backoff import LONGEST
 from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.verdict import Verdict
+from django_rmq_retry.core.topology import milliseconds
+from django_rmq_retry.core.verdict import Verdict, short
 
 PREFIX = "rmq-retry-"
 MARK = PREFIX.encode()
 """Looked for in undecoded properties, so that a fresh message costs one search."""
 SUMMARY_LIMIT = 1000
+HANDLER_LIMIT = 255
 MOST = 2**31 - 1
 
 
@@ -37,7 +40,7 @@ class Stamp:
         return cls(
             attempts=_number(headers, "attempts"),
             since=_number(headers, "since", most=2**62),
-            wait=_number(headers, "wait", most=2**62),
+            wait=_number(headers, "wait", most=milliseconds(LONGEST)),
             exchange=_text(headers, "exchange"),
             routing_key=_text(headers, "routing-key"),
             queue=_text(headers, "queue"),
@@ -48,12 +51,10 @@ class Stamp:
         """The story with one more failed attempt."""
         if not verdict.counted:
             return self
-        waits = f", waits {verdict.after:.3g} s" if verdict.after else ""
-        line = f"#{attempt} {verdict.error or verdict.detail}{waits}"
-        summary = f"{self.summary}\n{line}" if self.summary else line
-        while len(summary) > SUMMARY_LIMIT and "\n" in summary:
-            summary = summary.split("\n", 1)[1]
-        return replace(self, attempts=attempt, since=self.since or now, summary=summary[:SUMMARY_LIMIT])
+        waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
+        line = f"#{attempt} {verdict.error or verdict.detail}{waits}".replace("\n", " ")
+        summary = _latest(f"{self.summary}\n{line}" if self.summary else line)
+        return replace(self, attempts=attempt, since=self.since or now, summary=summary)
 
     def headers(self) -> dict[str, object]:
         """As headers; a part that says nothing is left out."""
@@ -61,9 +62,9 @@ class Stamp:
             "attempts": self.attempts,
             "since": self.since,
             "wait": self.wait,
-            "exchange": self.exchange,
-            "routing-key": self.routing_key,
-            "queue": self.queue,
+            "exchange": _faithful(self.exchange),
+            "routing-key": _faithful(self.routing_key),
+            "queue": _faithful(self.queue),
             "summary": self.summary,
         }
         return {PREFIX + name: value for name, value in named.items() if value}
@@ -85,7 +86,7 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, 
         "detail": verdict.detail,
         "error": verdict.error.kind if verdict.error else "",
         "message": verdict.error.text if verdict.error else "",
-        "handler": handler,
+        "handler": short(handler, HANDLER_LIMIT),
         "parked-at": now,
     }
     return {PREFIX + name: value for name, value in named.items() if value}
@@ -98,4 +99,24 @@ def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
 
 def _text(headers: Headers, name: str) -> str:
     value = headers.get(PREFIX + name)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
     return value if isinstance(value, str) else ""
+
+
+def _faithful(name: str) -> str | bytes:
+    """The broker takes names that are not UTF-8; they are kept as the bytes they are."""
+    encoded = name.encode("utf-8", "surrogateescape")
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return encoded
+
+
+def _latest(summary: str) -> str:
+    """The last lines that fit; a single one that does not is cut."""
+    encoded = summary.encode()
+    if len(encoded) <= SUMMARY_LIMIT:
+        return summary
+    _, newline, whole_lines = encoded[-SUMMARY_LIMIT:].partition(b"\n")
+    return (whole_lines if newline else encoded[:SUMMARY_LIMIT]).decode("utf-8", "ignore")

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-TEXT_LIMIT = 300
+NAME_LIMIT = 100
+TEXT_LIMIT = 400
+DETAIL_LIMIT = 600
+"""In bytes; together with the rest of a parked message's headers they stay under 4 kB."""
 
 
 class Kind(StrEnum):
@@ -39,15 +42,7 @@ class ErrorNote:
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorNote":
-        try:
-            text = str(error)
-        except Exception as broken:
-            text = f"(its text cannot be made: {type(broken).__name__})"
-        # A lone surrogate or a NUL in the text must not keep a message from being parked.
-        text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-        if len(text) > TEXT_LIMIT:
-            text = text[: TEXT_LIMIT - 1] + "…"
-        return cls(kind=type(error).__name__, text=text)
+        return cls(kind=short(type(error).__name__, NAME_LIMIT), text=short(error))
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" if self.text else self.kind
@@ -69,17 +64,29 @@ class Verdict:
 ACK = Verdict(kind=Kind.ACK)
 
 
+def short(value: object, limit: int = TEXT_LIMIT) -> str:
+    """A text that any header, log and database takes: at most so many bytes of UTF-8, no NUL, no lone surrogate."""
+    try:
+        text = str(value)
+    except BaseException as broken:  # noqa: BLE001 - whatever its __str__ does, the message must be parked
+        text = f"(its text cannot be made: {type(broken).__name__})"
+    encoded = text[: limit + 1].encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
+    if len(encoded) <= limit:
+        return encoded.decode()
+    return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
 def retry(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=detail)
+    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
 
 
 def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.PARK, reason=reason, detail=detail, error=error)
+    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_LIMIT), error=error)
 
 
 def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.DISCARD, detail=detail, error=error)
+    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_LIMIT), error=error)
 
 
 def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.HALT, after=after, error=error, detail=detail)
+    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_LIMIT))

@@ -1,0 +1,42 @@
+"""What a handler raises to decide against its policy."""
+
+import math
+
+import pytest
+
+from django_rmq_retry.core.overrule import Discard, Overrule, Park, Retry
+
+
+def test_an_overrule_keeps_its_reason() -> None:
+    assert Park("The account is frozen").reason == "The account is frozen"
+    assert str(Discard("Superseded")) == "Superseded"
+    assert Retry().reason == ""
+
+
+def test_a_retry_keeps_its_delay() -> None:
+    assert Retry(after=30).after == 30
+    assert Retry("busy", after=0).after == 0
+    assert Retry("busy").after is None
+
+
+@pytest.mark.parametrize("after", [-1, -0.001, math.inf, math.nan])
+def test_a_delay_that_is_no_time_is_refused(after: float) -> None:
+    with pytest.raises(ValueError, match=r"Retry\(after=…\) takes a number of seconds from 0, not "):
+        Retry(after=after)
+
+
+def test_a_subclass_need_not_call_our_init() -> None:
+    class Frozen(Park):
+        def __init__(self, account: int) -> None:
+            self.account = account
+
+    class Busy(Retry):
+        def __init__(self, account: int) -> None:
+            self.account = account
+
+    assert Frozen(7).reason == ""
+    assert (Busy(7).reason, Busy(7).after) == ("", None)
+
+
+def test_all_overrules_can_be_caught_as_one() -> None:
+    assert all(issubclass(kind, Overrule) for kind in (Retry, Park, Discard))

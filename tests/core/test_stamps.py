@@ -1,0 +1,118 @@
+"""What a message tells of itself, in headers of our own that nobody's carelessness can break."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.stamps import OURS, Stamp, parked_headers
+from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, park, retry
+
+NOW = 1_700_000_000_000
+TIMEOUT = ErrorNote(kind="BankDown", text="timeout")
+NAMES = st.binary(max_size=60).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+
+
+def test_a_fresh_message_carries_no_header_of_ours() -> None:
+    assert Stamp().headers() == {}
+    assert Stamp.read(Headers()) == Stamp()
+
+
+@given(
+    st.builds(
+        Stamp,
+        attempts=st.integers(0, 2**31 - 1),
+        since=st.integers(0, 2**62),
+        wait=st.integers(0, 315_360_000_000),
+        exchange=NAMES,
+        routing_key=NAMES,
+        queue=NAMES,
+        summary=st.text(st.characters(exclude_categories=["Cs"])),
+    )
+)
+def test_a_stamp_survives_the_trip_even_with_names_that_are_not_utf_8(stamp: Stamp) -> None:
+    assert Stamp.read(Headers.of(stamp.headers())) == stamp
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 2**40, True, "3", 3.0, b"3", None, [3], {"n": 3}])
+def test_a_count_that_nobody_here_can_have_written_counts_as_nothing(value: object) -> None:
+    assert Stamp.read(Headers.of({"rmq-retry-attempts": value})).attempts == 0
+
+
+@pytest.mark.parametrize("value", [-1, 315_360_000_001, 2**62, "60000"])
+def test_a_wait_longer_than_any_broker_takes_counts_as_nothing(value: object) -> None:
+    assert Stamp.read(Headers.of({"rmq-retry-wait": value})).wait == 0
+
+
+def test_the_story_grows_by_a_line_for_each_attempt() -> None:
+    stamp = Stamp().after(retry(30.0, TIMEOUT), attempt=1, now=NOW)
+    stamp = stamp.after(retry(1234.5678, TIMEOUT), attempt=2, now=NOW + 40_000)
+    stamp = stamp.after(park(Reason.EXHAUSTED, "Gave up", TIMEOUT), attempt=3, now=NOW + 99_000)
+
+    assert stamp.attempts == 3
+    assert stamp.since == NOW
+    assert stamp.summary == (
+        "#1 BankDown: timeout, waits 30 s\n#2 BankDown: timeout, waits 1234.6 s\n#3 BankDown: timeout"
+    )
+
+
+def test_an_attempt_that_does_not_count_leaves_no_trace() -> None:
+    verdict: Verdict = replace(retry(30.0, TIMEOUT), counted=False)
+
+    assert Stamp(attempts=2).after(verdict, attempt=3, now=NOW) == Stamp(attempts=2)
+
+
+def test_an_error_of_several_lines_is_one_line_of_the_summary() -> None:
+    note = ErrorNote(kind="OperationalError", text="server closed\n\tbefore or while\n")
+
+    assert Stamp().after(retry(1, note), attempt=1, now=NOW).summary == (
+        "#1 OperationalError: server closed \tbefore or while , waits 1 s"
+    )
+
+
+def test_a_long_story_keeps_its_latest_lines() -> None:
+    stamp = Stamp()
+    for attempt in range(1, 101):
+        stamp = stamp.after(retry(30.0, TIMEOUT), attempt=attempt, now=NOW)
+
+    lines = stamp.summary.split("\n")
+    assert len(stamp.summary) <= 1000
+    assert len(lines) == 29
+    assert lines[0] == "#72 BankDown: timeout, waits 30 s"
+    assert lines[-1] == "#100 BankDown: timeout, waits 30 s"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=3000))
+def test_the_story_stays_within_a_thousand_bytes_whatever_it_began_with(forged: str) -> None:
+    stamp = Stamp(summary=forged).after(retry(30.0, TIMEOUT), attempt=1, now=NOW)
+
+    assert len(stamp.summary.encode()) <= 1000
+    assert stamp.summary.endswith("#1 BankDown: timeout, waits 30 s")
+
+
+def test_a_forged_story_of_a_hundred_thousand_lines_is_cut_at_once() -> None:
+    stamp = Stamp(summary="\n" * 100_000).after(retry(30.0, TIMEOUT), attempt=1, now=NOW)
+
+    assert stamp.summary.strip() == "#1 BankDown: timeout, waits 30 s"
+
+
+def test_why_a_message_is_parked_stands_beside_its_story() -> None:
+    verdict = park(Reason.EXHAUSTED, "Gave up after 5 attempts: BankDown: timeout", TIMEOUT)
+
+    assert parked_headers(verdict, handler="payments.handlers.charge", now=NOW) == {
+        "rmq-retry-reason": "retries exhausted",
+        "rmq-retry-detail": "Gave up after 5 attempts: BankDown: timeout",
+        "rmq-retry-error": "BankDown",
+        "rmq-retry-message": "timeout",
+        "rmq-retry-handler": "payments.handlers.charge",
+        "rmq-retry-parked-at": NOW,
+    }
+
+
+def test_every_header_of_ours_is_known_to_be_ours() -> None:
+    full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s")
+    why = parked_headers(park(Reason.REQUESTED, "d", TIMEOUT), handler="h", now=NOW)
+
+    assert {*full.headers(), *why} == OURS
