@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import environ  # type: ignore[import-untyped]  # it has neither stubs nor py.typed
-from django.core.exceptions import ImproperlyConfigured
 
 from django_rmq_retry.broker.urls import Secret
 
@@ -76,7 +75,7 @@ def _text(variables: Mapping[str, str], name: str) -> str | None:
         return Path(file).read_text(encoding="utf-8").rstrip("\r\n") or None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-    raise ImproperlyConfigured(f"{name}_FILE names the file {file!r}, which cannot be read: {reason}.")
+    raise environ.ImproperlyConfigured(f"{name}_FILE names the file {file!r}, which cannot be read: {reason}.")
 
 
 def _cast(name: str, cast: Cast, text: str) -> object:
@@ -86,7 +85,7 @@ def _cast(name: str, cast: Cast, text: str) -> object:
         return environ.Env.parse_value(text, cast)
     except ValueError:
         expected = "a whole number" if cast in (int, _limit) else "a number"
-    raise ImproperlyConfigured(f"The environment variable {PREFIX}{name} takes {expected}, not {text!r}.")
+    raise environ.ImproperlyConfigured(f"The environment variable {PREFIX}{name} takes {expected}, not {text!r}.")
 
 
 def _refuse_misspelt(variables: Mapping[str, str]) -> None:
@@ -97,4 +96,6 @@ def _refuse_misspelt(variables: Mapping[str, str]) -> None:
             continue
         near = difflib.get_close_matches(bare, VARIABLES, n=1, cutoff=0.85)
         if near:
-            raise ImproperlyConfigured(f"The environment variable {name} is not known. Did you mean {PREFIX}{near[0]}?")
+            raise environ.ImproperlyConfigured(
+                f"The environment variable {name} is not known. Did you mean {PREFIX}{near[0]}?"
+            )

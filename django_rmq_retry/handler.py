@@ -68,26 +68,26 @@ def handler(
     match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
 
     def decorate(function: Callable[[Any], R]) -> Handler[R]:
-        if isinstance(function, Handler):
-            function = function.__wrapped__
-        _check_function(function)
-        registration = registry.Registration(
-            name=name or f"{function.__module__}.{function.__qualname__}",
-            run=_run_of(function),
-            queue=queue,
-            policy=policy,
-            park=park,
-            match=match,
-            codec=codec,
-            module=function.__module__,
-            execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
-        )
-        # What cannot be meant is said here, where it is written; what the settings add to it is not known yet.
-        registration.joined(queue if isinstance(queue, Queue) else Queue(queue), RetryThenPark())
+        plain = function.__wrapped__ if isinstance(function, Handler) else function
+        registration = _registration(plain, name, queue=queue, policy=policy, park=park, match=match, codec=codec)
         registry.register(registration)
-        return Handler(function, registration.name)
+        return Handler(plain, registration.name)
 
     return decorate
+
+
+def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
+    _check_function(function)
+    made = registry.Registration(
+        name=name or f"{function.__module__}.{function.__qualname__}",
+        run=_run_of(function),
+        module=function.__module__,
+        execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
+        **written,
+    )
+    # What cannot be meant is said here, where it is written; what the settings add to it is not known yet.
+    made.joined(made.queue if isinstance(made.queue, Queue) else Queue(made.queue), RetryThenPark())
+    return made
 
 
 def _run_of(function: Callable[[Any], Any]) -> Callable[[Delivery], object]:

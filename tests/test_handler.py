@@ -1,0 +1,288 @@
+"""The decorator: a plain function stays one, and what cannot be a handler is refused where it is written."""
+# ruff: noqa: ARG001 - a handler gets a message whether it needs it or not
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import override_settings
+
+import django_rmq_retry
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Fixed,
+    Json,
+    Native,
+    OneShot,
+    Queue,
+    Raw,
+    Requeue,
+    RetryThenPark,
+    StopTheLine,
+    handler,
+    registry,
+)
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.subscription import Match
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+def test_a_handler_is_still_the_function() -> None:
+    @handler("payments.charge")
+    def charge(message: Delivery) -> str:
+        """Charge it."""
+        return message.queue
+
+    assert charge(Delivery(queue="q", body=b"")) == "q"
+
+    assert (charge.__name__, charge.__doc__, charge.__module__) == ("charge", "Charge it.", __name__)
+    assert repr(charge) == f"<Handler {charge.name}>"
+
+
+def test_what_is_left_open_is_filled_in_with_defaults() -> None:
+    @handler("payments.charge", name="charge")
+    def charge(message: Delivery) -> None: ...
+
+    found = charge.subscription
+
+    assert found.name == "charge"
+    assert charge.queue == Queue("payments.charge")
+    assert found.park == "payments.charge.parked"
+    assert found.policy == RetryThenPark()
+    assert found.match == Match()
+    assert isinstance(found.codec, Json)
+
+
+def test_the_name_is_where_the_function_stands() -> None:
+    @handler("payments.charge")
+    def charge(message: Delivery) -> None: ...
+
+    assert charge.name == f"{__name__}.test_the_name_is_where_the_function_stands.<locals>.charge"
+
+
+def test_everything_can_be_written_down() -> None:
+    codec = Raw()
+    policy = RetryThenPark(attempts=2, backoff=Fixed(3))
+
+    @handler(
+        Queue("payments.charge", type="classic"),
+        policy=policy,
+        park="set-aside",
+        type="charge",
+        routing_key="bank.*",
+        headers={"kind": 1},
+        codec=codec,
+        name="charge",
+    )
+    def charge(message: Delivery) -> None: ...
+
+    found = charge.subscription
+
+    assert found.queue == Queue("payments.charge", type="classic")
+    assert (found.policy, found.park, found.codec) == (policy, "set-aside", codec)
+    assert found.match == Match(type="charge", routing_key="bank.*", headers={"kind": 1})
+
+
+def test_the_settings_say_the_default_policy_and_type_of_queue() -> None:
+    @handler("payments.charge")
+    def charge(message: Delivery) -> None: ...
+
+    policy = RetryThenPark(attempts=1)
+    before = charge.subscription
+    with override_settings(RMQ_RETRY={"POLICY": policy, "QUEUE_TYPE": "classic"}):
+        changed = charge.subscription
+
+    assert (changed.policy, changed.queue.type) == (policy, "classic")
+    assert (before.queue.type, charge.subscription.queue.type) == ("quorum", "quorum")
+
+
+def test_an_ordered_policy_asks_for_a_single_active_consumer() -> None:
+    @handler("ledger.post", policy=StopTheLine())
+    def post(message: Delivery) -> None: ...
+
+    assert post.queue.single_active_consumer
+
+
+def test_the_queries_of_an_async_handler_run_in_its_worker() -> None:
+    together = threading.Barrier(3)
+
+    @handler("payments.charge")
+    async def charge(message: Delivery) -> int:
+        together.wait(5)
+        return await sync_to_async(threading.get_ident)()
+
+    run = charge.subscription.run
+    seen: dict[int, object] = {}
+
+    def work() -> None:
+        seen[threading.get_ident()] = run(Delivery(queue="q", body=b""))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+
+    assert len(seen) == 3
+    assert all(thread == told for thread, told in seen.items())
+
+
+def test_an_error_of_an_async_handler_reaches_the_worker() -> None:
+    @handler("payments.charge")
+    async def charge(message: Delivery) -> None:
+        raise LookupError("no such payment")
+
+    with pytest.raises(LookupError, match="no such payment"):
+        charge.subscription.run(Delivery(queue="q", body=b""))
+
+
+def test_an_async_handler_called_directly_is_awaited_by_the_caller() -> None:
+    @handler("payments.charge")
+    async def charge(message: Delivery) -> str:
+        return "done"
+
+    waiting = charge(Delivery(queue="q", body=b""))
+
+    with pytest.raises(StopIteration, match="done"):
+        waiting.send(None)
+
+
+def test_a_decorator_below_ours_may_hide_that_a_function_is_async() -> None:
+    def counted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(function)
+        def call(message: Any) -> Any:
+            return function(message)
+
+        return call
+
+    @handler("payments.charge")
+    @counted
+    async def charge(message: Delivery) -> str:
+        return "done"
+
+    assert charge.subscription.run(Delivery(queue="q", body=b"")) == "done"
+
+
+def test_one_function_may_serve_two_queues_under_two_names() -> None:
+    @handler("payments.transfer", name="transfer")
+    @handler("payments.charge", name="charge")
+    def both(message: Delivery) -> str:
+        return "done"
+
+    assert [found.queue.name for found in registry.subscriptions()] == ["payments.charge", "payments.transfer"]
+    assert both.queue.name == "payments.transfer"
+    assert both(Delivery(queue="q", body=b"")) == "done"
+
+
+def takes_none() -> None: ...
+def takes_two(message: object, other: object) -> None: ...
+def takes_by_name(*, message: object) -> None: ...
+def takes_one_and_defaults(message: object, other: int = 1) -> None: ...
+def generates(message: object) -> Iterator[int]:
+    yield 1
+
+
+async def generates_async(message: object) -> Any:
+    yield 1
+
+
+class Bank:
+    def charge(self, message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other"),
+        (takes_two, r"takes_two\(message: object, other: object\) -> None must take one argument"),
+        (takes_by_name, "must take one argument"),
+        (Bank.charge, "A method cannot be a handler; write a function"),
+        (generates, "Handler generates contains 'yield'"),
+        (generates_async, "Handler generates_async contains 'yield'"),
+        (Bank, "decorates a function, not Bank"),
+        (functools.partial(takes_two, 1), "decorates a function, not functools.partial"),
+        ("charge", "decorates a function, not 'charge'"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused_where_it_is_written(function: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        handler("payments.charge")(function)
+
+    assert registry.subscriptions() == ()
+
+
+def test_arguments_with_defaults_do_no_harm() -> None:
+    assert handler("payments.charge")(takes_one_and_defaults).queue.name == "payments.charge"
+
+
+def test_the_decorator_needs_its_queue() -> None:
+    with pytest.raises(ConfigurationError, match="@handler needs the name of a queue"):
+        handler(takes_one_and_defaults)  # type: ignore[arg-type]  # that is the mistake
+
+
+@pytest.mark.parametrize(
+    ("queue", "options", "said"),
+    [
+        ("", {}, "must be a text that is not empty"),
+        (None, {}, "must be a text that is not empty"),
+        ("amq.mine", {}, "belongs to the broker"),
+        ("q", {"policy": RetryThenPark}, "policy is a value such as RetryThenPark"),
+        ("q", {"policy": "RetryThenPark"}, "policy is a value such as RetryThenPark"),
+        ("q", {"park": "q"}, "parks into its own queue"),
+        ("q", {"park": "amq.parked"}, "belongs to the broker"),
+        ("q", {"policy": RetryThenPark(via=Requeue(), attempts=5)}, "cannot count to attempts=5"),
+        (Queue("q", type="classic"), {"policy": RetryThenPark(via=Native(1))}, "feature of quorum queues"),
+        (
+            Queue("q", message_ttl=5),
+            {"policy": RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=30))},
+            "dead-letter loop",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(queue: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        handler(queue, **options)(takes_one_and_defaults)
+
+    assert registry.registrations() == {}
+
+
+def test_the_three_scenarios_and_a_topology_taken_over_read_as_in_the_documentation() -> None:
+    main = Exchange("main-exchange", "direct")
+
+    @handler("ledger.post", policy=StopTheLine())
+    def post(message: Delivery) -> None: ...
+
+    @handler("rates.quote", policy=OneShot())
+    def quote(message: Delivery) -> dict[str, str]:
+        return {"rate": "1.0831"}
+
+    @handler(
+        Queue("main-queue", bindings=[main.bind("srvc.transact.cash")]),
+        policy=RetryThenPark(attempts=4, via=DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)),
+        park="parking-queue",
+    )
+    def cash(message: Delivery) -> None: ...
+
+    assert list(registry.topology().queues) == [
+        "ledger.post",
+        "ledger.post.parked",
+        "rates.quote",
+        "rates.quote.parked",
+        "main-queue",
+        "retry-queue",
+        "parking-queue",
+    ]
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in django_rmq_retry.__all__ if not hasattr(django_rmq_retry, name)] == []

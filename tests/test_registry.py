@@ -1,0 +1,174 @@
+"""The handlers of a project together: found, joined by queue, and each name once."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.test import override_settings
+
+from django_rmq_retry import Delivery, Exchange, Queue, RetryThenPark, StopTheLine, handler, registry
+from django_rmq_retry.core.declarations import Role
+from django_rmq_retry.core.errors import ConfigurationError
+
+HANDLERS = """
+from django_rmq_retry import handler
+
+@handler("shop.order")
+def order(message):
+    return 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An app of a project, with handlers."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "handlers.py").write_text(HANDLERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield folder / "handlers.py"
+    for name in ("shop.handlers", "shop"):
+        sys.modules.pop(name, None)
+
+
+def names() -> list[str]:
+    return [found.name for found in registry.subscriptions()]
+
+
+@pytest.mark.usefixtures("shop")
+def test_handlers_are_found_in_each_installed_app() -> None:
+    with override_settings(INSTALLED_APPS=["django_rmq_retry", "shop"]):
+        apps.get_app_config("rmq_retry").ready()
+
+    assert names() == ["shop.handlers.order"]
+
+
+def test_an_error_in_a_handlers_file_is_not_swallowed(shop: Path) -> None:
+    shop.write_text("import a_module_that_is_missing\n")
+
+    with (
+        pytest.raises(ModuleNotFoundError, match="a_module_that_is_missing"),
+        override_settings(INSTALLED_APPS=["shop"]),
+    ):
+        registry.autodiscover()
+
+
+def test_a_reloaded_module_replaces_all_it_had(shop: Path) -> None:
+    module = importlib.import_module("shop.handlers")
+    shop.write_text(HANDLERS.replace("order", "parcel") + HANDLERS.replace("order", "bill").replace("1", "22"))
+    importlib.reload(module)
+
+    assert names() == ["shop.handlers.parcel", "shop.handlers.bill"]
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_reloaded_module_may_say_the_same_again() -> None:
+    module = importlib.import_module("shop.handlers")
+    importlib.reload(module)
+
+    assert names() == ["shop.handlers.order"]
+
+
+def test_one_name_for_two_functions_is_refused(shop: Path) -> None:
+    shop.write_text(HANDLERS + HANDLERS.replace("shop.order", "shop.other"))
+
+    with pytest.raises(ConfigurationError) as caught:
+        importlib.import_module("shop.handlers")
+
+    assert str(caught.value) == (
+        "Two handlers have the name 'shop.handlers.order', for the queues 'shop.order' and 'shop.other'. "
+        "Rename one function, or give one of them name='…'."
+    )
+
+
+def test_a_queue_given_by_name_is_the_one_written_out_elsewhere() -> None:
+    written = Queue("payments", type="classic", max_priority=5)
+
+    @handler("payments", name="cash", type="cash")
+    def cash(message: Delivery) -> None: ...
+
+    @handler(written, name="card", type="card")
+    def card(message: Delivery) -> None: ...
+
+    (intake,) = registry.intakes()
+
+    assert cash.queue == card.queue == written
+    assert [found.name for found in intake.subscriptions] == ["cash", "card"]
+
+
+def test_a_handler_that_comes_later_still_writes_the_queue_out() -> None:
+    @handler("payments", name="cash", type="cash")
+    def cash(message: Delivery) -> None: ...
+
+    before = cash.queue.type
+
+    @handler(Queue("payments", type="classic"), name="card", type="card")
+    def card(message: Delivery) -> None: ...
+
+    assert (before, cash.queue.type) == ("quorum", "classic")
+
+
+def test_the_settings_may_write_a_work_queue_out() -> None:
+    events = Exchange("events", "topic")
+    written = Queue("payments", bindings=[events.bind("payment.#")])
+
+    @handler("payments", name="cash")
+    def cash(message: Delivery) -> None: ...
+
+    with override_settings(RMQ_RETRY={"TOPOLOGY": [written, Queue("archive")]}):
+        found = registry.topology()
+
+    assert found.role("payments") is Role.WORK
+    assert found.queues["payments"].arguments["x-dead-letter-routing-key"] == "payments.parked"
+    assert found.role("archive") is Role.OTHER
+    assert [binding.key for binding in found.bindings] == ["payment.#"]
+
+
+def test_two_handlers_for_every_message_of_one_queue_are_refused() -> None:
+    @handler("payments", name="cash")
+    def cash(message: Delivery) -> None: ...
+
+    @handler("payments", name="card")
+    def card(message: Delivery) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="cash and card would both take every message"):
+        registry.intakes()
+
+
+def test_an_ordered_and_an_unordered_handler_cannot_share_a_queue() -> None:
+    @handler("payments", name="cash", type="cash", policy=StopTheLine())
+    def cash(message: Delivery) -> None: ...
+
+    @handler("payments", name="card", type="card", policy=RetryThenPark())
+    def card(message: Delivery) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="share the queue 'payments' but not its"):
+        registry.topology()
+
+
+def test_a_broken_neighbour_keeps_no_handler_from_its_queue() -> None:
+    @handler("payments", name="cash")
+    def cash(message: Delivery) -> None: ...
+
+    @handler("payments", name="card")
+    def card(message: Delivery) -> None: ...
+
+    assert cash.subscription.queue == Queue("payments")
+
+
+def test_joining_is_done_once() -> None:
+    @handler("payments", name="cash")
+    def cash(message: Delivery) -> None: ...
+
+    assert cash.subscription is cash.subscription
