@@ -17,10 +17,16 @@ class Management:
 
     url: str
 
+    @property
+    def place(self) -> str:
+        """Host and port, without the password."""
+        parts = urlsplit(self.url)
+        return f"{parts.hostname}:{parts.port}"
+
     def call(self, method: str, path: str, body: object = None) -> Any:
         """One request; the decoded answer, or None where there is none."""
         parts = urlsplit(self.url)
-        request = Request(f"http://{parts.hostname}:{parts.port}/api/{path}", method=method)
+        request = Request(f"http://{self.place}/api/{path}", method=method)
         login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         request.add_header("Content-Type", "application/json")

@@ -6,10 +6,11 @@ RMQ_TEST_INSTALL=never keeps it from that.
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from tests.tooling.installs import install_for
-from tests.tooling.node import shakes_hands
+from tests.tooling.services import DEFAULT, Broker, Unavailable, named_broker
 
 # Debian's packages ask this script before they start a service: the tests start their own nodes
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -19,14 +20,21 @@ def provide() -> str:
     """What the tests will find, as a sentence."""
     if os.environ.get("RMQ_TEST_URL"):
         return "RabbitMQ: the one that RMQ_TEST_URL names."
-    if install_for(None) is None and not shakes_hands(5672) and may_install():
+    if install_for(None) is None and service() is None and may_install():
         install()
     found = install_for(None)
     if found:
         return f"RabbitMQ: private nodes of {found.version}."
-    if shakes_hands(5672):
+    if service():
         return "RabbitMQ: the one on 127.0.0.1:5672, in virtual hosts of the tests' own."
     return "RabbitMQ: none. Install rabbitmq-server or set RMQ_TEST_URL; without it most of the product is not tested."
+
+
+def service() -> Broker | None:
+    """The RabbitMQ that runs on this machine, if the tests may make virtual hosts there."""
+    with suppress(Unavailable):
+        return named_broker(DEFAULT)
+    return None
 
 
 def may_install() -> bool:

@@ -65,10 +65,9 @@ class Services:
         install = None if url else install_for(version)
         if install is not None:
             return self._shared(install)
-        if url is None and version is None and shakes_hands(5672):
-            url = DEFAULT
-        if url is None:
+        if url is None and (version or not shakes_hands(5672)):
             raise missing(version)
+        url = url or DEFAULT
         broker = named_broker(url)
         (self.folder / "external").write_text(url)
         return broker
@@ -132,8 +131,9 @@ def named_broker(url: str) -> Broker:
     version = management.version()
     if version is None:
         place = f"{parts.hostname}:{parts.port or 5672}"
-        why = "the tests make their virtual hosts through it. Enable rabbitmq_management, or set RMQ_TEST_MANAGEMENT"
-        raise Unavailable(None, f"RabbitMQ at {place} has no management API that answers; {why}.")
+        why = f"no management API answers at {management.place}, and the tests make their virtual hosts through it"
+        how = "Enable rabbitmq_management there, or set RMQ_TEST_MANAGEMENT, or install rabbitmq-server here"
+        raise Unavailable(None, f"RabbitMQ at {place} cannot be used: {why}. {how}.")
     return Broker(version=version, base=f"{parts.scheme}://{parts.netloc}", management=management)
 
 
