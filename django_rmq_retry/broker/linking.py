@@ -17,7 +17,7 @@ from django_rmq_retry.broker.address import Access
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.dialing import parameters
 from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.core.errors import BrokerRefused
+from django_rmq_retry.core.errors import BrokerRefused, ConfigurationError
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -97,12 +97,18 @@ class Link:
 
     def _not_opened(self, _connection: object, error: BaseException | str) -> None:
         cause = _root(error)
+        if isinstance(cause, ConfigurationError):
+            self._give_up(cause)
+            return
         refusal = _refusal(cause)
         if refusal and not self._ever:
-            self._wanted = False
-            self._refused(BrokerRefused(self._access.shown, refusal))
+            self._give_up(BrokerRefused(self._access.shown, refusal))
             return
         self._again(refusal or _words(cause))
+
+    def _give_up(self, error: BaseException) -> None:
+        self._wanted = False
+        self._refused(error)
 
     def _closed(self, _connection: object, reason: BaseException) -> None:
         self.connection = None

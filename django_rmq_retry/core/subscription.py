@@ -1,6 +1,5 @@
 """A handler, its queue and its policy, joined; and the subscriptions that share one queue."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +8,7 @@ from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy
-from django_rmq_retry.core.topology import Queue, check_name
+from django_rmq_retry.core.topology import Queue, check_name, matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Match:
     def takes(self, delivery: Delivery) -> bool:
         if self.type is not None and delivery.type != self.type:
             return False
-        if self.routing_key is not None and not _pattern(self.routing_key).fullmatch(delivery.routing_key):
+        if self.routing_key is not None and not matches(self.routing_key, delivery.routing_key):
             return False
         return all(delivery.headers.get(name) == value for name, value in self.headers.items())
 
@@ -120,12 +119,3 @@ def _agree(first: Subscription, other: Subscription) -> None:
                 f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
                 f"but not its {what}: {one!r} against {two!r}. Write the same for both, or use two queues."
             )
-
-
-def _pattern(key: str) -> re.Pattern[str]:
-    """A topic pattern as a regular expression; ``re`` keeps the compiled ones."""
-    words = [{"*": r"[^.]*", "#": r".*"}.get(word, re.escape(word)) for word in key.split(".")]
-    text = r"\.".join(words)
-    # '#' may stand for no word at all, and then takes its dot with it.
-    text = text.replace(r".*\.", r"(?:.*\.)?").replace(r"\..*", r"(?:\..*)?") if "#" in key else text
-    return re.compile(text, re.DOTALL)

@@ -124,6 +124,19 @@ def milliseconds(seconds: float) -> int:
     return math.ceil(round(seconds * 1000, 6))
 
 
+def matches(pattern: str, key: str) -> bool:
+    """Whether a topic exchange would route the key by this pattern: ``*`` is one word, ``#`` any number of words."""
+    words = key.split(".") if key else []
+    # The numbers of words that the pattern, as far as it has been read, can have taken.
+    taken = {0}
+    for part in pattern.split(".") if pattern else []:
+        if part == "#":
+            taken = set(range(min(taken), len(words) + 1)) if taken else taken
+        else:
+            taken = {at + 1 for at in taken if at < len(words) and part in {"*", words[at]}}
+    return len(words) in taken
+
+
 def check_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"The name of an {what} must be a text that is not empty, not {name!r}.")

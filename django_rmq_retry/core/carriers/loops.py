@@ -18,7 +18,7 @@ from django_rmq_retry.core.declarations import (
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell, copy_of
 from django_rmq_retry.core.stamps import MARK, Stamp
-from django_rmq_retry.core.topology import Exchange, milliseconds
+from django_rmq_retry.core.topology import Exchange, matches, milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,17 @@ class DeadLetter(Carrier):
         return ours + rejections(delivery.headers, route.work.name) + 1
 
     def refusal(self, route: Route) -> str | None:
-        if route.work.message_ttl is None:
-            return None
-        return (
-            f"Queue {route.work.name!r} has a message_ttl and a dead-letter loop: what expires there would go round "
-            "without an attempt, and RabbitMQ 4 drops it. Leave message_ttl out, or use via=Ladder()."
-        )
+        if route.work.message_ttl is not None:
+            return (
+                f"Queue {route.work.name!r} has a message_ttl and a dead-letter loop: what expires there would go "
+                "round without an attempt, and RabbitMQ 4 drops it. Leave message_ttl out, or use via=Ladder()."
+            )
+        if self.key is not None and self.back_key is None and not _finds_back(route, self.back, self.key):
+            return (
+                f"DeadLetter(key={self.key!r}) changes the key of what is rejected, and no binding of queue "
+                f"{route.work.name!r} takes that key: its messages would be dropped on the way back. Set back_key=…."
+            )
+        return None
 
     def additions(self, route: Route) -> Additions:
         exchange = self.exchange if isinstance(self.exchange, Exchange) else Exchange(self.exchange, "fanout")
@@ -63,10 +68,14 @@ class DeadLetter(Carrier):
         )
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        if well_formed(delivery.headers):
+        key = self.key or delivery.routing_key
+        finds_back = self.back_key is not None or _finds_back(route, self.back, key)
+        if well_formed(delivery.headers) and finds_back:
             return Settlement(tell=Tell.REJECT)
-        # RabbitMQ 3 crashes the queue or loses the message when it must add to an x-death that it did not write.
-        copy = copy_of(delivery, hop.stamp, exchange="", routing_key=self.queue)
+        # RabbitMQ 3 crashes the queue or loses the message when it must add to an x-death that it did not write; and
+        # a key that is not bound on the way back is dropped there by every version. A copy is confirmed instead.
+        exchange = self.exchange.name if isinstance(self.exchange, Exchange) else self.exchange
+        copy = copy_of(delivery, hop.stamp, exchange=exchange, routing_key=key if finds_back else _key_back(route))
         return Settlement(tell=Tell.ACK, copy=copy)
 
 
@@ -94,19 +103,18 @@ class WaitQueue(Carrier):
         )
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        keys = _keys(route)
-        key = delivery.routing_key if delivery.routing_key in keys or self._exchange().type != "direct" else keys[0]
+        key = delivery.routing_key
         copy = copy_of(
             delivery,
             hop.stamp,
             exchange=self._exchange().name,
-            routing_key=key,
+            routing_key=key if _finds_back(route, self.back, key) else _key_back(route),
             expiration=milliseconds(hop.delay),
         )
         return Settlement(tell=Tell.ACK, copy=copy)
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp]:
-        return self._exchange().name, _keys(route)[0], milliseconds(seconds), Stamp()
+        return self._exchange().name, _key_back(route), milliseconds(seconds), Stamp()
 
     def _exchange(self) -> Exchange:
         return self.exchange if isinstance(self.exchange, Exchange) else Exchange(self.exchange, "direct")
@@ -119,6 +127,22 @@ def _safe(route: Route) -> bool:
 def _keys(route: Route) -> list[str]:
     """The keys of the work queue's bindings; a queue without any is reached by its name."""
     return [binding.key for binding in route.work.bindings] or [route.work.name]
+
+
+def _finds_back(route: Route, back: str | None, key: str) -> bool:
+    """Whether a message with this key comes back to the work queue."""
+    if back == "" or not route.work.bindings:
+        return True
+    source = route.work.bindings[0].source
+    bound = [binding.key for binding in route.work.bindings if binding.source.name == (back or source.name)]
+    if source.type == "topic":
+        return any(matches(pattern, key) for pattern in bound)
+    return source.type != "direct" or key in bound
+
+
+def _key_back(route: Route) -> str:
+    """A key that is bound on the way back, with a word of ours where the binding leaves one open."""
+    return ".".join("retry" if word in {"*", "#"} else word for word in _keys(route)[0].split("."))
 
 
 def _way_back(route: Route, back: str | None, key: str | None) -> tuple[str, str | None]:
