@@ -26,7 +26,7 @@ PRIVATE = {
         "_trim_frame_buffer",
     ),
     "channel": ("_cancelled", "_closing_reason", "_consumers", "_on_closeok", "_rpc", "_set_state"),
-    "transport": ("_produce", "_tx_buffers"),
+    "transport": ("_on_socket_writable", "_tx_buffers"),
 }
 
 ONE_WRITE = 65536
@@ -123,22 +123,22 @@ class Connection(pika.SelectConnection):
         return read
 
     def _proto_connection_made(self, transport: Any) -> None:
-        super()._proto_connection_made(transport)  # type: ignore[misc]  # private, so not in the stubs
         _join_writes(transport)
+        super()._proto_connection_made(transport)  # type: ignore[misc]  # private, so not in the stubs
 
 
 def _join_writes(transport: Any) -> None:
     """Let the transport send all that waits with one system call, instead of one for each frame."""
-    waiting, produce = transport._tx_buffers, transport._produce
+    waiting, write = transport._tx_buffers, transport._on_socket_writable
 
-    def produce_joined() -> None:
+    def write_joined() -> None:
         if len(waiting) > 1:
             pieces = list(_joined(waiting))
             waiting.clear()
             waiting.extend(pieces)
-        produce()
+        write()
 
-    transport._produce = produce_joined
+    transport._on_socket_writable = write_joined
 
 
 def _joined(chunks: Iterable[bytes]) -> Iterator[bytes]:

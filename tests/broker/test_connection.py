@@ -1,12 +1,11 @@
 """What our connection adds to pika's: raw sending, joined writes, a bare close, and knowing its broker."""
 
-from collections import deque
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from pika import spec
-from pika.adapters.utils.io_services_utils import _AsyncTransportBase
+from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport, _AsyncSSLTransport
 from pika.exceptions import ChannelClosedByClient, ConnectionWrongStateError
 from pika.heartbeat import HeartbeatChecker
 
@@ -19,8 +18,8 @@ from tests.broker.offline import HEARTBEAT, delivery, method, wire
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in PRIVATE.items() for name in names])
 def test_pika_still_has_every_private_name_we_stand_on(owner: str, name: str) -> None:
     with wire() as at:
-        concrete: Any = type("Concrete", (_AsyncTransportBase,), {"write": None})
-        transport = concrete(None, None, None)
+        kind: Any = _AsyncPlaintextTransport
+        transport = kind(Mock(), Mock(), Mock())
         owners = {"connection": at.connection, "channel": at.channel, "transport": transport}
 
         assert hasattr(owners[owner], name), (
@@ -104,23 +103,50 @@ def test_a_busy_connection_is_not_idle_to_the_heartbeat_checker() -> None:
         checker.stop()
 
 
-def test_what_waits_is_written_with_one_call_in_its_order() -> None:
-    sent: list[bytes] = []
-    waiting: deque[bytes] = deque([b"a", b"b" * ONE_WRITE, b"c", b"d"])
-    transport = SimpleNamespace(_tx_buffers=waiting)
+class Socket:
+    """Takes so many bytes at a time."""
 
-    def produce() -> None:
-        sent.extend(waiting)
-        waiting.clear()
+    def __init__(self, *, takes: int) -> None:
+        self.takes = takes
+        self.sent: list[bytes] = []
 
-    transport._produce = produce
+    def fileno(self) -> int:
+        return 7
+
+    def pending(self) -> int:
+        return 0
+
+    def send(self, data: bytes) -> int:
+        self.sent.append(data[: self.takes])
+        return len(self.sent[-1])
+
+
+@pytest.mark.parametrize("kind", [_AsyncPlaintextTransport, _AsyncSSLTransport])
+def test_what_waits_is_written_with_one_call_in_its_order(kind: Any) -> None:
+    sock, services = Socket(takes=2 * ONE_WRITE), Mock()
+    transport = kind(sock, Mock(), services)
     with wire() as at:
         at.connection._proto_connection_made(transport)
-    transport._produce()
-    waiting.append(b"e")
-    transport._produce()
+        for chunks in ([b"a", b"b" * ONE_WRITE, b"c", b"d"], [b"e"]):
+            for chunk in chunks:
+                transport.write(chunk)
+            services.set_writer.call_args.args[1]()
 
-    assert sent == [b"a" + b"b" * ONE_WRITE, b"cd", b"e"]
+    assert sock.sent == [b"a" + b"b" * ONE_WRITE, b"cd", b"e"]
+    assert services.remove_writer.call_count == 2
+    assert transport.get_write_buffer_size() == 0
+
+
+def test_what_a_full_socket_does_not_take_is_sent_next_time() -> None:
+    sock, services = Socket(takes=3), Mock()
+    transport: Any = _AsyncPlaintextTransport(cast("Any", sock), Mock(), services)
+    with wire() as at:
+        at.connection._proto_connection_made(transport)
+        for chunk in (b"ab", b"cdef", b"g"):
+            transport.write(chunk)
+        services.set_writer.call_args.args[1]()
+
+    assert sock.sent == [b"abc", b"def", b"g"]
 
 
 @pytest.mark.parametrize(
