@@ -1,0 +1,153 @@
+"""What all commands have in common: exit codes, where output goes, how it looks, and how to ask."""
+
+import datetime
+import difflib
+import json
+import os
+import sys
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+
+from django_rmq_retry.broker.refusing import BrokerUnreachable
+from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
+
+Options = dict[str, Any]
+
+
+class Exit(IntEnum):
+    """The exit codes, the same for all commands."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    DRIFT = 4
+    PARTLY = 5
+    NOTHING = 6
+    UNCONFIRMED = 7
+    UNHEALTHY = 8
+    INTERRUPTED = 130
+
+
+class HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
+    """Django's order of options, and examples as they are written."""
+
+
+class RmqCommand(BaseCommand):
+    """Data goes to stdout, all else to stderr; ``run`` returns the exit code, None for 0."""
+
+    examples: Sequence[str] = ()
+    """Three lines that begin the help, without ``manage.py``."""
+    # An operator must be able to look although some other app fails its checks.
+    requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
+
+    def run(self, options: Options) -> Exit | None:
+        raise NotImplementedError
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        lines = [f"  manage.py {example}" for example in self.examples]
+        description = "\n".join(["examples:", *lines, "", self.help]) if lines else self.help
+        parser = super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
+        parser.description = description
+        return parser
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that knows no ✕ shows \u2715; it is no reason to fail.
+            with suppress(AttributeError):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # of real files only
+        super().run_from_argv(argv)
+
+    def execute(self, *args: Any, **options: Any) -> None:
+        if not options.get("force_color") and (os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"):
+            options["no_color"] = True
+        try:
+            super().execute(*args, **options)
+            self.stdout.flush()
+        except BrokenPipeError:
+            # The reader (head, less) has enough. Nothing is left for the flush at exit to trip over.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            sys.exit(Exit.INTERRUPTED)
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            code = self.run(options)
+        except (BrokerUnreachable, BrokerRefused) as error:
+            raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
+        except (RmqRetryError, ImproperlyConfigured) as error:
+            raise CommandError(str(error), returncode=Exit.ERROR) from error
+        if code:
+            sys.exit(int(code))
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """A line of what was asked for, to stdout; a style is one of Django's: SUCCESS, WARNING, ERROR, NOTICE."""
+        self.stdout.write(getattr(self.style, style)(printable(text)) if style else printable(text))
+
+    def say(self, text: str = "") -> None:
+        """A remark, to stderr."""
+        self.stderr.write(printable(text), lambda remark: remark)
+
+    def table(self, rows: Iterable[Sequence[object]], styles: Sequence[str] = ()) -> None:
+        """Columns: aligned on a terminal, divided by tabs elsewhere; ``styles`` has one for each row, or none."""
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        if not self.stdout.isatty():
+            for row in cells:
+                self.stdout.write("\t".join(row))
+            return
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for number, row in enumerate(cells):
+            # The numbers of a table stand below each other by their last digits.
+            aligned = (
+                cell.rjust(width) if cell.isdigit() else cell.ljust(width)
+                for cell, width in zip(row, widths, strict=True)
+            )
+            self.line("  ".join(aligned).rstrip(), styles[number] if styles else "")
+
+    def document(self, schema: str, **content: object) -> None:
+        """The one JSON document of ``--json``."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self.stdout.write(json.dumps({"schema": f"rmq_retry.{schema}", "at": at, **content}, indent=2, default=str))
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Return only if the answer is yes."""
+        if yes:
+            return
+        if not (sys.stdin.isatty() and self.stderr.isatty()):
+            raise CommandError(f"{question} Nobody is here to answer: add --yes.", returncode=Exit.UNCONFIRMED)
+        self.stderr.write(f"{printable(question)} [yes/no] ", lambda text: text, ending="")
+        self.stderr.flush()
+        if input().strip().lower() != "yes":
+            raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+
+
+def add_yes(parser: CommandParser) -> None:
+    parser.add_argument("--yes", "--no-input", "--noinput", dest="yes", action="store_true", help="do not ask")
+
+
+def add_json(parser: CommandParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: Exit = Exit.USAGE) -> None:
+    """Refuse a name that is not known, with the nearest one that is."""
+    among = list(known)
+    for name in names:
+        if name in among:
+            continue
+        near = difflib.get_close_matches(name, among, n=1)
+        meant = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(among) or 'none'}."
+        raise CommandError(f"There is no {what} {printable(name)!r}. {meant}", returncode=code)
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are written out: a name or an error cannot steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
