@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from django_rmq_retry.core.errors import (
+    MessageNacked,
+    MessageReturned,
+    MessageUnsent,
+    PublishError,
+    PublishUnknown,
+)
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.settlement import Settlement
 
@@ -18,6 +25,14 @@ class Outcome(Enum):
     NACKED = "refused by a queue"
     UNKNOWN = "unknown: the broker did not say"
     UNSENT = "not sent"
+
+
+ERRORS: Mapping[Outcome, type[PublishError]] = {
+    Outcome.RETURNED: MessageReturned,
+    Outcome.NACKED: MessageNacked,
+    Outcome.UNKNOWN: PublishUnknown,
+    Outcome.UNSENT: MessageUnsent,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +117,7 @@ class Publisher(Protocol):
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; return how many were confirmed."""
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None]) -> None:
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
         """Hand over and go on; ``done`` is called on the I/O thread, once, with the outcome and the broker's words."""
 
     def close(self) -> None: ...

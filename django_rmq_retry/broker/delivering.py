@@ -20,6 +20,7 @@ from django_rmq_retry.broker.envelope import (
 )
 
 # Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
+Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
 Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
 # Where it ends, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
 Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]

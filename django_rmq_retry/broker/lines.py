@@ -9,7 +9,7 @@ from pika.exceptions import ChannelClosedByBroker
 from django_rmq_retry.broker.acking import Acks
 from django_rmq_retry.broker.base import Line
 from django_rmq_retry.broker.connection import Connection
-from django_rmq_retry.broker.delivering import DeliverTo
+from django_rmq_retry.broker.delivering import DeliverTo, Received
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Tell
 
@@ -104,16 +104,8 @@ class OpenLine:
             self.line.queue, DeliverTo(self._receive), callback=lambda _frame: self._owner.subscribed(self)
         )
 
-    def _receive(  # noqa: PLR0917 - as the parser calls it
-        self,
-        _tag: str,
-        number: int,
-        redelivered: bool,  # noqa: FBT001 - the parts of a delivery, straight from the parser
-        exchange: str,
-        routing_key: str,
-        raw: bytes,
-        body: bytes,
-    ) -> None:
+    def _receive(self, *received: *Received) -> None:
+        _, number, redelivered, exchange, routing_key, raw, body = received
         if self._quiet:
             # Still on its way when we asked to stop: it goes back; an ordered line does so by closing its channel.
             if not self.line.ordered:

@@ -7,18 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.base import ERRORS, Outcome
 from django_rmq_retry.broker.confirming import ConfirmChannel, Done, Pending
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.linking import Link
 from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.core.errors import (
-    MessageNacked,
-    MessageReturned,
-    MessageUnsent,
-    PublishError,
-    PublishUnknown,
-)
+from django_rmq_retry.core.errors import PublishError
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import encode_properties
 
@@ -26,13 +20,6 @@ log = logging.getLogger("django_rmq_retry")
 
 LOOK = 0.1
 """Seconds between two looks at the deadlines."""
-
-_ERRORS: dict[Outcome, type[PublishError]] = {
-    Outcome.RETURNED: MessageReturned,
-    Outcome.NACKED: MessageNacked,
-    Outcome.UNKNOWN: PublishUnknown,
-    Outcome.UNSENT: MessageUnsent,
-}
 
 
 class PikaPublisher:
@@ -56,7 +43,7 @@ class PikaPublisher:
         self._hand_over(message, waiter.done, timeout)
         outcome, said = waiter.wait()
         if outcome is not Outcome.CONFIRMED:
-            raise _ERRORS[outcome](message.exchange, message.routing_key, said=said)
+            raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
@@ -71,9 +58,9 @@ class PikaPublisher:
             raise batch.failure
         return batch.confirmed
 
-    def send(self, message: Message, done: Done) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         """Hand over and go on; ``done`` is called on the I/O thread."""
-        self._hand_over(message, done, None)
+        self._hand_over(message, done, timeout)
 
     def close(self) -> None:
         """Close the connection; what is not confirmed by then ends as unknown."""
@@ -207,7 +194,7 @@ class _Batch:
             if outcome is Outcome.CONFIRMED:
                 self.confirmed += 1
             elif self.failure is None:
-                self.failure = _ERRORS[outcome](message.exchange, message.routing_key, said=said)
+                self.failure = ERRORS[outcome](message.exchange, message.routing_key, said=said)
             self._window.release()
 
         return done

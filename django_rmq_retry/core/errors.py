@@ -125,3 +125,36 @@ class QueueUnusable(RmqRetryError):
         self.queue = queue
         self.reason = reason
         super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")
+
+
+class CallUnanswered(RmqRetryError, TimeoutError):
+    """A call without an answer. Whether somebody works on it is not known once it was sent."""
+
+    def __init__(self, routing_key: str, *, timeout: float, sent: bool, reason: str = "") -> None:
+        self.routing_key = routing_key
+        self.timeout = timeout
+        self.sent = sent
+        why = f"the connection was lost: {reason}" if reason else f"no answer came within {timeout:g} s"
+        what = "it may have been worked on all the same" if sent else "it was not sent"
+        super().__init__(f"The call to {routing_key!r} has no answer: {why}; {what}. Is its consumer running?")
+
+
+class CallFailed(RmqRetryError):
+    """The handler that was called answered with an error."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        self.text = text
+        super().__init__(f"The handler answered with {kind}: {text}" if text else f"The handler answered with {kind}.")
+
+
+class NotDelayable(ConfigurationError):
+    """A delay was asked for where nothing can hold a message back."""
+
+    def __init__(self, handler: str, carrier: str) -> None:
+        self.handler = handler
+        self.carrier = carrier
+        super().__init__(
+            f"Handler {handler} cannot be published to with delay=…: its carrier {carrier} has no waiting queues. "
+            "Use via=Ladder([…]) with the delays you need."
+        )

@@ -1,0 +1,158 @@
+"""Asking over the broker: requests with an answer queue of this process, and the threads that wait for the answers."""
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.broker.delivering import DeliverTo, Received
+from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.broker.linking import Link
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.core.errors import CallUnanswered, MessageReturned, RmqRetryError
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import decode_properties, encode_properties
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+    from pika.frame import Method
+
+log = logging.getLogger("django_rmq_retry")
+
+DIRECT = "amq.rabbitmq.reply-to"
+"""The broker's own way to the asking channel: no queue is made for it, and it lives as long as the channel."""
+
+
+class Request:
+    """One question and, later, its answer."""
+
+    def __init__(self, message: Message, deadline: float) -> None:
+        self.message = message
+        self.deadline = deadline
+        self.answer: Delivery | None = None
+        self.error: RmqRetryError | None = None
+        self.sent = False
+        self.over = threading.Event()
+
+    def end(self, *, answer: Delivery | None = None, error: RmqRetryError | None = None) -> None:
+        self.answer, self.error = answer, error
+        self.over.set()
+
+
+class PikaCaller:
+    """Sends requests and hands answers to who asked; one connection, shared by all threads of a process."""
+
+    def __init__(self, io: IoThread, access: Access, *, exclusive: bool = False) -> None:
+        self._io = io
+        self._link = Link(io, access, purpose="call", opened=self._opened, lost=self._lost, refused=self._refused)
+        self._exclusive = exclusive
+        self._dialling = False
+        self._channel: Channel | None = None
+        self._answers_to = ""
+        self._open: dict[str, Request] = {}
+        """By correlation id: the ones that wait for their answer, or still to be sent."""
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        request = Request(message, time.monotonic() + timeout)
+        name = message.properties.correlation_id or ""
+        self._io.call(lambda: self._ask(name, request))
+        if not request.over.wait(timeout):
+            self._io.call(lambda: self._forget(name))
+            raise CallUnanswered(message.routing_key, timeout=timeout, sent=request.sent)
+        if request.error is not None:
+            raise request.error
+        assert request.answer is not None  # noqa: S101 - a request ends with an answer or an error
+        return request.answer
+
+    def close(self) -> None:
+        """Close the connection; nobody waits for an answer any more."""
+        self._io.call(lambda: self._link.close(lambda: None))
+
+    def _forget(self, name: str) -> None:
+        self._open.pop(name, None)
+
+    def _ask(self, name: str, request: Request) -> None:
+        self._open[name] = request
+        if not self._dialling:
+            self._dialling = True
+            self._link.open()
+        elif self._answers_to:
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        connection, channel, message = self._link.connection, self._channel, request.message
+        if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
+            return
+        request.sent = True
+        properties = replace(message.properties, reply_to=self._answers_to)
+        connection.send_raw(
+            marshal_publish(
+                channel.channel_number,
+                encode_properties(properties),
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=True,
+                frame_max=connection.frame_max,
+            )
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        connection.channel(on_open_callback=self._channel_opened)
+
+    def _channel_opened(self, channel: "Channel") -> None:
+        self._channel = channel
+        channel.add_on_return_callback(self._returned)
+        if not self._exclusive:
+            self._listen(DIRECT)
+            return
+
+        def declared(frame: "Method[Any]") -> None:
+            self._listen(frame.method.queue)
+
+        channel.queue_declare("", exclusive=True, auto_delete=True, callback=declared)
+
+    def _listen(self, queue: str) -> None:
+        def listening(_frame: object) -> None:
+            self._answers_to = queue
+            for request in self._open.values():
+                self._send(request)
+
+        assert self._channel is not None  # noqa: S101 - it has just been opened
+        self._channel.basic_consume(queue, DeliverTo(self._answered), auto_ack=True, callback=listening)
+
+    def _answered(self, *received: *Received) -> None:
+        *_, raw, body = received
+        delivery = Delivery(queue=self._answers_to, body=body, raw=raw)
+        request = self._open.pop(delivery.correlation_id or "", None)
+        if request is None:
+            log.info("An answer came after its caller had gone")
+            return
+        request.end(answer=delivery)
+
+    def _returned(self, _channel: object, method: object, properties: object, _body: bytes) -> None:
+        name = decode_properties(properties.raw).correlation_id or ""  # type: ignore[attr-defined]  # RawProperties
+        request = self._open.pop(name, None)
+        if request is not None:
+            message = request.message
+            said: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
+            request.end(error=MessageReturned(message.exchange, message.routing_key, said=said))
+
+    def _lost(self, reason: str, retry_in: float) -> None:
+        """Answers to what was sent cannot arrive any more; what was not sent waits for the next connection."""
+        log.warning("No connection for calls (%s), next try in %.1f s", reason, retry_in)
+        self._answers_to, self._channel = "", None
+        for name, request in list(self._open.items()):
+            if request.sent:
+                del self._open[name]
+                request.end(error=CallUnanswered(request.message.routing_key, timeout=0, sent=True, reason=reason))
+
+    def _refused(self, error: BaseException) -> None:
+        self._dialling = False
+        requests, self._open = self._open, {}
+        for request in requests.values():
+            request.end(error=error if isinstance(error, RmqRetryError) else RmqRetryError(str(error)))

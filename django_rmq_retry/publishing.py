@@ -1,0 +1,204 @@
+"""Publishing from Django: data to messages, and inside a transaction on its commit."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from django.db import transaction
+
+from django_rmq_retry import wiring
+from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.core.codec import JSON, Codec
+from django_rmq_retry.core.deaths import BROKERS_OWN
+from django_rmq_retry.core.errors import ConfigurationError, NotDelayable, PublishError
+from django_rmq_retry.core.headers import EMPTY, Headers
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.core.stamps import PREFIX
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.core.topology import milliseconds
+
+log = logging.getLogger("django_rmq_retry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one publish says besides its data."""
+
+    headers: Mapping[str, object] | None = None
+    type: str | None = None
+    priority: int | None = None
+    expiration: float | None = None
+    """Seconds after which a message nobody took leaves its queue, for where the queue sends it: the parked queue."""
+    correlation_id: str | None = None
+    message_id: str | None = None
+    reply_to: str | None = None
+    delay: float | None = None
+    """Seconds before which it shall not arrive."""
+
+
+PLAIN = Options()
+
+
+def publish(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    timeout: float | None = None,
+    at_once: bool = False,
+    **options: object,
+) -> str:
+    """Publish to an exchange, persistent, confirmed and mandatory; return the message's id.
+
+    Inside ``transaction.atomic()`` it leaves on commit, unless ``at_once``. Options: see ``Options``.
+    """
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=_options(options))
+    return dispatch(message, timeout=timeout, at_once=at_once)
+
+
+async def apublish(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+    **options: object,
+) -> str:
+    """As ``publish``, without blocking the event loop. There are no transactions in async code: it leaves at once."""
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=_options(options))
+    return await adispatch(message, timeout=timeout)
+
+
+def publish_many(messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+    """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed."""
+    return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
+
+
+def message_of(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    options: Options = PLAIN,
+    subscription: Subscription | None = None,
+) -> Message:
+    """Data as a message, with an id of its own; to a handler where a subscription is given."""
+    if subscription is not None:
+        exchange, routing_key, options = _addressed(subscription, exchange, routing_key, options)
+        codec = subscription.codec
+    headers = _headers(options.headers)
+    expiration = None if options.expiration is None else milliseconds(options.expiration)
+    if options.delay:
+        if subscription is None or expiration is not None:
+            raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
+        exchange, routing_key, expiration, headers = _delayed(subscription, options.delay, headers)
+    properties = Properties(
+        content_type=codec.content_type,
+        headers=Headers.of(headers) if headers else EMPTY,
+        delivery_mode=2,
+        priority=options.priority,
+        correlation_id=options.correlation_id,
+        reply_to=options.reply_to,
+        expiration=None if expiration is None else str(expiration),
+        message_id=options.message_id or uuid.uuid4().hex,
+        timestamp=int(time.time()),
+        type=options.type,
+    )
+    return Message(body=codec.encode(data), properties=properties, exchange=exchange, routing_key=routing_key)
+
+
+def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False) -> str:
+    """Send a message now, or on commit where a transaction is open."""
+    name = message.properties.message_id or ""
+    if at_once or not transaction.get_connection().in_atomic_block:
+        wiring.publisher().publish(message, timeout=timeout)
+    else:
+        # Robust: one that fails must not keep the messages after it from leaving.
+        transaction.on_commit(lambda: _after_commit(message, timeout), robust=True)
+    return name
+
+
+async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
+    """Send a message and await its confirm."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
+
+    def done(outcome: Outcome, said: str) -> None:
+        loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
+
+    wiring.publisher().send(message, done, timeout=timeout)
+    outcome, said = await ended
+    if outcome is not Outcome.CONFIRMED:
+        raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+    return message.properties.message_id or ""
+
+
+def _resolve(ended: "asyncio.Future[tuple[Outcome, str]]", result: tuple[Outcome, str]) -> None:
+    if not ended.done():
+        ended.set_result(result)
+
+
+def _after_commit(message: Message, timeout: float | None) -> None:
+    """What was committed stays so whatever happens here: say which message is missing, and let the others go."""
+    try:
+        wiring.publisher().publish(message, timeout=timeout)
+    except PublishError as error:
+        log.critical(
+            "Committed, but message %r was not published: %s",
+            message.properties.message_id,
+            error,
+            extra={"event": "unpublished", "message_id": message.properties.message_id},
+        )
+        raise
+
+
+def _options(given: Mapping[str, object]) -> Options:
+    unknown = sorted(set(given) - set(Options.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(Options.__dataclass_fields__)
+        raise TypeError(f"publish() does not know {', '.join(unknown)}; it takes {known}.")
+    return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
+
+
+def _headers(headers: Mapping[str, object] | None) -> Mapping[str, object]:
+    for name in headers or ():
+        if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
+            raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
+    return headers or {}
+
+
+def _addressed(
+    subscription: Subscription, exchange: str, routing_key: str, options: Options
+) -> tuple[str, str, Options]:
+    """Where a handler's messages go: to its queue alone, with what makes this handler take them."""
+    match = subscription.match
+    if match.type is not None and options.type is None:
+        options = replace(options, type=match.type)
+    if match.headers:
+        options = replace(options, headers={**match.headers, **(options.headers or {})})
+    if exchange or (match.routing_key is None and not routing_key):
+        return exchange, routing_key or subscription.queue.name, options
+    key = routing_key or match.routing_key or ""
+    if "*" in key or "#" in key or not subscription.queue.bindings:
+        raise ConfigurationError(
+            f"Handler {subscription.name} takes messages with the routing key {match.routing_key!r}: "
+            "say routing_key=… (and exchange=… where its queue has no binding)."
+        )
+    return subscription.queue.bindings[0].source.name, key, options
+
+
+def _delayed(
+    subscription: Subscription, delay: float, headers: Mapping[str, object]
+) -> tuple[str, str, int | None, Mapping[str, object]]:
+    way = subscription.policy.via.delayed(subscription.route, delay)
+    if way is None:
+        raise NotDelayable(subscription.name, type(subscription.policy.via).__name__)
+    exchange, key, expiration, stamp = way
+    return exchange, key, expiration, {**headers, **stamp.headers()}

@@ -1,0 +1,54 @@
+"""Calls: publish a question to a handler and wait for its answer."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+from django_rmq_retry import wiring
+from django_rmq_retry.core.errors import CallFailed
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.publishing import PLAIN, Options, message_of
+from django_rmq_retry.runtime.attempt import ANSWERED_WITH, FAILED
+
+
+def call(
+    data: object,
+    *,
+    subscription: Subscription,
+    timeout: float = 5.0,
+    exclusive: bool = False,
+    options: Options = PLAIN,
+) -> object:
+    """The handler's answer. A call leaves at once, also inside a transaction: its caller waits."""
+    message = _question(data, subscription, options)
+    answer = wiring.caller(exclusive=exclusive).call(message, timeout=timeout)
+    return _read(answer, subscription)
+
+
+async def acall(
+    data: object,
+    *,
+    subscription: Subscription,
+    timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+    exclusive: bool = False,
+    options: Options = PLAIN,
+) -> object:
+    """As ``call``, without blocking the event loop."""
+    message = _question(data, subscription, options)
+    caller = wiring.caller(exclusive=exclusive)
+    return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), subscription)
+
+
+def _question(data: object, subscription: Subscription, options: Options) -> Message:
+    known = replace(options, correlation_id=uuid.uuid4().hex)
+    return message_of(data, options=known, subscription=subscription)
+
+
+def _read(answer: Delivery, subscription: Subscription) -> object:
+    data = subscription.codec.decode(answer.body, answer.properties)
+    if answer.headers.get(ANSWERED_WITH) != FAILED:
+        return data
+    error = data.get("error") if isinstance(data, dict) else None
+    told = error if isinstance(error, dict) else {}
+    raise CallFailed(str(told.get("type", "an error")), str(told.get("message", "")))
