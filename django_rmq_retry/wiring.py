@@ -113,7 +113,7 @@ class _Around:
 
 def _forked() -> None:
     """In the child: the parent's connections are the parent's."""
-    global _process
+    global _process  # noqa: PLW0603 - there is one process
     _parents.append(_process)
     _process = _Process()
 
