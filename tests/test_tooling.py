@@ -54,11 +54,13 @@ def test_waiting_ends_with_the_last_answer_at_the_deadline() -> None:
         wait_until(lambda: 0, 0.05, what="rain")
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 def test_a_killed_node_comes_back_with_its_durable_queues(private_broker: Vhost, private_node: Node) -> None:
     with pika.BlockingConnection(pika.URLParameters(private_broker.url)) as connection:
         connection.channel().queue_declare("kept", durable=True)
 
+    private_node.flush()
     private_node.kill()
     private_node.start()
 
@@ -123,14 +125,14 @@ def test_a_run_that_is_killed_leaves_no_node_behind(tmp_path: Path) -> None:
 def test_a_run_that_leaves_a_virtual_host_behind_fails_and_names_it(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, A_LEAK)
 
-    assert run.returncode == 1
+    assert run.returncode == 1, run.stdout + run.stderr
     assert "LEFT BEHIND: the virtual host test-rmq" in run.stdout
 
 
 def test_a_missing_service_is_named_loudly(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="")
 
-    assert run.returncode == 0
+    assert run.returncode == 0, run.stdout + run.stderr
     assert "NOT TESTED: 1 tests for want of a service" in run.stdout
     assert "test_made_up.py::test_it" in run.stdout
 
@@ -138,5 +140,5 @@ def test_a_missing_service_is_named_loudly(tmp_path: Path) -> None:
 def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="all")
 
-    assert run.returncode == 1
+    assert run.returncode == 1, run.stdout + run.stderr
     assert "RMQ_TEST_REQUIRE=all" in run.stdout

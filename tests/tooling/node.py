@@ -82,9 +82,13 @@ class Node:
         self._end("guard.pid", signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill -9: a crash. Its data stays."""
+        """Kill -9: a crash. Its data stays, but for what was declared a moment ago: see `flush`."""
         self._end("server.pid", signal.SIGKILL)
         self.stop()
+
+    def flush(self) -> None:
+        """Let what is declared survive `kill`: Mnesia (RabbitMQ 3) writes its log some time after declare-ok."""
+        self.ctl("eval", "mnesia:sync_log().")
 
     def restart(self) -> None:
         """Down and up again on the same ports with the same data."""
