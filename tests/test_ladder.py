@@ -48,7 +48,7 @@ RUNGS = (
     "registry",
     "handler",
     "__init__",
-    "checks",
+    "checks.*",
     "apps",
     "management.*",
 )
