@@ -33,7 +33,7 @@ def seeing(vhost: Vhost) -> Iterator[Declarer]:
         yield Declarer(session, Inspector(url=Secret(vhost.management.url), vhost=vhost.name))
 
 
-def queue(name: str = "orders", **arguments: object) -> Topology:
+def queue(name: str = "orders", /, **arguments: object) -> Topology:
     return Topology(queues={name: QueueDeclaration(name=name, arguments=arguments)})
 
 
@@ -76,7 +76,12 @@ def test_bindings_are_seen_through_the_management_api_only(declarer: Declarer, s
 
 
 def test_every_differing_argument_is_told_and_nothing_is_changed(declarer: Declarer, vhost: Vhost) -> None:
-    had = {"x-queue-type": "quorum", "x-message-ttl": 60000, "x-dead-letter-exchange": "late", "x-max-length": 5}
+    had: dict[str, object] = {
+        "x-queue-type": "quorum",
+        "x-message-ttl": 60000,
+        "x-dead-letter-exchange": "late",
+        "x-max-length": 5,
+    }
     declarer.declare(queue(**had))
     wanted = queue(**{"x-queue-type": "quorum", "x-message-ttl": 30000, "x-single-active-consumer": True})
 

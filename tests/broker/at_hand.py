@@ -1,0 +1,75 @@
+"""A consumer in slow motion: one delivery, one failure, settled on a plain channel as the I/O thread would."""
+
+from dataclasses import dataclass
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker.envelope import RawProperties
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.policy import Failure
+from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.core.settlement import Settlement, Tell
+from django_rmq_retry.core.settling import settle
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.core.verdict import Verdict
+from tests.tooling.waiting import wait_until
+
+Got = tuple[int, Delivery, pika.BasicProperties]
+
+
+class Broken(Exception):
+    """What the handler at hand always raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtHand:
+    """A subscription whose handler fails whenever it is told to."""
+
+    channel: BlockingChannel
+    subscription: Subscription
+
+    def fail(self) -> Verdict:
+        """Take the next message, fail with it, and carry out the verdict."""
+        tag, delivery, _ = self.take(self.subscription.queue.name)
+        delivery.attempt = self.subscription.policy.via.attempt(self.subscription.route, delivery)
+        verdict = self.subscription.policy.judge(Failure(delivery=delivery, error=Broken("again"), chance=0.5))
+        self.carry_out(tag, settle(verdict, delivery, self.subscription, now=1_800_000_000_000))
+        return verdict
+
+    def take(self, queue: str) -> Got:
+        """The next message of a queue; waited for."""
+        found = wait_until(lambda: self.look(queue), what=f"a message in {queue}")
+        assert found is not None
+        return found
+
+    def look(self, queue: str) -> Got | None:
+        """The next message of a queue, or None."""
+        method, properties, body = self.channel.basic_get(queue)
+        if method is None or properties is None or body is None:
+            return None
+        assert method.delivery_tag is not None
+        delivery = Delivery(
+            queue=queue,
+            body=body,
+            raw=b"".join(properties.encode()),
+            exchange=method.exchange or "",
+            routing_key=method.routing_key or "",
+            redelivered=bool(method.redelivered),
+        )
+        return method.delivery_tag, delivery, properties
+
+    def carry_out(self, tag: int, settlement: Settlement) -> None:
+        """As the I/O thread would, but one by one."""
+        if settlement.copy is not None:
+            self.publish(settlement.copy)
+        if settlement.tell is Tell.REJECT:
+            self.channel.basic_nack(tag, requeue=False)
+        else:
+            assert settlement.tell is Tell.ACK
+            self.channel.basic_ack(tag)
+
+    def publish(self, message: Message) -> None:
+        """With the bytes of its properties as they are."""
+        raw = RawProperties(encode_properties(message.properties))
+        self.channel.basic_publish(message.exchange, message.routing_key, message.body, raw, mandatory=True)
