@@ -9,6 +9,7 @@ from django_rmq_retry.core.overrule import Discard, Park, Retry
 from django_rmq_retry.core.policy import OneShot, RetryThenPark, Schedule, StopTheLine
 from django_rmq_retry.core.topology import Exchange, Queue
 from django_rmq_retry.handler import Handler, handler
+from django_rmq_retry.publishing import apublish, publish, publish_many
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,9 @@ __all__ = [
     "StopTheLine",
     "WaitQueue",
     "__version__",
+    "apublish",
     "errors",
     "handler",
+    "publish",
+    "publish_many",
 ]

@@ -10,10 +10,12 @@ from asgiref.sync import async_to_sync
 from django_rmq_retry import registry
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Policy, RetryThenPark
 from django_rmq_retry.core.subscription import Match, Subscription
 from django_rmq_retry.core.topology import Queue, check_name
+from django_rmq_retry.publishing import Options, adispatch, dispatch, message_of
+from django_rmq_retry.replies import acall, call
 
 R = TypeVar("R")
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
@@ -40,6 +42,52 @@ class Handler(Generic[R]):
     @property
     def queue(self) -> Queue:
         return self.subscription.queue
+
+    def message(self, data: object, *, exchange: str = "", routing_key: str = "", **options: Any) -> Message:
+        """Data as a message to this handler, for ``publish_many``; options as of ``publish``."""
+        return message_of(
+            data,
+            exchange=exchange,
+            routing_key=routing_key,
+            options=Options(**options),
+            subscription=self.subscription,
+        )
+
+    def publish(self, data: object, *, timeout: float | None = None, at_once: bool = False, **options: Any) -> str:
+        """Publish to this handler's queue: ``charge.publish({"payment": 7}, delay=60)``; return the message's id.
+
+        Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
+        ``reply_to``, ``delay``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message leaves
+        on commit, unless ``at_once``.
+        """
+        return dispatch(self.message(data, **options), timeout=timeout, at_once=at_once)
+
+    async def apublish(
+        self,
+        data: object,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+        **options: Any,
+    ) -> str:
+        """As ``publish``, without blocking the event loop; it leaves at once."""
+        return await adispatch(self.message(data, **options), timeout=timeout)
+
+    def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
+        """Publish, and wait for what the function returns: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
+        said = Options(**options)
+        return call(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
+
+    async def acall(
+        self,
+        data: object,
+        *,
+        timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+        exclusive: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As ``call``, without blocking the event loop."""
+        said = Options(**options)
+        return await acall(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name}>"

@@ -1,6 +1,7 @@
 """The decorator: a plain function stays one, and what cannot be a handler is refused where it is written."""
 # ruff: noqa: ARG001 - a handler gets a message whether it needs it or not
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from django_rmq_retry import (
     Exchange,
     Fixed,
     Json,
+    Message,
     Native,
     OneShot,
     Queue,
@@ -26,7 +28,9 @@ from django_rmq_retry import (
     StopTheLine,
     handler,
     registry,
+    wiring,
 )
+from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.subscription import Match
 
@@ -286,3 +290,85 @@ def test_the_three_scenarios_and_a_topology_taken_over_read_as_in_the_documentat
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in django_rmq_retry.__all__ if not hasattr(django_rmq_retry, name)] == []
+
+
+class Taken:
+    """A publisher that remembers what it is given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        self.messages.append(message)
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+        self.messages.append(message)
+        done(Outcome.CONFIRMED, "")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
+    publisher = Taken()
+    monkeypatch.setattr(wiring, "publisher", lambda: publisher)
+    return publisher
+
+
+def test_publishing_to_a_handler_reaches_its_queue_and_fits_its_condition(taken: Taken) -> None:
+    @handler("payments", type="charge", headers={"bank": "a"}, codec=Raw())
+    def charge(message: Delivery) -> None: ...
+
+    name = charge.publish(b"7", priority=3, message_id="m1", headers={"trace": "t"}, at_once=True)
+
+    (message,) = taken.messages
+    assert name == "m1"
+    assert (message.exchange, message.routing_key, message.body, message.mandatory) == ("", "payments", b"7", True)
+    assert (message.properties.type, message.properties.priority, message.properties.delivery_mode) == ("charge", 3, 2)
+    assert dict(message.headers) == {"bank": "a", "trace": "t"}
+
+
+def test_publishing_with_a_delay_goes_by_way_of_the_waiting_queue(taken: Taken) -> None:
+    @handler("payments", policy=RetryThenPark(attempts=2, backoff=Fixed(30)))
+    def charge(message: Delivery) -> None: ...
+
+    charge.publish({}, delay=30, at_once=True)
+
+    assert [message.routing_key for message in taken.messages] == ["payments.retry.30s"]
+
+
+def test_publishing_from_async_code_awaits_the_confirm(taken: Taken) -> None:
+    @handler("payments")
+    def charge(message: Delivery) -> None: ...
+
+    assert asyncio.run(charge.apublish({"payment": 7}, message_id="m2")) == "m2"
+    assert [message.body for message in taken.messages] == [b'{"payment":7}']
+
+
+def test_an_option_that_is_not_known_is_refused(taken: Taken) -> None:
+    @handler("payments")
+    def charge(message: Delivery) -> None: ...
+
+    with pytest.raises(TypeError, match="prioritty"):
+        charge.publish({}, prioritty=3)
+
+    assert taken.messages == []
+
+
+def test_a_call_asks_the_handlers_queue_and_gives_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Caller:
+        def __init__(self, *, exclusive: bool) -> None:
+            asked.append((exclusive,))
+
+        def call(self, message: Message, *, timeout: float) -> Delivery:
+            asked.append((message.routing_key, message.properties.type, timeout))
+            return Delivery(queue="answers", body=b'{"rate":"1.0831"}')
+
+    @handler("rates.quote", policy=OneShot())
+    def quote(message: Delivery) -> None: ...
+
+    monkeypatch.setattr(wiring, "caller", Caller)
+
+    assert quote.call({"pair": "EURUSD"}, timeout=2, type="spot") == {"rate": "1.0831"}
+    assert asyncio.run(quote.acall({"pair": "EURUSD"}, timeout=3)) == {"rate": "1.0831"}
+    assert asked == [(False,), ("rates.quote", "spot", 2), (False,), ("rates.quote", None, 3)]
