@@ -65,6 +65,8 @@ class Line:
     queue: str
     prefetch: int
     ordered: bool = False
+    longest_hold: float = 600.0
+    """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
 
 
 class Receiver(Protocol):

@@ -31,11 +31,13 @@ class PikaSource:
     def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
         self._io = io
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
-        self._settler = Settler(io, publisher, again=self.arrived)
+        self._settler = Settler(io, publisher, again=self._again, renew=self._renew)
         self._lines: dict[str, OpenLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._tries: dict[str, int] = {}
         self._granted: set[str] = set()
+        self._halted: dict[str, tuple[bytes, str, int]] = {}
+        """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
         self._quiet = False
         self._receiver: Receiver | None = None
 
@@ -68,6 +70,19 @@ class PikaSource:
         self._io.call(lambda: self._look(told))
 
     def arrived(self, delivery: Delivery) -> None:
+        if self._halted:
+            body, key, attempts = self._halted.pop(delivery.queue, (b"", "", 0))
+            if delivery.redelivered and (body, key) == (delivery.body, delivery.routing_key):
+                delivery.attempt = attempts + 1
+        self._hand_over(delivery)
+
+    def _again(self, delivery: Delivery) -> None:
+        """The next attempt of a message that stayed in hand."""
+        self._remember(delivery)
+        delivery.attempt += 1
+        self._hand_over(delivery)
+
+    def _hand_over(self, delivery: Delivery) -> None:
         if self._receiver is not None:
             self._receiver.arrived(delivery)
 
@@ -101,6 +116,17 @@ class PikaSource:
         connection = self._link.connection
         if connection is not None and connection.is_open and not self._quiet and line.queue not in self._lines:
             self._lines[line.queue] = OpenLine(connection, line, self)
+
+    def _remember(self, delivery: Delivery) -> None:
+        self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
+
+    def _renew(self, delivery: Delivery, hold: float) -> None:
+        """Give an ordered line's message back, in its place, and take it again when its wait is over."""
+        self._remember(delivery)
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        line.close()
+        self._lines.pop(line.line.queue, None)
+        self._io.later(hold, lambda: self._open_line(line.line))
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._lines.clear()

@@ -1,6 +1,7 @@
 """One queue on one channel: its subscription, the deliveries in hand, and what becomes of the channel."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +37,8 @@ class OpenLine:
     def __init__(self, connection: Connection, line: Line, owner: Owner) -> None:
         self.line = line
         self.in_hand = 0
+        self.since = 0.0
+        """When the last delivery came; of an ordered line, the one in hand."""
         self._connection = connection
         self._owner = owner
         self._acks = Acks(0)
@@ -112,6 +115,8 @@ class OpenLine:
                 self._connection.send_raw(self._acks.nack(number, requeue=True))
             return
         self.in_hand += 1
+        if self.line.ordered:
+            self.since = time.monotonic()
         self._owner.arrived(
             Delivery(
                 queue=self.line.queue,

@@ -1,6 +1,7 @@
 """Carries settlements out on the I/O thread: the copy first and confirmed, then the word to the broker."""
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,10 +23,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 class Settler:
     """Takes settlements from any thread; what concerns a channel happens on the I/O thread."""
 
-    def __init__(self, io: IoThread, publisher: Publisher, *, again: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self,
+        io: IoThread,
+        publisher: Publisher,
+        *,
+        again: Callable[[Delivery], None],
+        renew: Callable[[Delivery, float], None],
+    ) -> None:
         self._io = io
         self._publisher = publisher
         self._again = again
+        self._renew = renew
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._held: dict[Delivery, Timer] = {}
         self._stopping = False
@@ -66,6 +75,10 @@ class Settler:
         if self._stopping:
             self._give_back(delivery)
             return
+        line = _line(delivery)
+        if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
+            self._renew(delivery, settlement.hold)
+            return
         self._held[delivery] = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
 
     def _held_enough(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -75,7 +88,6 @@ class Settler:
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         if settlement.tell is Tell.AGAIN:
-            delivery.attempt += 1
             self._again(delivery)
             return
         if settlement.answer is not None:
