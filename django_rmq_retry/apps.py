@@ -2,7 +2,9 @@
 
 from django.apps import AppConfig
 
-from django_rmq_retry import registry
+from django_rmq_retry import checks, registry
+
+__all__ = ["RmqRetryConfig", "checks"]
 
 
 class RmqRetryConfig(AppConfig):

@@ -1,0 +1,136 @@
+"""Checks of the topology: where a broker would drop a message, and what it would refuse to declare."""
+
+from collections.abc import Iterable, Iterator
+
+from django.core.checks import CheckMessage, register
+
+from django_rmq_retry import registry
+from django_rmq_retry.checks.saying import TAG, error, warning, with_settings
+from django_rmq_retry.conf import Settings
+from django_rmq_retry.core.carriers import DeadLetter
+from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
+
+PREDEFINED = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+DEAD_LETTERS = "x-dead-letter-exchange"
+
+
+@register(TAG)
+@with_settings
+def check_topology(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG001
+    topology = registry.topology()
+    for queue in topology.queues.values():
+        for check in (_gives_up, _drops_oldest, _vanishes, _crosses_types, _dead_ends):
+            yield from check(queue, topology)
+    yield from _exchanges(topology)
+    yield from _loops(topology)
+
+
+def _gives_up(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
+    if queue.role is Role.WORK and not queue.existing and DEAD_LETTERS not in queue.arguments:
+        yield warning(
+            "W003",
+            f"Work queue {queue.name!r} has no dead-letter exchange: what the broker gives up (expired, over a limit, "
+            "rejected) is dropped without a trace.",
+            hint=f"Leave {DEAD_LETTERS!r} to the layout: it is given where the queue's arguments do not say None.",
+        )
+
+
+def _drops_oldest(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
+    arguments = queue.arguments
+    limited = "x-max-length" in arguments or "x-max-length-bytes" in arguments
+    drops = arguments.get("x-overflow", "drop-head") == "drop-head"
+    if arguments.get("x-queue-type") == "quorum" and limited and drops:
+        yield warning(
+            "W002",
+            f"Quorum queue {queue.name!r} drops its oldest message when it is full (drop-head), so its dead-lettering "
+            "is at most once: messages on their way to the parked queue are lost when the broker stops.",
+            hint="Use overflow='reject-publish': the publisher is told and keeps the message.",
+        )
+
+
+def _vanishes(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
+    if "x-expires" in queue.arguments:
+        yield warning(
+            "W007",
+            f"Queue {queue.name!r} has x-expires: the broker deletes it with all it holds when nobody uses it.",
+            hint="Leave x-expires out of queues that hold messages you need.",
+        )
+
+
+def _crosses_types(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:
+    if queue.arguments.get("x-queue-type", "classic") != "classic" or queue.existing:
+        return
+    for name in _targets(queue, topology):
+        target = topology.queues.get(name)
+        if target is not None and target.arguments.get("x-queue-type") == "quorum":
+            yield warning(
+                "W006",
+                f"Classic queue {queue.name!r} dead-letters into quorum queue {name!r}: of messages on that way most "
+                "are lost when the broker restarts.",
+                hint="Give both the same type; quorum is the safe one.",
+            )
+
+
+def _dead_ends(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:
+    exchange = queue.arguments.get(DEAD_LETTERS)
+    if exchange is None or _targets(queue, topology):
+        return
+    known = topology.exchanges.get(str(exchange))
+    if known is not None and known.existing:
+        return
+    said = "which nothing is bound to" if known else "which nobody declares"
+    named = f"the exchange {exchange!r}, {said}" if exchange else "a queue that nobody declares"
+    yield warning(
+        "W009",
+        f"Queue {queue.name!r} dead-letters into {named}: the broker drops such messages without a word.",
+        hint="Declare it with a bound queue in RMQ_RETRY['TOPOLOGY'], or say Exchange(…, existing=True) there.",
+    )
+
+
+def _targets(queue: QueueDeclaration, topology: Topology) -> list[str]:
+    """The queues that what this one gives up may reach; by a key that is not known all bound ones count."""
+    exchange = queue.arguments.get(DEAD_LETTERS)
+    if exchange is None:
+        return []
+    key = queue.arguments.get("x-dead-letter-routing-key", queue.name)
+    if not exchange:
+        return [str(key)] if key in topology.queues else []
+    return [bound.destination for bound in topology.bindings if bound.source == exchange]
+
+
+def _exchanges(topology: Topology) -> Iterable[CheckMessage]:
+    for exchange in topology.exchanges.values():
+        if exchange.existing:
+            continue
+        if exchange.name.startswith("amq.") and PREDEFINED.get(exchange.name) != exchange.type:
+            yield error(
+                "E006",
+                f"Exchange {exchange.name!r} of type {exchange.type!r} cannot be declared: names with 'amq.' are the "
+                "broker's own.",
+                hint="Choose another name, or one of " + ", ".join(f"{n} ({t})" for n, t in PREDEFINED.items()) + ".",
+            )
+        if not exchange.durable or exchange.auto_delete:
+            yield warning(
+                "W010",
+                f"Exchange {exchange.name!r} is not lasting: after a restart of the broker, or once nothing is bound, "
+                "it is gone, and messages published to it are returned.",
+                hint="Use durable=True and auto_delete=False, the defaults.",
+            )
+
+
+def _loops(topology: Topology) -> Iterable[CheckMessage]:
+    for intake in registry.intakes():
+        in_a_loop = any(isinstance(subscription.policy.via, DeadLetter) for subscription in intake.subscriptions)
+        if in_a_loop and "x-message-ttl" in topology.queues[intake.queue.name].arguments:
+            yield error(
+                "E005",
+                f"Queue {intake.queue.name!r} has x-message-ttl and a dead-letter loop: what expires there goes round "
+                "without an attempt, and RabbitMQ 4 drops it.",
+                hint="Leave x-message-ttl out, or use via=Ladder().",
+            )

@@ -1,0 +1,245 @@
+"""The system checks: each id is reached, has a hint and an entry in the docs, and a sound project hears nothing."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.test import override_settings
+from django.views.debug import SafeExceptionReporterFilter
+
+from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Exponential,
+    Fixed,
+    OneShot,
+    Queue,
+    Republish,
+    Requeue,
+    RetryThenPark,
+    Schedule,
+    StopTheLine,
+    WaitQueue,
+    handler,
+    registry,
+)
+from django_rmq_retry.env import Secret
+
+ROOT = Path(__file__).parents[1]
+SAFE_URL = "amqps://bank@rabbit.bank/pay"
+MAIN = Exchange("main", "direct")
+QUORUM_TARGET = Queue("target")
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+def found(*, deploy: bool = False, **keys: Any) -> list[CheckMessage]:
+    with override_settings(RMQ_RETRY=keys):
+        return run_checks(tags=["rmq_retry"], include_deployment_checks=deploy)
+
+
+def ids(messages: list[CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("rmq_retry.") for message in messages]
+
+
+def handle(queue: Queue | str, **options: Any) -> None:
+    def charge(message: Delivery) -> None: ...
+
+    handler(queue, **{"name": f"handler {len(registry.registrations())}", **options})(charge)
+
+
+def test_a_sound_project_hears_nothing() -> None:
+    handle("payments.charge")
+    handle(Queue("payments.transfer", bindings=[MAIN.bind("transfer")], max_length=1000, message_ttl=60))
+    handle("ledger.post", policy=StopTheLine())
+    handle("rates.quote", policy=OneShot(park=True))
+    handle(
+        Queue("cash", bindings=[MAIN.bind("cash")]),
+        policy=RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=30)),
+    )
+
+    assert found(URL="amqp://app:pw@h", TOPOLOGY=[Queue("archive")]) == []
+
+
+def test_wrong_settings_are_one_error_and_keep_the_others_quiet() -> None:
+    handle("payments", policy=RetryThenPark(via=AckFirst()))
+
+    (message,) = found(PREFECH=1, deploy=True)
+
+    assert message.id == "rmq_retry.E001"
+    assert message.msg == "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"
+
+
+def test_a_handler_that_does_not_fit_the_default_policy_is_named() -> None:
+    handle("payments", name="payments.handlers.charge")
+
+    fitting = found(POLICY=RetryThenPark(via=Requeue(), attempts=2))
+    (wrong,) = found(POLICY=RetryThenPark(via=Requeue(), attempts=5))
+
+    assert fitting == []
+    assert (wrong.id, wrong.obj) == ("rmq_retry.E002", "payments.handlers.charge")
+
+
+def test_handlers_that_disagree_about_their_queue_are_an_error() -> None:
+    handle("payments", type="cash", policy=StopTheLine())
+    handle("payments", type="card")
+
+    assert ids(found()) == ["E003"]
+
+
+def test_two_ways_to_declare_one_name_are_an_error() -> None:
+    handle(Queue("payments", bindings=[Exchange("main", "direct").bind("a")]))
+    handle(Queue("ledger", bindings=[Exchange("main", "topic").bind("b")]))
+
+    (message,) = found()
+
+    assert message.id == "rmq_retry.E004"
+    assert "'direct' in one place, 'topic' in another" in message.msg
+
+
+MIXED = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Exponential(10, factor=3))
+EVEN = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Fixed(10))
+LOOP = RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=30))
+SLOW = RetryThenPark(via=Republish(), backoff=Fixed(60), schedules={OSError: Schedule(3, Fixed(1700, jitter=0.2))})
+
+
+@pytest.mark.parametrize(
+    ("queue", "options", "expected"),
+    [
+        (Queue("q", arguments={"x-message-ttl": 5}), {"policy": LOOP}, ["E005"]),
+        (Queue("q", bindings=[Exchange("amq.mine").bind("k")]), {}, ["E006"]),
+        (Queue("q", bindings=[Exchange("amq.topic", "direct").bind("k")]), {}, ["E006"]),
+        (Queue("q", bindings=[Exchange("amq.topic", "topic").bind("k")]), {}, []),
+        ("q", {"policy": RetryThenPark(via=AckFirst(), backoff=Fixed(1))}, ["W001"]),
+        (Queue("q", max_length=5, overflow="drop-head"), {}, ["W002"]),
+        (Queue("q", max_length=5, overflow="drop-head", type="classic"), {}, []),
+        (Queue("q", arguments={"x-dead-letter-exchange": None}), {}, ["W003"]),
+        ("q", {"policy": MIXED}, ["W004"]),
+        ("q", {"policy": EVEN}, []),
+        ("q", {"policy": RetryThenPark(via=Requeue(), attempts=None, backoff=Fixed(1))}, ["W005"]),
+        (Queue("q", type="classic", arguments={"x-dead-letter-routing-key": "target"}), {}, ["W006"]),
+        (Queue("q", arguments={"x-expires": 1000}), {}, ["W007"]),
+        ("q", {"policy": SLOW}, ["W008"]),
+        (Queue("q", arguments={"x-dead-letter-exchange": "nowhere"}), {}, ["W009"]),
+        (Queue("q", arguments={"x-dead-letter-routing-key": "nowhere"}), {}, ["W009"]),
+        (Queue("q", bindings=[Exchange("e", durable=False).bind("k")]), {}, ["W010"]),
+        (Queue("q", bindings=[Exchange("e", auto_delete=True).bind("k")]), {}, ["W010"]),
+        (Queue("q", type="classic", max_priority=3), {"policy": StopTheLine()}, ["W013"]),
+        (Queue("q", existing=True), {"policy": StopTheLine()}, ["W014"]),
+    ],
+)
+def test_each_hazard_of_a_handler_or_its_queue_is_told(
+    queue: Queue | str, options: dict[str, Any], expected: list[str]
+) -> None:
+    handle(queue, **options)
+
+    assert ids(found(TOPOLOGY=[QUORUM_TARGET])) == expected
+
+
+def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_told() -> None:
+    handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
+
+    (message,) = found(TOPOLOGY=[Exchange("letters", "fanout")])
+
+    assert (message.id, "which nothing is bound to" in message.msg) == ("rmq_retry.W009", True)
+
+
+def test_a_dead_letter_exchange_of_somebody_else_is_believed() -> None:
+    handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
+
+    assert found(TOPOLOGY=[Exchange("letters", "fanout", existing=True)]) == []
+
+
+def test_answers_to_any_queue_are_told() -> None:
+    assert ids(found(REPLY_TO=["*"])) == ["W011"]
+    assert ids(found(REPLY_TO=["bank.*"])) == []
+
+
+def test_threads_that_never_work_are_told() -> None:
+    handle("ledger.post", policy=StopTheLine())
+
+    assert ids(found(THREADS=2)) == ["W012"]
+    assert ids(found(THREADS=1)) == []
+    assert ids(found()) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"URL": SAFE_URL, "PASSWORD": "pw"}, []),
+        ({"URL": Secret("amqps://bank:pw@rabbit.bank/pay")}, []),
+        ({"URL": Secret("amqp://bank:pw@127.0.0.1")}, []),
+        ({"URL": Secret("amqp://bank:pw@[::1],localhost")}, []),
+        ({"URL": Secret("amqp://guest:guest@127.0.0.1")}, ["W020"]),
+        ({"URL": "amqps://rabbit.bank"}, ["W020"]),
+        ({"URL": Secret("amqp://bank:pw@10.0.0.1,127.0.0.1")}, ["W021"]),
+        ({"URL": SAFE_URL, "PASSWORD": "pw", "HEARTBEAT": 61}, ["W022"]),
+        ({"URL": "amqps://bank:pw@rabbit.bank/pay"}, ["W023"]),
+        ({"URL": ["amqps://bank:pw@rabbit.bank/pay"]}, ["W023"]),
+        ({"URL": SAFE_URL, "PASSWORD": "pw", "MANAGEMENT_URL": "https://bank:pw@rabbit.bank:15671"}, ["W023"]),
+        ({}, ["W024"]),
+        ({"URL": SAFE_URL, "PASSWORD": "pw", "TLS": {"VERIFY": False}}, ["W025"]),
+        ({"URL": lambda: pytest.fail("a check asked for the URL")}, []),
+    ],
+)
+def test_what_is_wrong_in_production_is_told_before_a_deployment(keys: dict[str, Any], expected: list[str]) -> None:
+    assert ids(found(deploy=True, **keys)) == expected
+    assert ids(found(deploy=False, **keys)) == []
+
+
+def test_a_worker_with_debug_on_is_told() -> None:
+    with override_settings(DEBUG=True):
+        assert ids(found(deploy=True, URL=SAFE_URL, PASSWORD="pw")) == ["W026"]
+
+
+def test_a_url_in_another_setting_is_found_and_not_quoted() -> None:
+    with override_settings(BANK={"brokers": [{"url": "amqp://bank:s3cret@h"}]}):
+        (message,) = found(deploy=True, URL=SAFE_URL, PASSWORD="pw")
+
+    assert message.msg.startswith("The setting BANK['brokers'][0]['url'] holds a URL with a password")
+    assert "s3cret" not in str(message)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ({"URL": "amqp://bank:s3cret@h"}, True),
+        ({"URL": Secret("amqp://bank:s3cret@h")}, False),
+        ({"URL": [Secret("amqp://bank:s3cret@h")]}, False),
+        ({"URL": "amqp://bank@h", "PASSWORD": "s3cret"}, False),
+        ({"URL": lambda: "amqp://bank:s3cret@h"}, False),
+    ],
+)
+def test_djangos_error_page_shows_what_the_check_says_it_shows(keys: dict[str, Any], shown: bool) -> None:
+    with override_settings(RMQ_RETRY=keys):
+        page = repr(SafeExceptionReporterFilter().get_safe_settings()["RMQ_RETRY"])
+
+    assert ("s3cret" in page) is shown
+    assert ("W023" in ids(found(deploy=True, **keys))) is shown
+
+
+def test_every_id_of_the_code_has_its_entry_in_the_docs_and_every_entry_its_id() -> None:
+    code = "".join(path.read_text() for path in sorted((ROOT / "django_rmq_retry" / "checks").glob("*.py")))
+    docs = (ROOT / "docs" / "checks.md").read_text()
+
+    assert sorted(set(re.findall(r'"([EW]\d{3})"', code))) == re.findall(
+        r"^### rmq_retry\.([EW]\d{3})$", docs, re.MULTILINE
+    )
+
+
+def test_every_message_has_a_hint() -> None:
+    handle("q", policy=MIXED)
+    handle(Queue("r", arguments={"x-expires": 1000, "x-dead-letter-exchange": None}))
+
+    assert [
+        message for message in found(deploy=True, URL="amqp://h", REPLY_TO=["*"], THREADS=100) if not message.hint
+    ] == []
