@@ -8,6 +8,7 @@ from django_rmq_retry.core.errors import ConfigurationError
 
 LONGEST = 10 * 365 * 86400.0
 """Ten years: the longest TTL a broker takes."""
+MOST_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class Backoff(ABC):
         return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST)
 
     def steps(self, attempts: int | None) -> tuple[float, ...]:
-        """The distinct waits of this many attempts, in rising order; of endless ones up to where they stop rising."""
+        """The distinct waits of this many attempts, in rising order; of very many, the first."""
         found: list[float] = []
-        last = 64 if attempts is None else attempts - 1
+        last = MOST_LOOKED_AT if attempts is None else min(attempts - 1, MOST_LOOKED_AT)
         for attempt in range(1, last + 1):
             nominal = self.nominal(attempt)
             if nominal not in found:
@@ -45,7 +46,7 @@ class Fixed(Backoff):
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_seconds("Fixed", self.seconds)
+        check_seconds("Fixed", self.seconds)
         _check_jitter("Fixed", self.jitter)
 
     @property
@@ -68,7 +69,7 @@ class Steps(Backoff):
         if not self.seconds:
             raise ConfigurationError("Steps needs at least one number of seconds, as in Steps([10, 60, 600]).")
         for value in self.seconds:
-            _check_seconds("Steps", value)
+            check_seconds("Steps", value)
         _check_jitter("Steps", self.jitter)
 
     @property
@@ -89,7 +90,7 @@ class Exponential(Backoff):
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_seconds("Exponential", self.first)
+        check_seconds("Exponential", self.first)
         _check_jitter("Exponential", self.jitter)
         if not self.factor >= 1:
             raise ConfigurationError(f"Exponential's factor must be at least 1, not {self.factor!r}.")
@@ -103,13 +104,13 @@ class Exponential(Backoff):
     def nominal(self, attempt: int) -> float:
         top = LONGEST if self.cap is None else float(self.cap)
         try:
-            return min(float(self.first) * self.factor ** (attempt - 1), top)
+            return min(float(self.first) * float(self.factor) ** (attempt - 1), top)
         except OverflowError:
             return top
 
 
-def _check_seconds(what: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
+def check_seconds(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
 
 

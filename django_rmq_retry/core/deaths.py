@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.verdict import Reason
 
 BROKERS_OWN = frozenset(
@@ -58,22 +58,12 @@ def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) ->
 
 def well_formed(headers: Headers) -> bool:
     """Whether the broker can add to x-death: a malformed one crashes its queue on RabbitMQ 3."""
-    if "x-death" not in headers:
-        return True
-    try:
-        entries = headers["x-death"]
-    except UndecodableHeaders:
-        return False
-    return isinstance(entries, list) and all(_is_death(entry) for entry in entries)
+    return _deaths(headers) is not None
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:
     """What x-death says, or nothing when it is not what a broker writes."""
-    if "x-death" not in headers or not well_formed(headers):
-        return ()
-    entries = headers["x-death"]
-    assert isinstance(entries, list)
-    return tuple(_death(entry) for entry in entries)
+    return _deaths(headers) or ()
 
 
 def rejections(headers: Headers, queue: str) -> int:
@@ -100,21 +90,26 @@ def returns(headers: Headers, *, redelivered: bool) -> int:
     return min(found, default=0)
 
 
-def _is_death(entry: object) -> bool:
-    return (
-        isinstance(entry, Mapping)
-        and isinstance(entry.get("count"), int)
-        and isinstance(entry.get("queue"), str)
-        and isinstance(entry.get("reason"), str)
-    )
+def _deaths(headers: Headers) -> tuple[Death, ...] | None:
+    try:
+        entries = headers.get("x-death", [])
+    except UndecodableHeaders:
+        return None
+    found = [_death(entry) for entry in entries] if isinstance(entries, list) else [None]
+    whole = tuple(death for death in found if death is not None)
+    return whole if len(whole) == len(found) else None
 
 
-def _death(entry: Mapping[str, object]) -> Death:
-    count, keys = entry["count"], entry.get("routing-keys")
-    assert isinstance(count, int)
+def _death(entry: object) -> Death | None:
+    if not isinstance(entry, Mapping):
+        return None
+    queue, reason, count, keys = (entry.get(name) for name in ("queue", "reason", "count", "routing-keys"))
+    # No broker counts below 0: a forged one would buy attempts without end.
+    if not isinstance(queue, str) or not isinstance(reason, str) or type(count) is not int or count < 0:
+        return None
     return Death(
-        queue=str(entry["queue"]),
-        reason=str(entry["reason"]),
+        queue=queue,
+        reason=reason,
         count=count,
         exchange=str(entry.get("exchange", "")),
         keys=tuple(str(key) for key in keys) if isinstance(keys, list) else (),

@@ -24,10 +24,19 @@ class Binding:
     key: str = ""
     arguments: Arguments = field(default_factory=dict)
 
+    def takes(self, key: str) -> bool:
+        """Whether messages with this key pass; where something else than the key decides, they may."""
+        if self.source.type == "topic":
+            return matches(self.key, key)
+        return self.source.type != "direct" or self.key == key
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange by its name: ``main = Exchange("main-exchange", "direct")``; ``main.bind("srvc.transact.cash")``."""
+    """An exchange by its name: ``main = Exchange("main-exchange", "direct")``; ``main.bind("srvc.transact.cash")``.
+
+    ``Exchange("")`` is the default exchange, to which every queue is bound by its name.
+    """
 
     name: str
     type: str = "direct"
@@ -41,7 +50,10 @@ class Exchange:
     """Somebody else's: it is looked for, never declared."""
 
     def __post_init__(self) -> None:
-        check_name("exchange", self.name)
+        if self.name:
+            check_name("exchange", self.name)
+        elif self.type != "direct":
+            raise ConfigurationError(f"The default exchange has the type 'direct', not {self.type!r}.")
         object.__setattr__(self, "bindings", tuple(self.bindings))
 
     def bind(
@@ -94,6 +106,11 @@ class Queue:
                 f"requeue) and 'none' on 4. Use the default ({NO_LIMIT}), which is never met on any version."
             )
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it can be full."""
+        return self.max_length is not None or self.max_bytes is not None
+
     def varied(self, **changes: object) -> "Queue":
         return replace(self, **changes)  # type: ignore[arg-type]  # names are the dataclass's own
 
@@ -110,7 +127,7 @@ class Queue:
             found["x-max-length"] = self.max_length
         if self.max_bytes is not None:
             found["x-max-length-bytes"] = self.max_bytes
-        if (self.max_length or self.max_bytes) is not None:
+        if self.bounded:
             found["x-overflow"] = self.overflow
         if self.message_ttl is not None:
             found["x-message-ttl"] = milliseconds(self.message_ttl)
@@ -139,7 +156,7 @@ def matches(pattern: str, key: str) -> bool:
 
 def check_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"The name of an {what} must be a text that is not empty, not {name!r}.")
+        raise ConfigurationError(f"The {what}'s name must be a text that is not empty, not {name!r}.")
     if len(name.encode()) > NAME_LIMIT:
         raise ConfigurationError(f"The {what} name {name[:40]!r}… is longer than {NAME_LIMIT} bytes.")
     if name.startswith("amq.") and what == "queue":

@@ -9,7 +9,7 @@ from django_rmq_retry.core.deaths import dead_letter
 from django_rmq_retry.core.declarations import Topology
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
-from django_rmq_retry.core.stamps import MARK, Stamp
+from django_rmq_retry.core.stamps import Stamp, story
 from django_rmq_retry.core.topology import Queue
 
 
@@ -46,6 +46,8 @@ class Carrier(ABC):
 
     needs: tuple[int, int] | None = None
     """The oldest RabbitMQ that can do it, where not every one can."""
+    stamps = True
+    """Whether a retry carries with it what the message tells of itself."""
     waits = False
     """Whether the broker can hold a message back for a delay of any length."""
 
@@ -56,7 +58,7 @@ class Carrier(ABC):
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         """The number of this attempt, counted in a header of our own."""
-        return Stamp.read(delivery.headers).attempts + 1 if MARK in delivery.raw else 1
+        return story(delivery).attempts + 1
 
     def additions(self, route: Route) -> Additions:
         """By default only the way to the parked queue for what the broker itself gives up."""
@@ -70,7 +72,7 @@ class Carrier(ABC):
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement: ...
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp] | None:
-        """Where a message is published to that shall arrive later: exchange, key, expiration, stamp; None if nowhere."""
+        """Where a message goes that shall arrive later: exchange, key, expiration, stamp; None if nowhere."""
         return None
 
 
@@ -78,6 +80,8 @@ class InPlace(Carrier):
     """The message stays in the consumer's hand and is attempted again there; what an ordered line needs."""
 
     __slots__ = ()
+
+    stamps = False
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         return delivery.attempt

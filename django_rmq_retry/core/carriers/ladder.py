@@ -6,6 +6,7 @@ A message never waits behind one with a longer delay: within a queue all live eq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from django_rmq_retry.core.backoff import LONGEST, check_seconds
 from django_rmq_retry.core.carriers.base import Additions, Carrier, Hop, Route, parked_by_broker
 from django_rmq_retry.core.deaths import dead_letter
 from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
@@ -13,7 +14,7 @@ from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell, copy_of
 from django_rmq_retry.core.stamps import Stamp
-from django_rmq_retry.core.topology import milliseconds
+from django_rmq_retry.core.topology import check_name, milliseconds
 
 MOST_STEPS = 16
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -30,30 +31,28 @@ class Ladder(Carrier):
     def __post_init__(self) -> None:
         if self.steps is None:
             return
-        object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
-        if not self.steps or self.steps[0] <= 0 or len(self.steps) > MOST_STEPS:
-            raise ConfigurationError(
-                f"Ladder takes 1 to {MOST_STEPS} steps of seconds above 0, not {list(self.steps)!r}."
-            )
+        steps = tuple(self.steps)
+        for step in steps:
+            check_seconds("Ladder", step)
+        object.__setattr__(self, "steps", tuple(sorted(set(steps))))
+        if not 1 <= len(self.steps) <= MOST_STEPS:
+            raise ConfigurationError(f"Ladder takes 1 to {MOST_STEPS} different steps, not {len(self.steps)}.")
 
     def rungs(self, route: Route) -> tuple[int, ...]:
-        """How long a message lives in each waiting queue, in milliseconds: the step and the most its jitter adds."""
-        if self.steps is not None:
-            return tuple(milliseconds(step) for step in self.steps)
-        found = {
-            milliseconds(step * (1 + backoff.spread))
-            for backoff in route.backoffs
-            for step in backoff.steps(route.attempts)
-        }
-        return tuple(sorted(found)) or tuple({milliseconds(backoff.nominal(1)) for backoff in route.backoffs})
+        """How long a message lives in each waiting queue, in milliseconds."""
+        return tuple(rung for _, rung in self._spans(route))
 
     def refusal(self, route: Route) -> str | None:
         rungs = self.rungs(route)
+        if not rungs:
+            return "The policy has no back-off to take waits from; name them with via=Ladder([…])."
         if len(rungs) > MOST_STEPS:
             return (
                 f"The back-off has {len(rungs)} different waits, which would need as many waiting queues. "
                 f"Name at most {MOST_STEPS} with via=Ladder([…]); any other wait is reached by waiting again."
             )
+        for rung in rungs:
+            check_name("queue", waiting_name(route.work.name, rung))
         return None
 
     def additions(self, route: Route) -> Additions:
@@ -84,22 +83,23 @@ class Ladder(Carrier):
         jitter late. A delay longer than that is made of whole waits, so that only the last one, in the smallest
         queue, can stand behind a longer one.
         """
-        rungs = self.rungs(route)
-        for rung in rungs:
-            if delay <= rung and (rung == rungs[0] or self._within(route, delay, rung)):
+        spans = self._spans(route)
+        for step, rung in spans:
+            if delay <= rung and (rung == spans[0][1] or delay >= step):
                 return rung, delay if delay < rung else None, 0
-        whole = max(rung for rung in rungs if rung <= delay)
+        whole = max(rung for _, rung in spans if rung <= delay)
         return whole, None, delay - whole
 
-    def _within(self, route: Route, delay: int, rung: int) -> bool:
-        """Whether the delay is this queue's step lengthened by chance."""
+    def _spans(self, route: Route) -> tuple[tuple[int, int], ...]:
+        """Of each waiting queue the step it is for and that step with the most its jitter adds."""
         if self.steps is not None:
-            return delay == rung
-        return any(
-            milliseconds(step * (1 + backoff.spread)) == rung and delay >= milliseconds(step)
-            for backoff in route.backoffs
-            for step in backoff.steps(route.attempts)
-        )
+            return tuple((milliseconds(step), milliseconds(step)) for step in self.steps)
+        found: dict[int, int] = {}
+        for backoff in route.backoffs:
+            for step in backoff.steps(route.attempts) or (backoff.nominal(1),):
+                rung = milliseconds(min(step * (1 + backoff.spread), LONGEST))
+                found[rung] = min(found.get(rung, rung), milliseconds(step))
+        return tuple((found[rung], rung) for rung in sorted(found))
 
     @staticmethod
     def _waiting(route: Route, rung: int) -> QueueDeclaration:

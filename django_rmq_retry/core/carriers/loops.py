@@ -6,6 +6,7 @@ same key gets it too. ``back=""`` returns it by the default exchange to the work
 
 from dataclasses import dataclass, field
 
+from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.carriers.base import Additions, Carrier, Hop, Route, parked_by_broker
 from django_rmq_retry.core.deaths import dead_letter, rejections, well_formed
 from django_rmq_retry.core.declarations import (
@@ -17,8 +18,8 @@ from django_rmq_retry.core.declarations import (
 )
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell, copy_of
-from django_rmq_retry.core.stamps import MARK, Stamp
-from django_rmq_retry.core.topology import Exchange, matches, milliseconds
+from django_rmq_retry.core.stamps import MARK, Stamp, story
+from django_rmq_retry.core.topology import NO_LIMIT, Exchange, Queue, check_name, milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,50 +34,77 @@ class DeadLetter(Carrier):
     back: str | None = None
     back_key: str | None = None
 
+    stamps = False
+
+    def __post_init__(self) -> None:
+        check_seconds("DeadLetter(after=…)", self.after)
+        check_name("queue", self.queue)
+        self._exchange()
+
     @property
     def pace(self) -> float:
         return self.after
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
-        ours = Stamp.read(delivery.headers).attempts if MARK in delivery.raw else 0
-        return ours + rejections(delivery.headers, route.work.name) + 1
+        return story(delivery).attempts + rejections(delivery.headers, route.work.name) + 1
 
     def refusal(self, route: Route) -> str | None:
-        if route.work.message_ttl is not None:
+        leaving = _leaves_by_itself(route.work)
+        if leaving:
             return (
-                f"Queue {route.work.name!r} has a message_ttl and a dead-letter loop: what expires there would go "
-                "round without an attempt, and RabbitMQ 4 drops it. Leave message_ttl out, or use via=Ladder()."
+                f"Queue {route.work.name!r} has {leaving} and a dead-letter loop: what leaves it so would go round "
+                "without an attempt, and RabbitMQ drops it in the end. Leave that out, or use via=Ladder()."
             )
-        if self.key is not None and self.back_key is None and not _finds_back(route, self.back, self.key):
+        key = self._key()
+        if key is not None and self.back_key is None and not _finds_back(route, self.back, key):
             return (
-                f"DeadLetter(key={self.key!r}) changes the key of what is rejected, and no binding of queue "
+                f"DeadLetter(key={key!r}) changes the key of what is rejected, and no binding of queue "
                 f"{route.work.name!r} takes that key: its messages would be dropped on the way back. Set back_key=…."
             )
-        return None
+        return _too_narrow(self._exchange(), self._keys(route))
 
     def additions(self, route: Route) -> Additions:
-        exchange = self.exchange if isinstance(self.exchange, Exchange) else Exchange(self.exchange, "fanout")
+        exchange = self._exchange()
         back, back_key = _way_back(route, self.back, self.back_key)
         queue = _round_queue(
             route, self.queue, milliseconds(self.after), dead_letter(back, back_key, safe=_safe(route))
         )
-        keys = [self.key] if self.key is not None else _keys(route)
-        bindings = _bindings(exchange, self.queue, [""] if exchange.type == "fanout" else keys)
         return Additions(
-            topology=exchanges_of(exchange) + Topology(queues={queue.name: queue}, bindings=bindings),
-            arguments=dead_letter(exchange.name, self.key, safe=_safe(route)),
+            topology=exchanges_of(exchange)
+            + Topology(queues={queue.name: queue}, bindings=_bindings(exchange, self.queue, self._keys(route))),
+            arguments=dead_letter(exchange.name, self._key(), safe=_safe(route)),
         )
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        key = self.key or delivery.routing_key
-        finds_back = self.back_key is not None or _finds_back(route, self.back, key)
-        if well_formed(delivery.headers) and finds_back:
+        exchange, key = self._exchange(), self._key()
+        if key is None:
+            key = delivery.routing_key
+        goes_in = any(exchange.bind(bound).takes(key) for bound in self._keys(route))
+        comes_back = goes_in and (self.back_key is not None or _finds_back(route, self.back, key))
+        # What was copied before may have another key at the broker than it shows; CC would be sent to once more at
+        # every turn; and a malformed x-death crashes the queue, or loses the message, on RabbitMQ 3.
+        plain = MARK not in delivery.raw and "CC" not in delivery.headers and well_formed(delivery.headers)
+        if plain and comes_back:
             return Settlement(tell=Tell.REJECT)
-        # RabbitMQ 3 crashes the queue or loses the message when it must add to an x-death that it did not write; and
-        # a key that is not bound on the way back is dropped there by every version. A copy is confirmed instead.
-        exchange = self.exchange.name if isinstance(self.exchange, Exchange) else self.exchange
-        copy = copy_of(delivery, hop.stamp, exchange=exchange, routing_key=key if finds_back else _key_back(route))
-        return Settlement(tell=Tell.ACK, copy=copy)
+        # A key that is not bound on the way is dropped there without a word: a copy is confirmed instead.
+        into = key if comes_back else _key_back(route)
+        return Settlement(tell=Tell.ACK, copy=copy_of(delivery, hop.stamp, exchange=exchange.name, routing_key=into))
+
+    def _exchange(self) -> Exchange:
+        if isinstance(self.exchange, Exchange):
+            return self.exchange
+        return Exchange(self.exchange, "fanout" if self.exchange else "direct")
+
+    def _key(self) -> str | None:
+        """The key that rejected messages get, if not their own; the default exchange knows a queue by its name only."""
+        return self.key if self._exchange().name else self.queue
+
+    def _keys(self, route: Route) -> list[str]:
+        """The keys by which the retry queue gets what is rejected."""
+        if self._exchange().type == "fanout":
+            return [""]
+        key = self._key()
+        return _keys(route) if key is None else [key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +120,13 @@ class WaitQueue(Carrier):
 
     waits = True
 
+    def __post_init__(self) -> None:
+        check_name("exchange", self._exchange().name)
+        check_name("queue", self.queue)
+
+    def refusal(self, route: Route) -> str | None:
+        return _too_narrow(self._exchange(), _keys(route))
+
     def additions(self, route: Route) -> Additions:
         exchange = self._exchange()
         back, back_key = _way_back(route, self.back, None)
@@ -103,12 +138,14 @@ class WaitQueue(Carrier):
         )
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        key = delivery.routing_key
+        exchange, key = self._exchange(), delivery.routing_key
+        goes_in = any(exchange.bind(bound).takes(key) for bound in _keys(route))
+        comes_back = goes_in and _finds_back(route, self.back, key)
         copy = copy_of(
             delivery,
             hop.stamp,
-            exchange=self._exchange().name,
-            routing_key=key if _finds_back(route, self.back, key) else _key_back(route),
+            exchange=exchange.name,
+            routing_key=key if comes_back else _key_back(route),
             expiration=milliseconds(hop.delay),
         )
         return Settlement(tell=Tell.ACK, copy=copy)
@@ -129,15 +166,34 @@ def _keys(route: Route) -> list[str]:
     return [binding.key for binding in route.work.bindings] or [route.work.name]
 
 
+def _leaves_by_itself(work: Queue) -> str | None:
+    """How the broker may give a message up that no handler has seen; a turn of the loop without a rejection."""
+    if work.message_ttl is not None:
+        return "a message_ttl"
+    if work.bounded and work.overflow == "drop-head":
+        return "overflow='drop-head'"
+    if work.type == "quorum" and work.delivery_limit is not None and work.delivery_limit < NO_LIMIT:
+        return f"delivery_limit={work.delivery_limit}"
+    return None
+
+
+def _too_narrow(exchange: Exchange, keys: list[str]) -> str | None:
+    """A direct exchange takes a pattern for a plain word."""
+    pattern = next((key for key in keys if {"*", "#"} & set(key.split("."))), None)
+    if exchange.type != "direct" or pattern is None:
+        return None
+    return (
+        f"Exchange {exchange.name!r} has the type 'direct', so the pattern {pattern!r} would let no retry into its "
+        "queue. Use Exchange(…, 'topic') or 'fanout'."
+    )
+
+
 def _finds_back(route: Route, back: str | None, key: str) -> bool:
     """Whether a message with this key comes back to the work queue."""
     if back == "" or not route.work.bindings:
         return True
-    source = route.work.bindings[0].source
-    bound = [binding.key for binding in route.work.bindings if binding.source.name == (back or source.name)]
-    if source.type == "topic":
-        return any(matches(pattern, key) for pattern in bound)
-    return source.type != "direct" or key in bound
+    name = back or route.work.bindings[0].source.name
+    return any(binding.source.name == name and binding.takes(key) for binding in route.work.bindings)
 
 
 def _key_back(route: Route) -> str:
@@ -148,7 +204,7 @@ def _key_back(route: Route) -> str:
 def _way_back(route: Route, back: str | None, key: str | None) -> tuple[str, str | None]:
     if back is None and route.work.bindings:
         back = route.work.bindings[0].source.name
-    return (back, key) if back else ("", key or route.work.name)
+    return (back, key) if back else ("", route.work.name)
 
 
 def _round_queue(route: Route, name: str, ttl: int | None, back: dict[str, object]) -> QueueDeclaration:
@@ -158,5 +214,5 @@ def _round_queue(route: Route, name: str, ttl: int | None, back: dict[str, objec
 
 
 def _bindings(exchange: Exchange, queue: str, keys: list[str]) -> tuple[BindingDeclaration, ...]:
-    distinct = dict.fromkeys(keys)
+    distinct = dict.fromkeys(keys if exchange.name else ())
     return tuple(BindingDeclaration(source=exchange.name, destination=queue, key=key) for key in distinct)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from django_rmq_retry.core.backoff import LONGEST, check_seconds
 from django_rmq_retry.core.carriers.base import Additions, Carrier, Hop, Route, parked_by_broker
+from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.topology import milliseconds
@@ -16,6 +18,12 @@ class Native(Carrier):
     cap: float | None = None
 
     needs = (4, 3)
+    stamps = False
+
+    def __post_init__(self) -> None:
+        check_seconds("Native", self.first)
+        if self.cap is not None and not self.first <= self.cap <= LONGEST:
+            raise ConfigurationError(f"Native's cap is a wait from {self.first!r} s to ten years, not {self.cap!r}.")
 
     @property
     def pace(self) -> float:
@@ -23,7 +31,7 @@ class Native(Carrier):
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         count = delivery.headers.get("x-delivery-count", 0) if delivery.redelivered else 0
-        return count + 1 if isinstance(count, int) else 1
+        return count + 1 if type(count) is int and count > 0 else 1
 
     def refusal(self, route: Route) -> str | None:
         if route.work.type == "quorum":

@@ -1,4 +1,4 @@
-"""Carriers without waiting queues: the wait is spent in the consumer's hand, then the message goes back to its queue."""
+"""Carriers without waiting queues: a message waits in the consumer's hand, then goes back to its queue."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,8 @@ from django_rmq_retry.core.settlement import Settlement, Tell, copy_of
 @dataclass(frozen=True, slots=True)
 class Requeue(Carrier):
     """Give the message back to its queue. It knows only whether a message came before: attempts may be 1, 2 or None."""
+
+    stamps = False
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         return 2 if delivery.redelivered else 1
