@@ -1,5 +1,6 @@
-"""From a verdict to its settlement: pure, so that a worker thread prepares it and the I/O thread only carries it out."""
+"""From a verdict to its settlement: pure, prepared by a worker thread, carried out by the I/O thread."""
 
+import zlib
 from dataclasses import replace
 
 from django_rmq_retry.core.carriers import Hop
@@ -9,13 +10,15 @@ from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
-from django_rmq_retry.core.stamps import OURS, PREFIX, Stamp, parked_headers
+from django_rmq_retry.core.stamps import MARK, OURS, PREFIX, Stamp, parked_headers, story
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import Kind, Verdict
+from django_rmq_retry.core.verdict import Kind, Reason, Verdict, park
 
 KEPT_RAW = PREFIX + "properties"
-"""Properties that cannot be read travel to the parked queue as bytes under this name."""
-RAW_LIMIT = 64 * 1024
+"""Properties that cannot be read, or leave no room for ours, travel to the parked queue as bytes under this name."""
+KEPT_PACKED = PREFIX + "properties-zlib"
+ROOM = 120_000
+"""Of the 131 072 bytes of a frame; more than this leaves no room for headers of ours."""
 
 
 def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
@@ -27,12 +30,21 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
     if verdict.kind is Kind.PARK:
         return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now)
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
-    return subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
+    carried = subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
+    if carried.copy is None or len(delivery.raw) <= ROOM:
+        return carried
+    full = (
+        f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts: {verdict.error or verdict.detail}"
+    )
+    return settle(park(Reason.PERMANENT, full, verdict.error), delivery, subscription, now=now)
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
     """The next hop of a message that has not waited long enough yet; no attempt is made or counted."""
-    stamp = Stamp.read(delivery.headers)
+    if MARK not in delivery.raw or not subscription.policy.via.waits:
+        # A carrier that copies nothing could not take the note off again: the message would wait for ever.
+        return None
+    stamp = story(delivery)
     if not stamp.wait:
         return None
     hop = Hop(delay=stamp.wait / 1000, stamp=replace(stamp, wait=0))
@@ -48,22 +60,33 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     """A confirmed copy into the parked queue, then the ack."""
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
     put = {**replace(stamp, wait=0).headers(), **parked_headers(verdict, handler=handler, now=now)}
+    kept = _kept(delivery.raw)
     try:
         known = delivery.properties
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS, put=put)
         properties = replace(known, delivery_mode=2, user_id=None, expiration=None, headers=headers)
+        readable = len(headers.raw) <= ROOM or not kept
     except UndecodableHeaders:
-        raw = {KEPT_RAW: delivery.raw} if len(delivery.raw) <= RAW_LIMIT else {}
-        properties = Properties(delivery_mode=2, headers=Headers.of({**put, **raw}))
+        readable = False
+    if not readable:
+        properties = Properties(delivery_mode=2, headers=Headers.of({**put, **kept}))
     return Settlement(
         tell=Tell.ACK, copy=Message(body=delivery.body, exchange="", routing_key=park, properties=properties)
     )
 
 
+def _kept(raw: bytes) -> dict[str, object]:
+    """Properties as one header, where they fit into one at all."""
+    if len(raw) <= ROOM:
+        return {KEPT_RAW: raw}
+    packed = zlib.compress(raw)
+    return {KEPT_PACKED: packed} if len(packed) <= ROOM else {}
+
+
 def _story(delivery: Delivery) -> Stamp:
     """What the message tells of itself; where it first came in is written down before the first copy."""
     try:
-        stamp = Stamp.read(delivery.headers)
+        stamp = story(delivery)
     except UndecodableHeaders:
         stamp = Stamp()
     if stamp.queue:

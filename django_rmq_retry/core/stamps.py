@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 
 from django_rmq_retry.core.backoff import LONGEST
 from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.topology import milliseconds
 from django_rmq_retry.core.verdict import Verdict, short
 
 PREFIX = "rmq-retry-"
+ANSWER = PREFIX + "answer"
+"""Tells an answer from an error, so that data may look like either."""
+FAILED = "error"
 MARK = PREFIX.encode()
 """Looked for in undecoded properties, so that a fresh message costs one search."""
 SUMMARY_LIMIT = 1000
@@ -68,6 +72,14 @@ class Stamp:
             "summary": self.summary,
         }
         return {PREFIX + name: value for name, value in named.items() if value}
+
+
+def story(delivery: Delivery) -> Stamp:
+    """What a message tells of itself here; what it went through in another queue counts for nothing in this one."""
+    if MARK not in delivery.raw:
+        return Stamp()
+    stamp = Stamp.read(delivery.headers)
+    return stamp if stamp.queue in {"", delivery.queue} else Stamp()
 
 
 OURS = frozenset(
