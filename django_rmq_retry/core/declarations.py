@@ -1,4 +1,4 @@
-"""What is declared on a broker, argument by argument: the topology in the broker's own words, still without a broker."""
+"""What is declared on a broker, argument by argument: the topology in the broker's own words, without a broker."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

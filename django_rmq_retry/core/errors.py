@@ -44,7 +44,8 @@ class TopologyConflict(ConfigurationError):
             f"{part}: {one!r} in one place, {two!r} in another" for part, (one, two) in differences.items()
         )
         super().__init__(
-            f"The {what} {name!r} is asked for in two ways: {said}. Write it down once and use that object in both places."
+            f"The {what} {name!r} is asked for in two ways: {said}. "
+            "Write it down once and use that object in both places."
         )
 
 
@@ -115,7 +116,9 @@ class BrokerRefused(RmqRetryError):
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
         self.reason = reason
-        super().__init__(f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's rights.")
+        super().__init__(
+            f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's rights."
+        )
 
 
 class QueueUnusable(RmqRetryError):

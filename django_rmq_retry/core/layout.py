@@ -11,7 +11,7 @@ from django_rmq_retry.core.declarations import (
 )
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.subscription import Intake
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.core.topology import NO_LIMIT, Exchange, Queue, matches
 
 
 def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
@@ -21,6 +21,10 @@ def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ())
         topology += _of_intake(intake)
     for named in extra:
         topology += exchanges_of(named) if isinstance(named, Exchange) else _of_queue(named, Role.OTHER, {})
+    for queue in topology.queues.values():
+        if queue.role is Role.WAITING:
+            _check_way_in(topology, queue.name)
+            _check_way_back(topology, queue)
     return topology
 
 
@@ -58,6 +62,72 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object]) -> Topolog
 def _parked(intake: Intake) -> Topology:
     kind = {"x-queue-type": intake.queue.type} if intake.queue.type else {}
     # The operators' queue takes whatever comes and gives nothing up: no length, no TTL, no limit that is ever met.
-    limit = {"x-delivery-limit": intake.queue.delivery_limit} if intake.queue.type == "quorum" else {}
-    arguments = {name: value for name, value in {**kind, **limit}.items() if value is not None}
+    limited = intake.queue.type == "quorum" and intake.queue.delivery_limit is not None
+    arguments = {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
     return Topology(queues={intake.park: QueueDeclaration(name=intake.park, role=Role.PARKED, arguments=arguments)})
+
+
+def _check_way_in(topology: Topology, waiting: str) -> None:
+    """A retry waits in one queue; two that get it would each send it back."""
+    for binding in topology.bindings:
+        if binding.destination == waiting and not binding.to_exchange:
+            others = _reached(topology, binding.source, binding.key) - {waiting}
+            if others:
+                raise _doubled(binding.source, binding.key, {waiting, *others})
+
+
+def _check_way_back(topology: Topology, waiting: QueueDeclaration) -> None:
+    """A retry returns to the one queue it came from, never to all that the original went to."""
+    back = str(waiting.arguments.get("x-dead-letter-exchange", ""))
+    for key in _keys_back(topology, waiting, back) if back else ():
+        reached = _reached(topology, back, key)
+        if len(reached) > 1:
+            raise _doubled(back, key, reached)
+
+
+def _keys_back(topology: Topology, waiting: QueueDeclaration, back: str) -> set[str]:
+    """The keys with which retries come out of a waiting queue, as far as the bindings tell."""
+    key = waiting.arguments.get("x-dead-letter-routing-key")
+    if key is not None:
+        return {str(key)}
+    into = [binding for binding in topology.bindings if binding.destination == waiting.name]
+    keyed = {b.key for b in into if _kind(topology, b.source) != "fanout"}
+    work = {
+        queue.name
+        for queue in topology.queues.values()
+        if queue.arguments.get("x-dead-letter-exchange") in {binding.source for binding in into}
+    }
+    return keyed or {b.key for b in topology.bindings if b.source == back and b.destination in work}
+
+
+def _reached(topology: Topology, exchange: str, key: str, *, seen: frozenset[str] = frozenset()) -> set[str]:
+    """The queues of ours to which an exchange sends a key; where headers decide, nobody can tell before."""
+    found: set[str] = set()
+    if exchange in seen:
+        return found
+    for binding in topology.bindings:
+        if binding.source != exchange or not _passes(_kind(topology, exchange), binding.key, key):
+            continue
+        if binding.to_exchange:
+            found |= _reached(topology, binding.destination, key, seen=seen | {exchange})
+        elif topology.role(binding.destination) in {Role.WORK, Role.WAITING}:
+            found.add(binding.destination)
+    return found
+
+
+def _kind(topology: Topology, exchange: str) -> str:
+    return topology.exchanges[exchange].type if exchange in topology.exchanges else ""
+
+
+def _passes(kind: str, pattern: str, key: str) -> bool:
+    if kind == "topic":
+        return matches(pattern, key) or matches(key, pattern)
+    return kind == "fanout" or (kind == "direct" and pattern == key)
+
+
+def _doubled(exchange: str, key: str, queues: set[str]) -> ConfigurationError:
+    named = " and ".join(repr(name) for name in sorted(queues))
+    return ConfigurationError(
+        f"Exchange {exchange!r} would send a retry with the key {key!r} to {named}: every retry would be doubled. "
+        "Give each handler a retry exchange and a retry queue of its own, and its carrier back=''."
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from django_rmq_retry.core.carriers import Route
 from django_rmq_retry.core.codec import JSON, Codec
@@ -50,6 +51,11 @@ class Subscription:
             raise ConfigurationError(f"Handler {self.name} parks into its own queue {self.park!r}; name another one.")
         if self.policy.ordered and not self.queue.single_active_consumer:
             object.__setattr__(self, "queue", self.queue.varied(single_active_consumer=True))
+        if self.policy.ordered and self.queue.type == "quorum" and self.queue.delivery_limit is None:
+            raise ConfigurationError(
+                f"Handler {self.name} keeps order, but queue {self.queue.name!r} has delivery_limit=None: RabbitMQ 3 "
+                "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
+            )
         refusal = self.policy.via.refusal(self.route)
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
@@ -102,6 +108,12 @@ def _intake(group: list[Subscription]) -> Intake:
             f"Queue {first.queue.name!r}: {names} would both take every message. "
             "Give all but one a condition: type=…, routing_key=… or headers={…}."
         )
+    for one, two in combinations(group, 2):
+        if one.match == two.match:
+            raise ConfigurationError(
+                f"Handlers {one.name} and {two.name} ask for the same messages of queue {first.queue.name!r}, "
+                "so the second would get none. Give them different conditions."
+            )
     # One without a condition takes the rest, wherever it stands.
     ranked = sorted(group, key=lambda subscription: not subscription.match.conditions)
     return Intake(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
