@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from django_rmq_retry.core.backoff import Backoff, Exponential, Fixed
+from django_rmq_retry.core.backoff import LONGEST, Backoff, Exponential, Fixed, check_seconds
 from django_rmq_retry.core.carriers import Carrier, InPlace, Ladder
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.overrule import Discard, Park, Retry
 from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, discard, halt, park, retry, short
 
+DEFAULT_BACKOFF = Exponential(10, factor=3, jitter=0.2)
 Errors = type[BaseException] | Iterable[type[BaseException]]
 
 
@@ -66,6 +67,9 @@ class Schedule:
     attempts: int | None
     backoff: Backoff
 
+    def __post_init__(self) -> None:
+        check_attempts(self.attempts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryThenPark(Policy):
@@ -87,19 +91,30 @@ class RetryThenPark(Policy):
         check_attempts(self.attempts)
         object.__setattr__(self, "park_on", error_types("park_on", self.park_on))
         object.__setattr__(self, "retry_on", error_types("retry_on", self.retry_on))
+        error_types("schedules", self.schedules)
+        if self.budget is not None:
+            check_seconds("RetryThenPark(budget=…)", self.budget)
         pace = self.via.pace
         if pace is not None and (self.backoff or self.schedules):
             raise ConfigurationError(
                 f"{type(self.via).__name__} waits {pace:g} s each time and knows no other wait. "
                 "Leave backoff and schedules out, or use via=Ladder()."
             )
+        if not self.via.stamps and (self.schedules or self.budget is not None):
+            raise ConfigurationError(
+                f"{type(self.via).__name__} writes nothing into a message, so nobody would know how long ago or how "
+                "often it failed. Leave budget and schedules out, or use via=Ladder()."
+            )
         if self.backoff is None:
-            object.__setattr__(self, "backoff", Fixed(pace) if pace else Exponential(10, factor=3, jitter=0.2))
+            object.__setattr__(self, "backoff", Fixed(pace) if pace else DEFAULT_BACKOFF)
 
     @property
     def backoffs(self) -> tuple[Backoff, ...]:
-        assert self.backoff is not None
-        return (self.backoff, *(schedule.backoff for schedule in self.schedules.values()))
+        return (self._backoff, *(schedule.backoff for schedule in self.schedules.values()))
+
+    @property
+    def _backoff(self) -> Backoff:
+        return self.backoff or DEFAULT_BACKOFF
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
@@ -128,8 +143,7 @@ class RetryThenPark(Policy):
         for kind, schedule in self.schedules.items():
             if isinstance(error, kind) or isinstance(error.__cause__, kind):
                 return schedule
-        assert self.backoff is not None
-        return Schedule(attempts=self.attempts, backoff=self.backoff)
+        return Schedule(attempts=self.attempts, backoff=self._backoff)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +165,7 @@ class StopTheLine(Policy):
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
-        if _matches(failure.error, self.park_on):
+        if not isinstance(failure.error, Retry) and _matches(failure.error, self.park_on):
             return park(Reason.PERMANENT, f"Not to be retried: {cause}", cause)
         if self.attempts is not None and failure.attempt >= self.attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
@@ -201,7 +215,9 @@ def _matches(error: BaseException, kinds: Errors) -> bool:
 
 
 def _own_delay(error: BaseException, via: Carrier) -> float | None:
-    return error.after if isinstance(error, Retry) and via.pace is None else None
+    if not isinstance(error, Retry) or error.after is None or via.pace is not None:
+        return None
+    return min(error.after, LONGEST)
 
 
 def _cause(error: BaseException) -> ErrorNote | None:
