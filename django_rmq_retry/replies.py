@@ -7,9 +7,9 @@ from dataclasses import replace
 from django_rmq_retry import wiring
 from django_rmq_retry.core.errors import CallFailed
 from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.stamps import ANSWER, FAILED
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.publishing import PLAIN, Options, message_of
-from django_rmq_retry.runtime.attempt import ANSWERED_WITH, FAILED
 
 
 def call(
@@ -47,7 +47,7 @@ def _question(data: object, subscription: Subscription, options: Options) -> Mes
 
 def _read(answer: Delivery, subscription: Subscription) -> object:
     data = subscription.codec.decode(answer.body, answer.properties)
-    if answer.headers.get(ANSWERED_WITH) != FAILED:
+    if answer.headers.get(ANSWER) != FAILED:
         return data
     error = data.get("error") if isinstance(data, dict) else None
     told = error if isinstance(error, dict) else {}

@@ -47,6 +47,7 @@ RUNGS = (
     "replies",
     "registry",
     "handler",
+    "consuming",
     "__init__",
     "checks.*",
     "apps",

@@ -20,12 +20,13 @@ Call = Callable[[], None]
 class IoThread:
     """Owns an event loop. ``call`` and ``later`` may be used from any thread; everything else happens on this one."""
 
-    def __init__(self, name: str, *, failed: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.loop = IOLoop()
         self.pid = os.getpid()
         self._calls: deque[Call] = deque()
         self._woken = False
-        self._failed = failed
+        self._ending: list[Call] = []
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -33,7 +34,7 @@ class IoThread:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and self.pid == os.getpid()
+        return self._thread.is_alive() and not self._ended and self.pid == os.getpid()
 
     @property
     def current(self) -> bool:
@@ -46,6 +47,12 @@ class IoThread:
         if not self._woken:
             self._woken = True
             self.loop.add_callback_threadsafe(self._drain)
+
+    def at_end(self, call: Call) -> None:
+        """Run it when the loop has ended, for whatever reason; at once where it has."""
+        self._ending.append(call)
+        if self._ended:
+            call()
 
     def later(self, seconds: float, call: Call) -> "Timer":
         """Run it on the I/O thread after so many seconds; only on that thread. The result is for ``cancel``."""
@@ -72,7 +79,8 @@ class IoThread:
             self.loop.start()
         except BaseException as error:
             log.critical("The I/O thread ended: %s: %s", type(error).__name__, error, exc_info=True)
-            if self._failed is not None:
-                self._failed(error)
         finally:
+            self._ended = True
+            for call in self._ending:
+                call()
             self.loop.close()

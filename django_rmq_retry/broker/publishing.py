@@ -36,6 +36,7 @@ class PikaPublisher:
         self._dialling = False
         self._looking = False
         self._trouble = "no connection yet"
+        io.at_end(self._no_more)
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed, else raise what became of it."""
@@ -73,7 +74,10 @@ class PikaPublisher:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         raw = encode_properties(message.properties)
         self._handed.append(Pending(message, raw, deadline=deadline, done=done))
-        self._io.call(self._take)
+        if self._io.alive:
+            self._io.call(self._take)
+        else:
+            self._no_more()
 
     def _take(self) -> None:
         while self._handed:
@@ -141,6 +145,15 @@ class PikaPublisher:
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
             pending.end(Outcome.UNSENT, str(error))
+
+    def _no_more(self) -> None:
+        """The I/O thread has ended: whoever waits must hear of it."""
+        for channel in list(self._channels.values()):
+            self._waiting.extend(channel.unsent())
+            channel.lost("the I/O thread ended")
+        for pendings in (self._handed, self._waiting):
+            while pendings:
+                pendings.popleft().end(Outcome.UNSENT, "the I/O thread has ended")
 
     def _look(self) -> None:
         """End whatever is past its deadline; looked at only while something is on its way."""

@@ -13,13 +13,11 @@ from django_rmq_retry.core.policy import Failure
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
 from django_rmq_retry.core.settling import settle, unhandled, waits_on
-from django_rmq_retry.core.stamps import MARK, PREFIX, Stamp
+from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, Stamp
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park
 from django_rmq_retry.runtime.journal import Attempt, Journal
 
-ANSWERED_WITH = PREFIX + "answer"
-FAILED = "error"
 ENCODED = 0x40
 """The flag of the property content-encoding, in the first byte of the properties."""
 
@@ -159,7 +157,7 @@ class Attempts:
             content_type=subscription.codec.content_type,
             correlation_id=delivery.correlation_id,
             delivery_mode=2,
-            headers=Headers.of({ANSWERED_WITH: FAILED if failed else "ok"}),
+            headers=Headers.of({ANSWER: FAILED if failed else "ok"}),
         )
         # Direct reply-to queues answer 'mandatory' wrongly: before RabbitMQ 4.1 they return what was delivered.
         mandatory = not to.startswith("amq.rabbitmq.reply-to.")
