@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_rmq_retry import reading
-from django_rmq_retry.broker.address import Access, Password, Tls
+from django_rmq_retry.broker.address import NOT_YET, Access, Password, Tls
 from django_rmq_retry.broker.urls import Secret
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.policy import Policy, RetryThenPark
@@ -48,7 +48,14 @@ class Settings:
     management_url: Secret | None = None
 
     def access(self) -> Access:
-        """How to get to the broker; wrong URLs are ImproperlyConfigured."""
+        """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be."""
+        found = self.address()
+        if found.embedded:
+            raise ImproperlyConfigured(NOT_YET)
+        return found
+
+    def address(self) -> Access:
+        """The broker as it is named in the settings, to be shown or looked at."""
         try:
             return Access.parse(
                 self.url,
@@ -102,7 +109,7 @@ def _read() -> Settings:
     values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
     found = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
     if not callable(found.url) and not callable(found.password):
-        found.access()
+        found.address()
     return found
 
 

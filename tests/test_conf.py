@@ -1,5 +1,6 @@
 """RMQ_RETRY is read once, strictly, and shows no password."""
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,25 @@ def test_nothing_set_means_the_defaults() -> None:
     found = read()
 
     assert found == conf.Settings()
-    assert found.access().embedded
+    assert found.address().embedded
     assert (found.prefetch, found.threads, found.shutdown_timeout, found.crash_limit) == (10, 4, 30, 5)
     assert found.reply_to == ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
+def test_to_connect_to_the_embedded_broker_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ImproperlyConfigured, match="this version does not have it yet"):
+        read().access()
+
+
 def test_every_key_has_its_field_and_every_field_its_key() -> None:
     assert {key.lower() for key in conf.KEYS} == set(conf.Settings.__dataclass_fields__)
+
+
+def test_every_key_stands_in_the_docs() -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    table = docs.partition("## The URL")[0]
+
+    assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == list(conf.KEYS)
 
 
 def test_the_settings_are_read_once_and_again_when_they_change() -> None:

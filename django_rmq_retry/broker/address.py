@@ -10,6 +10,10 @@ from django_rmq_retry.core.errors import ConfigurationError
 __all__ = ["Access", "Host", "Secret", "Tls"]
 
 GUEST = "guest"
+NOT_YET = (
+    "The broker embedded:// needs no server, but this version does not have it yet. "
+    "Set RMQ_RETRY['URL'] to a RabbitMQ, as amqp://user:password@host:5672/vhost."
+)
 Password = str | Secret | Callable[[], str]
 
 

@@ -7,7 +7,7 @@ import ssl
 import pika
 from pika.credentials import PlainCredentials
 
-from django_rmq_retry.broker.address import Access, Host, Tls
+from django_rmq_retry.broker.address import NOT_YET, Access, Host, Tls
 from django_rmq_retry.core.errors import ConfigurationError
 
 PRODUCT = "django-rmq-retry"
@@ -18,10 +18,7 @@ def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionPa
     """For one connection to one host; ``purpose`` is what an operator reads in the broker's list of connections."""
     now = access.current()
     if now.embedded:
-        raise ConfigurationError(
-            "embedded:// is the broker without a server, which this version does not have yet. "
-            "Set RMQ_RETRY['URL'] to a RabbitMQ, as amqp://user:password@host:5672/vhost."
-        )
+        raise ConfigurationError(NOT_YET)
     who = f" {now.name}" if now.name else ""
     return pika.ConnectionParameters(
         host=host.name,

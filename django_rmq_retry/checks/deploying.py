@@ -24,12 +24,12 @@ def check_deployment(settings: Settings) -> Iterator[CheckMessage]:
     if project.DEBUG:
         yield warning(
             "W026",
-            "DEBUG is on: each worker would remember every query it makes, and grow.",
+            "DEBUG is on: each worker records every query it makes, which costs time and memory.",
             hint="Set DEBUG = False where consumers run.",
         )
     # A function may ask a vault or a network for the URL; a check does not.
     if not callable(settings.url) and not callable(settings.password):
-        yield from _access(settings.access())
+        yield from _access(settings.address())
 
 
 def _access(access: Access) -> Iterable[CheckMessage]:

@@ -76,7 +76,7 @@ def test_neither_parameters_nor_options_show_the_password() -> None:
 
 
 def test_the_embedded_broker_says_that_it_is_still_to_come() -> None:
-    with pytest.raises(ConfigurationError, match="this version does not have yet"):
+    with pytest.raises(ConfigurationError, match="this version does not have it yet"):
         parameters(Access.parse("embedded://"), Host("h", 1), purpose="consume")
 
 
