@@ -2,9 +2,11 @@
 
 import itertools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from django_rmq_retry.broker.base import Line, Server, Source
@@ -61,12 +63,18 @@ class Consumer:
         self._attempts = attempts
         self._limits = limits
         self._workers: Workers[Delivery] = Workers(threads, self._work)
-        self._over = threading.Event()
+        self._over = False
+        # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
         self._begun = itertools.count(1)
         self._code = STOPPED
-        self._why = ""
+        self._lost_at = 0.0
+        self._tries = 0
+        self.why = ""
+        """Why it stops, once it does."""
         self.server: Server | None = None
+        self.online = False
         self.ticked: Callable[[], None] = lambda: None
         """Called at every tick while all is well: for a liveness file and the like."""
 
@@ -75,34 +83,64 @@ class Consumer:
         began = time.monotonic()
         self._workers.start()
         self._source.start(self._lines, self)
-        while not self._over.wait(TICK):
-            self._look_after(time.monotonic() - began)
+        while not self._over:
+            with suppress(queue.Empty):
+                self._wake.get(timeout=TICK)
+            if not self._over:
+                self._look_after(time.monotonic() - began)
         return self._wind_down()
 
     def stop(self, why: str, code: int = STOPPED) -> None:
         """End in good order; the first reason is the one that counts."""
-        if not self._over.is_set():
-            self._why, self._code = why, code
-            self._over.set()
+        if self._over:
+            return
+        self.why, self._code, self._over = why, code, True
+        self._wake.put(None)
+        if code:
+            log.critical("%s", why, extra={"event": "failed"})
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(line.queue for line in self._lines)
+
+    @property
+    def running(self) -> int:
+        """Messages that handlers work on."""
+        return self._workers.running
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait here for a thread."""
+        return self._workers.waiting
 
     def arrived(self, delivery: Delivery) -> None:
-        if self._over.is_set():
+        if self._over:
             self._source.give_back([delivery])
         else:
             self._workers.add(delivery)
 
     def connected(self, server: Server) -> None:
-        self.server = server
-        log.info("Connected to %s", server, extra={"event": "connected"})
+        self.server, self.online, self._tries = server, True, 0
+        log.info("Connected to %s", server, extra={"event": "connected", "broker": str(server)})
 
     def lost(self, reason: str, retry_in: float) -> None:
-        log.warning("No broker (%s), next try in %.1f s", reason, retry_in, extra={"event": "lost"})
+        self.online = False
+        self._lost_at = time.time() if not self._tries else self._lost_at
+        self._tries += 1
         if self._limits.fail_fast:
-            self.stop(f"no broker: {reason}", NO_BROKER)
+            self.stop(f"No broker ({reason}), and --fail-fast waits for none.", NO_BROKER)
+            return
+        log.warning(
+            "No broker since %s (%s), next try in %.1f s (attempt %s)",
+            time.strftime("%H:%M:%S", time.localtime(self._lost_at)),
+            reason,
+            retry_in,
+            self._tries,
+            extra={"event": "lost"},
+        )
 
     def failed(self, error: BaseException) -> None:
         codes = {BrokerRefused: NO_BROKER, QueueUnusable: UNFIT}
-        log.critical("%s", error, extra={"event": "failed"})
         self.stop(str(error), codes.get(type(error), BROKEN))
 
     def drained(self) -> None:
@@ -127,9 +165,9 @@ class Consumer:
     def _look_after(self, age: float) -> None:
         dead = self._workers.dead
         if dead:
-            self.stop(f"worker thread {dead[0]} has ended", BROKEN)
+            self.stop(f"Worker thread {dead[0]} has ended.", BROKEN)
         elif not self._source.alive:
-            self.stop("the I/O thread has ended", BROKEN)
+            self.stop("The I/O thread has ended.", BROKEN)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
             self.stop(f"{self._limits.seconds:g} s were asked for")
         elif self._limits.burst:
@@ -138,20 +176,26 @@ class Consumer:
             why = asked()
             if why:
                 self.stop(why)
-        if not self._over.is_set():
+        if not self._over:
             self.ticked()
 
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             self.stop("every queue is empty")
 
+    def _say_stopping(self) -> None:
+        running = self._workers.running
+        if running:
+            what = f"finishing {running} message{'' if running == 1 else 's'} (max {self._limits.shutdown:g} s)."
+            what += " Again to stop now; unfinished messages return to the queue."
+        else:
+            what = "nothing is in hand."
+        why = f" ({self.why})" if not self._code else ""
+        log.info("Stopping%s: %s", why, what, extra={"event": "stopping"})
+
     def _wind_down(self) -> int:
         """Finish what has begun, give the rest back, tell the broker, close."""
-        running = self._workers.running
-        log.info(
-            "Stopping (%s): finishing %s, at most %g s", self._why, running, self._limits.shutdown,
-            extra={"event": "stopping"},
-        )  # fmt: skip
+        self._say_stopping()
         self._source.quiesce()
         self._source.give_back(self._workers.take_back())
         if not self._workers.wait_quiet(self._limits.shutdown):
