@@ -49,7 +49,7 @@ def caller(*, exclusive: bool = False) -> PikaCaller:
 
 def close() -> None:
     """Close what this process has open; the next use opens it anew."""
-    global _process  # noqa: PLW0603 - there is one process
+    global _process
     process, _process = _process, _Process()
     if process.publisher is not None:
         process.publisher.close()
