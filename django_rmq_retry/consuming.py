@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from django.db import connections
 
 from django_rmq_retry import wiring
+from django_rmq_retry.broker.base import Server
+from django_rmq_retry.broker.capabilities import carrier_refusal
 from django_rmq_retry.broker.consuming import PikaSource
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.subscription import Intake
@@ -28,7 +30,25 @@ def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetc
         reply_to=now.reply_to,
     )
     source = PikaSource(wiring.io("rmq-io"), now.access(), wiring.publisher())
-    return Consumer(intakes, source, Attempts(intakes, surroundings), threads=threads, prefetch=prefetch, limits=limits)
+    return Consumer(
+        intakes,
+        source,
+        Attempts(intakes, surroundings),
+        threads=threads,
+        prefetch=prefetch,
+        limits=limits,
+        refusal=lambda server: _refusal(intakes, server),
+    )
+
+
+def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
+    """What a carrier needs that this broker, which is known only now, cannot do."""
+    for intake in intakes:
+        for subscription in intake.subscriptions:
+            reason = carrier_refusal(server, subscription.policy.via)
+            if reason:
+                return f"Handler {subscription.name}: {reason}"
+    return None
 
 
 def _today() -> int:

@@ -161,3 +161,7 @@ class NotDelayable(ConfigurationError):
             f"Handler {handler} cannot be published to with delay=…: its carrier {carrier} has no waiting queues. "
             "Use via=Ladder([…]) with the delays you need."
         )
+
+
+class BrokerUnfit(RmqRetryError):
+    """The broker cannot do what a handler's carrier needs of it."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from django_rmq_retry.broker.base import Line, Server, Source
-from django_rmq_retry.core.errors import BrokerRefused, QueueUnusable
+from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.subscription import Intake
@@ -53,6 +53,7 @@ class Consumer:
         threads: int,
         prefetch: int,
         limits: Limits,
+        refusal: Callable[[Server], str | None] = lambda _server: None,
     ) -> None:
         self._lines = tuple(
             Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
@@ -62,6 +63,7 @@ class Consumer:
         self._source = source
         self._attempts = attempts
         self._limits = limits
+        self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
         self._over = False
         # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
@@ -121,6 +123,10 @@ class Consumer:
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
+        refusal = self._refusal(server)
+        if refusal:
+            self.failed(BrokerUnfit(refusal))
+            return
         log.info("Connected to %s", server, extra={"event": "connected", "broker": str(server)})
 
     def lost(self, reason: str, retry_in: float) -> None:
@@ -140,7 +146,7 @@ class Consumer:
         )
 
     def failed(self, error: BaseException) -> None:
-        codes = {BrokerRefused: NO_BROKER, QueueUnusable: UNFIT}
+        codes = {BrokerRefused: NO_BROKER, BrokerUnfit: UNFIT, QueueUnusable: UNFIT}
         self.stop(str(error), codes.get(type(error), BROKEN))
 
     def drained(self) -> None:
