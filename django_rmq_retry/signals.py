@@ -10,7 +10,7 @@ attempted = Signal()
 """One run of a handler has ended: ``verdict`` (a Verdict), ``error`` (the exception or None), ``seconds`` (it took)."""
 
 parked = Signal()
-"""A message was set aside for a person and is safe in its parked queue: ``verdict``, with reason and detail."""
+"""A message is set aside for a person: ``verdict``, with reason and detail. Its copy is confirmed only after this."""
 
 halted = Signal()
 """A handler with StopTheLine failed and holds its line: ``verdict``, with the seconds to the next attempt."""

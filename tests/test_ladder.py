@@ -42,6 +42,7 @@ RUNGS = (
     "env",
     "conf",
     "signals",
+    "announcing",
     "wiring",
     "publishing",
     "replies",

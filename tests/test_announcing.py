@@ -1,0 +1,94 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+from django_rmq_retry import announcing, signals
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import StopTheLine
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import ACK, Reason, Verdict, halt, park, retry
+from django_rmq_retry.runtime.journal import Attempt
+
+Heard = list[tuple[str, str]]
+LEDGER = Subscription(
+    name="ledger.post", run=lambda _: None, queue=Queue("ledger.post"), policy=StopTheLine(), park="x"
+)
+NAMES = {id(getattr(signals, name)): name for name in ("attempted", "parked", "halted", "released")}
+
+
+def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> Attempt:
+    delivery = Delivery(queue="ledger.post", body=b"{}")
+    return Attempt(delivery=delivery, verdict=verdict, subscription=subscription, seconds=0.5)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Signal, Callable[..., Any]], None]]:
+    """Connect receivers for the time of the test."""
+    connected: list[tuple[Signal, Callable[..., Any]]] = []
+
+    def connect(signal: Signal, receiver: Callable[..., Any]) -> None:
+        signal.connect(receiver, weak=False)
+        connected.append((signal, receiver))
+
+    yield connect
+    for signal, receiver in connected:
+        signal.disconnect(receiver)
+
+
+@pytest.fixture
+def heard(connect: Callable[[Signal, Callable[..., Any]], None]) -> Heard:
+    """What was sent: the signal's name and the handler's."""
+    found: Heard = []
+    for signal in announcing.ALL:
+        connect(signal, lambda signal, handler, **_: found.append((NAMES[id(signal)], handler)))
+    return found
+
+
+def test_nobody_is_told_where_nobody_listens() -> None:
+    assert announcing.observers() == ()
+
+
+def test_a_success_is_an_attempt(heard: Heard) -> None:
+    (announcer,) = announcing.observers()
+
+    announcer(attempt(ACK))
+
+    assert heard == [("attempted", "ledger.post")]
+
+
+def test_a_parked_message_is_announced_with_its_attempt(heard: Heard) -> None:
+    announcing.Announcer()(attempt(park(Reason.PERMANENT, "closed")))
+
+    assert heard == [("attempted", "ledger.post"), ("parked", "ledger.post")]
+
+
+def test_a_message_that_nobody_took_was_not_attempted(heard: Heard) -> None:
+    announcing.Announcer()(attempt(park(Reason.UNHANDLED, "no handler"), subscription=None))
+
+    assert heard == [("parked", "")]
+
+
+def test_a_line_is_released_once(heard: Heard) -> None:
+    announcer = announcing.Announcer()
+
+    for verdict in (halt(10), halt(20), ACK, ACK):
+        announcer(attempt(verdict))
+
+    told = [name for name, _ in heard if name != "attempted"]
+
+    assert told == ["halted", "halted", "released"]
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+def test_a_receiver_that_fails_harms_nothing(
+    connect: Callable[[Signal, Callable[..., Any]], None], raised: type[BaseException]
+) -> None:
+    def fail(**_: object) -> None:
+        raise raised
+
+    connect(signals.attempted, fail)
+
+    announcing.Announcer()(attempt(retry(10)))
