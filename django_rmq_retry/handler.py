@@ -14,7 +14,7 @@ from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Policy, RetryThenPark
 from django_rmq_retry.core.subscription import Match, Subscription
 from django_rmq_retry.core.topology import Queue, check_name
-from django_rmq_retry.publishing import Options, adispatch, dispatch, message_of
+from django_rmq_retry.publishing import adispatch, dispatch, message_of, options_of
 from django_rmq_retry.replies import acall, call
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ class Handler(Generic[R]):
             data,
             exchange=exchange,
             routing_key=routing_key,
-            options=Options(**options),
+            options=options_of(options),
             subscription=self.subscription,
         )
 
@@ -74,7 +74,7 @@ class Handler(Generic[R]):
 
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
         """Publish, and wait for what the function returns: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
-        said = Options(**options)
+        said = options_of(options)
         return call(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
 
     async def acall(
@@ -86,7 +86,7 @@ class Handler(Generic[R]):
         **options: Any,
     ) -> Any:
         """As ``call``, without blocking the event loop."""
-        said = Options(**options)
+        said = options_of(options)
         return await acall(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
 
     def __repr__(self) -> str:

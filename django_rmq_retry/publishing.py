@@ -57,7 +57,7 @@ def publish(
 
     Inside ``transaction.atomic()`` it leaves on commit, unless ``at_once``. Options: see ``Options``.
     """
-    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=_options(options))
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
     return dispatch(message, timeout=timeout, at_once=at_once)
 
 
@@ -71,7 +71,7 @@ async def apublish(
     **options: object,
 ) -> str:
     """As ``publish``, without blocking the event loop. There are no transactions in async code: it leaves at once."""
-    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=_options(options))
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
     return await adispatch(message, timeout=timeout)
 
 
@@ -159,7 +159,8 @@ def _after_commit(message: Message, timeout: float | None) -> None:
         raise
 
 
-def _options(given: Mapping[str, object]) -> Options:
+def options_of(given: Mapping[str, object]) -> Options:
+    """The options of a publish; one that is not known is refused, not ignored."""
     unknown = sorted(set(given) - set(Options.__dataclass_fields__))
     if unknown:
         known = ", ".join(Options.__dataclass_fields__)

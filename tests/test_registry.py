@@ -172,3 +172,13 @@ def test_joining_is_done_once() -> None:
     def cash(message: Delivery) -> None: ...
 
     assert cash.subscription is cash.subscription
+
+
+@override_settings(RMQ_RETRY={"TOPOLOGY": [Queue("parking-queue", type=None, arguments={"x-queue-mode": "lazy"})]})
+def test_a_parked_queue_is_declared_as_the_settings_write_it_out() -> None:
+    @handler("main-queue", park="parking-queue")
+    def cash(message: Delivery) -> None: ...
+
+    parked = registry.topology().queues["parking-queue"]
+
+    assert (parked.role, parked.arguments) == (Role.PARKED, {"x-queue-mode": "lazy"})

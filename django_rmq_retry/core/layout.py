@@ -16,11 +16,16 @@ from django_rmq_retry.core.topology import NO_LIMIT, Exchange, Queue, matches
 
 def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
     """The whole topology of a project, each name once; contradictions are refused with a sentence."""
+    written = {named.name: named for named in extra if isinstance(named, Queue)}
+    parked = {intake.park for intake in intakes}
     topology = Topology()
     for intake in intakes:
-        topology += _of_intake(intake)
+        topology += _of_intake(intake) + _parked(intake, written.get(intake.park))
     for named in extra:
-        topology += exchanges_of(named) if isinstance(named, Exchange) else _of_queue(named, Role.OTHER, {})
+        if isinstance(named, Exchange):
+            topology += exchanges_of(named)
+        elif named.name not in parked:
+            topology += _of_queue(named, Role.OTHER, {})
     for queue in topology.queues.values():
         if queue.role is Role.WAITING:
             _check_way_in(topology, queue.name)
@@ -40,7 +45,7 @@ def _of_intake(intake: Intake) -> Topology:
                     "Give them the same carrier, or two queues."
                 )
         found += additions.topology
-    return _of_queue(intake.queue, Role.WORK, arguments) + found + _parked(intake)
+    return _of_queue(intake.queue, Role.WORK, arguments) + found
 
 
 def _of_queue(queue: Queue, role: Role, additions: dict[str, object]) -> Topology:
@@ -59,7 +64,10 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object]) -> Topolog
     return found + Topology(queues={queue.name: declaration}, bindings=bound)
 
 
-def _parked(intake: Intake) -> Topology:
+def _parked(intake: Intake, written: Queue | None) -> Topology:
+    """The parked queue as the project wrote it out, or after its work queue."""
+    if written is not None:
+        return _of_queue(written, Role.PARKED, {})
     kind = {"x-queue-type": intake.queue.type} if intake.queue.type else {}
     # The operators' queue takes whatever comes and gives nothing up: no length, no TTL, no limit that is ever met.
     limited = intake.queue.type == "quorum" and intake.queue.delivery_limit is not None

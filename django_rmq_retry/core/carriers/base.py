@@ -76,10 +76,9 @@ class Carrier(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
 class InPlace(Carrier):
     """The message stays in the consumer's hand and is attempted again there; what an ordered line needs."""
-
-    __slots__ = ()
 
     stamps = False
 
