@@ -32,6 +32,7 @@ RUNGS = (
     "core.subscription",
     "core.layout",
     "core.settling",
+    "core.drawing.*",
     "core",
     "broker.base",
     "broker.envelope",

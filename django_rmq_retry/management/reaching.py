@@ -1,20 +1,12 @@
-"""How the commands reach the broker and the project's topology."""
+"""How the commands reach the broker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django_rmq_retry import registry
 from django_rmq_retry.broker.asking import Session
 from django_rmq_retry.broker.declaring import Declarer
 from django_rmq_retry.broker.inspecting import Inspector
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.declarations import Topology
-
-
-def project_topology() -> Topology:
-    """All that the handlers of the installed apps and the settings need."""
-    registry.autodiscover()
-    return registry.topology()
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from django.core.management.base import CommandParser
 
+from django_rmq_retry import registry
 from django_rmq_retry.broker.plans import Plan, State
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes
-from django_rmq_retry.management.reaching import declarer, project_topology
+from django_rmq_retry.management.reaching import declarer
 from django_rmq_retry.management.showing import plan_as_data, show_plan, summary
 
 
@@ -20,7 +21,7 @@ class Command(RmqCommand):
         add_yes(parser)
 
     def run(self, options: Options) -> Exit | None:
-        topology = project_topology()
+        topology = registry.topology()
         with declarer() as it:
             address = it.session.access.shown
             looks_only = options["check"] or options["plan"]

@@ -1,0 +1,35 @@
+"""``manage.py rmq_topology``: the project's exchanges and queues, drawn or as definitions; no broker is asked."""
+
+import json
+
+from django.core.management.base import CommandParser
+
+from django_rmq_retry import registry
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.drawing import Shape, definitions, mermaid, svg, text
+from django_rmq_retry.management.base import Options, RmqCommand, printable
+
+FORMATS = ("text", "mermaid", "svg", "definitions")
+
+
+class Command(RmqCommand):
+    help = "Show the exchanges, queues and bindings that the project's handlers need. The broker is not asked."
+    examples = (
+        "rmq_topology",
+        "rmq_topology --format svg > topology.svg",
+        "rmq_topology --format definitions > definitions.json",
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--format", choices=FORMATS, default="text", help="text by default")
+
+    def run(self, options: Options) -> None:
+        topology = registry.topology()
+        shape = Shape.of(topology, registry.intakes())
+        drawings = {
+            "text": lambda: printable(text(shape)),
+            "mermaid": lambda: mermaid(shape),
+            "svg": lambda: svg(shape),
+            "definitions": lambda: json.dumps(definitions(topology, vhost=settings().access().vhost), indent=2),
+        }
+        self.stdout.write(drawings[options["format"]]())

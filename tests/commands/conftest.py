@@ -1,0 +1,34 @@
+"""A project of its own for each test of a command."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler, registry
+from django_rmq_retry.core.message import Delivery
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+@pytest.fixture
+def charge() -> None:
+    """A project with one handler: work queue, two waiting queues, parked queue, one binding."""
+    payments = Exchange("payments", "topic")
+    policy = RetryThenPark(attempts=3, backoff=Exponential(10, factor=3))
+
+    @handler(Queue("payments.charge", bindings=[payments.bind("charge.#")]), policy=policy)
+    def charge(message: Delivery) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def project(broker_url: str, settings: Any, request: pytest.FixtureRequest) -> Any:
+    """That project, on a virtual host of its own."""
+    request.getfixturevalue("charge")
+    settings.RMQ_RETRY = {"URL": broker_url}
+    return settings

@@ -1,0 +1,47 @@
+"""Runs a command as manage.py would, and keeps what it wrote and its exit code."""
+
+import json
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from django.core.management import CommandError, call_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a command ended. An error's sentence stands in ``err``, as Django would write it there."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The rows of the table that it wrote, cell by cell."""
+        return [line.split("\t") for line in self.out.splitlines()]
+
+
+class Terminal(StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(command: str, *arguments: str, out: StringIO | None = None) -> Ran:
+    """Nobody is at the keyboard unless a test says so."""
+    stdout, stderr = out or StringIO(), StringIO()
+    code = 0
+    try:
+        call_command(command, *arguments, stdout=stdout, stderr=stderr)
+    except CommandError as error:
+        stderr.write(str(error))
+        code = error.returncode
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return Ran(code=code, out=stdout.getvalue(), err=stderr.getvalue())

@@ -1,0 +1,75 @@
+"""rmq_topology: drawings and definitions of what the handlers need, without a broker."""
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from django_rmq_retry.management.base import Exit
+from tests.commands.running import run
+from tests.tooling.vhosts import Vhost
+
+pytestmark = pytest.mark.usefixtures("charge")
+
+
+@pytest.fixture(autouse=True)
+def no_broker(settings: Any) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
+
+
+def test_as_text_it_tells_what_comes_in_and_where_it_goes() -> None:
+    ran = run("rmq_topology")
+
+    assert ran.out == (
+        "Exchanges\n"
+        "  payments  topic\n"
+        "Queues\n"
+        "  payments.charge            work · quorum\n"
+        "      ← payments by charge.#\n"
+        "      ⇢ dead letters to payments.charge.parked\n"
+        "      ⇒ copies to payments.charge.retry.10s\n"
+        "      ⇒ copies to payments.charge.retry.30s\n"
+        "  payments.charge.retry.10s  waiting · quorum · 10 s\n"
+        "      ⇢ dead letters to payments.charge\n"
+        "  payments.charge.retry.30s  waiting · quorum · 30 s\n"
+        "      ⇢ dead letters to payments.charge\n"
+        "  payments.charge.parked     parked · quorum\n"
+    )
+
+
+def test_as_mermaid_it_is_a_flowchart() -> None:
+    ran = run("rmq_topology", "--format", "mermaid")
+
+    assert ran.lines[0] == ["flowchart LR"]
+    assert '  n0 -->|"charge.#35;"| n1\n' in ran.out
+
+
+def test_as_svg_it_is_one_well_formed_document() -> None:
+    root = ElementTree.fromstring(run("rmq_topology", "--format", "svg").out)  # noqa: S314  # our own
+
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_as_definitions_it_names_the_virtual_host_of_the_url() -> None:
+    told = json.loads(run("rmq_topology", "--format", "definitions").out)
+
+    assert {one["vhost"] for kind in told.values() for one in kind} == {"pay"}
+    assert [one["name"] for one in told["exchanges"]] == ["payments"]
+
+
+def test_an_unknown_format_is_a_wrong_use() -> None:
+    assert run("rmq_topology", "--format", "png").code == Exit.ERROR
+
+
+@pytest.mark.contract
+def test_the_broker_imports_the_definitions_as_rmq_declare_would_have_declared_them(
+    vhost: Vhost, settings: Any
+) -> None:
+    settings.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+    told = json.loads(run("rmq_topology", "--format", "definitions").out)
+
+    vhost.management.call("POST", f"definitions/{vhost.name}", told)
+
+    assert run("rmq_declare", "--check").code == Exit.DONE
+    assert vhost.bindings() == {("payments", "payments.charge", "charge.#")}
