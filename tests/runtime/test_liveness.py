@@ -1,0 +1,124 @@
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.runtime import liveness, memory
+from django_rmq_retry.runtime.liveness import Liveness
+from tests.tooling.waiting import wait_until
+
+
+class Io:
+    """Stands for the I/O thread: it answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], None]] = []
+
+    def answer(self) -> None:
+        while self.asked:
+            self.asked.pop()()
+
+
+@pytest.fixture
+def io(monkeypatch: pytest.MonkeyPatch) -> Io:
+    monkeypatch.setattr(liveness, "EVERY", 0.0)
+    return Io()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "live.json"
+
+
+def alive(path: Path, io: Io) -> Liveness:
+    return Liveness(path, lambda: {"queues": ("payments.charge",)}, ask=io.asked.append)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_nothing_is_written_before_the_io_thread_has_answered(path: Path, io: Io) -> None:
+    live = alive(path, io)
+
+    live.beat()
+    live.beat()
+
+    assert (path.exists(), len(io.asked)) == (False, 1)
+
+
+def test_each_answer_is_good_for_one_beat(path: Path, io: Io) -> None:
+    live = alive(path, io)
+    live.beat()
+    io.answer()
+    live.beat()
+    path.unlink()
+    live.beat()
+    deaf = path.exists()
+    io.answer()
+    live.beat()
+
+    assert (deaf, path.exists()) == (False, True)
+
+
+def test_the_file_says_who_and_when(path: Path) -> None:
+    liveness.write(path, {"queues": ("payments.charge",)})
+    told = read(path)
+
+    assert told["queues"] == ["payments.charge"]
+    assert (told["pid"], abs(told["beat"] - time.time()) < 60) == (os.getpid(), True)
+
+
+def test_a_write_leaves_nothing_else_behind(path: Path) -> None:
+    liveness.write(path, {})
+    with pytest.raises(TypeError):
+        liveness.write(path, {1j: 1})  # type: ignore[dict-item]  # no JSON key
+
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, io: Io, caplog: pytest.LogCaptureFixture) -> None:
+    live = alive(tmp_path / "missing" / "live.json", io)
+    for _ in range(3):
+        live.beat()
+        io.answer()
+
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_at_its_end_the_file_is_gone(path: Path, io: Io) -> None:
+    live = alive(path, io)
+    liveness.write(path, {})
+    live.end()
+    live.end()
+
+    assert not path.exists()
+
+
+def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None:
+    liveness.write(path, {})
+    new = liveness.fresh([path])
+    os.utime(path, (1, 1))
+
+    assert (new, liveness.fresh([path]), liveness.fresh([tmp_path / "none"])) == (True, False, False)
+
+
+def test_a_process_knows_the_memory_it_holds() -> None:
+    before = memory.used()
+    held = bytearray(os.urandom(1)) * (64 * memory.MB)
+
+    wait_until(lambda: memory.used() - before > 50 * memory.MB, timeout=2)
+    assert len(held) == 64 * memory.MB
+
+
+def test_too_much_memory_is_a_reason_to_stop() -> None:
+    little, much = memory.Memory(1), memory.Memory(100_000)
+    why = little() or ""
+
+    assert (why.endswith("MB of memory are in use, more than 1 MB"), little.exceeded) == (True, True)
+    assert (much(), much.exceeded) == (None, False)
