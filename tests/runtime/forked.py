@@ -1,0 +1,44 @@
+"""Run by the tests of supervising: a supervisor whose children do as they are told, one word for each start.
+
+``python -m tests.runtime.forked FOLDER PROCESSES WORD...``; children note their starts and ends in FOLDER.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from django_rmq_retry.runtime import shutdown, supervising
+
+supervising.FIRST_WAIT = 0.05
+supervising.GRACE = 0.5
+
+
+def main(folder: Path, processes: int, words: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+
+    def work(number: int) -> int:
+        starts = len(list(folder.glob(f"start-{number}-*")))
+        (folder / f"start-{number}-{os.getpid()}").touch()
+        stopped = threading.Event()
+        shutdown.listen(lambda _why: stopped.set(), at_once=shutdown.ignore)
+        word = words[min(starts, len(words) - 1)]
+        if word == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "stick":
+            signal.pause()
+            threading.Event().wait()
+        if word == "wait":
+            while not stopped.wait(0.05):
+                pass
+            (folder / f"end-{number}-{os.getpid()}").touch()
+            return 0
+        return int(word)
+
+    return supervising.Supervisor(processes, work, shutdown=0.1).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
