@@ -87,13 +87,13 @@ def _check_way_in(topology: Topology, waiting: str) -> None:
 def _check_way_back(topology: Topology, waiting: QueueDeclaration) -> None:
     """A retry returns to the one queue it came from, never to all that the original went to."""
     back = str(waiting.arguments.get("x-dead-letter-exchange", ""))
-    for key in _keys_back(topology, waiting, back) if back else ():
+    for key in _keys_back(topology, waiting) if back else ():
         reached = _reached(topology, back, key)
         if len(reached) > 1:
             raise _doubled(back, key, reached)
 
 
-def _keys_back(topology: Topology, waiting: QueueDeclaration, back: str) -> set[str]:
+def _keys_back(topology: Topology, waiting: QueueDeclaration) -> set[str]:
     """The keys with which retries come out of a waiting queue, as far as the bindings tell."""
     key = waiting.arguments.get("x-dead-letter-routing-key")
     if key is not None:
@@ -105,7 +105,7 @@ def _keys_back(topology: Topology, waiting: QueueDeclaration, back: str) -> set[
         for queue in topology.queues.values()
         if queue.arguments.get("x-dead-letter-exchange") in {binding.source for binding in into}
     }
-    return keyed or {b.key for b in topology.bindings if b.source == back and b.destination in work}
+    return keyed or {b.key for b in topology.bindings if b.destination in work}
 
 
 def _reached(topology: Topology, exchange: str, key: str, *, seen: frozenset[str] = frozenset()) -> set[str]:
