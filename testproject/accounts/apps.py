@@ -1,0 +1,7 @@
+"""The accounts of the bank."""
+
+from django.apps import AppConfig
+
+
+class AccountsConfig(AppConfig):
+    name = "testproject.accounts"

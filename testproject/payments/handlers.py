@@ -1,0 +1,90 @@
+"""The bank's handlers: one for each scenario, and one on a topology that is older than this project.
+
+A message may come twice, so each handler looks at what has been done before it does anything.
+"""
+
+from typing import Any
+
+from django.conf import settings
+
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Exponential,
+    OneShot,
+    Queue,
+    Retry,
+    RetryThenPark,
+    StopTheLine,
+    handler,
+)
+from testproject.payments import gateway, ledger
+from testproject.payments.errors import AboveLimit, AccountClosed, RateLimited, Refused, UnknownPair
+from testproject.payments.models import Payment
+
+RATES = {"EURUSD": "1.0831", "EURGBP": "0.8412", "EURCHF": "0.9377"}
+CASH_KEY = "srvc.transact.cash"
+
+main = Exchange("main-exchange", "direct")
+
+
+@handler(
+    "payments.charge",
+    policy=RetryThenPark(
+        attempts=5,
+        backoff=Exponential(settings.BANK_CHARGE_WAIT, factor=2, jitter=0.2),
+        park_on=(AccountClosed, Refused),
+    ),
+)
+def charge(message: Delivery) -> None:
+    """A card payment: the other bank charges it, then it goes into the ledger."""
+    payment = _payment(message.data)
+    if payment.state == Payment.State.NEW:
+        try:
+            gateway.charge(payment)
+        except RateLimited as error:
+            raise Retry(after=error.seconds) from error
+        Payment.objects.filter(pk=payment.pk, state=Payment.State.NEW).update(state=Payment.State.CHARGED)
+    # Not on commit: should this fail, so does the attempt, and the next one comes by here again.
+    post.publish({"payment": payment.pk})
+
+
+@handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)))
+def post(message: Delivery) -> None:
+    """Order matters: nothing passes a posting that is not covered."""
+    ledger.book(_payment(message.data))
+
+
+@handler("rates.quote", policy=OneShot())
+def quote(message: Delivery) -> dict[str, str]:
+    """The caller waits: one attempt, an answer, never a retry."""
+    data: Any = message.data
+    pair = data["pair"]
+    if pair not in RATES:
+        raise UnknownPair(pair)
+    return {"pair": pair, "rate": RATES[pair]}
+
+
+@handler(
+    Queue("main-queue", bindings=[main.bind(CASH_KEY)]),
+    policy=RetryThenPark(
+        attempts=4, via=DeadLetter(exchange="retry-exchange", queue="retry-queue", after=settings.BANK_CASH_WAIT)
+    ),
+    park="parking-queue",
+)
+def cash(message: Delivery) -> dict[str, str]:
+    """Cash: an amount above the limit fails until the limit is raised."""
+    payment = _payment(message.data)
+    if payment.state == Payment.State.NEW:
+        if payment.amount > payment.account.limit:
+            raise AboveLimit(payment.amount, payment.account.limit)
+        ledger.book(payment)
+    return {"status": "ok"}
+
+
+def _payment(data: Any) -> Payment:
+    payment = Payment.objects.select_related("account").get(pk=data["payment"])
+    if payment.account.closed and payment.state == Payment.State.NEW:
+        raise AccountClosed(payment.account.number)
+    return payment

@@ -1,0 +1,24 @@
+"""How many messages lie where."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from django_rmq_retry import registry
+from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.declarations import Role
+
+
+def depths() -> Counter[Role]:
+    """Messages by what their queue is for."""
+    found: Counter[Role] = Counter()
+    registry.autodiscover()
+    with Session(settings().access(), purpose="demo") as session:
+        for queue in registry.topology().queues.values():
+            found[queue.role] += session.ask(_declared(queue.name)).method.message_count
+    return found
+
+
+def _declared(name: str) -> Callable[[Any, Any], object]:
+    return lambda channel, done: channel.queue_declare(name, passive=True, callback=done)
