@@ -1,0 +1,224 @@
+"""Carriers that hold a message in hand and then give it back, or a copy of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.carriers import AckFirst, Carrier, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.core.carriers.base import InPlace
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.policy import RetryThenPark, Schedule, StopTheLine
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.core.settlement import Settlement, Tell
+from django_rmq_retry.core.settling import settle, waits_on
+from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.core.verdict import retry
+from tests.core.made import NOW, arrived, delivery, hop, route, subscription
+
+COPYING: list[Carrier] = [
+    Ladder([30]),
+    Republish(),
+    AckFirst(),
+    WaitQueue(exchange="wait", queue="payments.wait"),
+    DeadLetter(exchange="retry", queue="payments.wait", after=30),
+]
+NOT_COPYING: list[Carrier] = [Requeue(), Native(5), InPlace()]
+BOUND = Queue("payments", bindings=[Exchange("main", "direct").bind("pay")])
+
+
+def named(value: object) -> str:
+    return type(value).__name__
+
+
+def copy_by(via: Carrier, **arrival: Any) -> Message:
+    """The copy of a delivery that came by a key which no binding takes, so that every carrier of these must copy."""
+    charge = subscription(RetryThenPark(attempts=4, via=via), queue=BOUND)
+    copy = settle(retry(30), delivery(**arrival), charge, now=NOW).copy
+    assert copy is not None
+    return copy
+
+
+def test_requeue_tells_a_first_delivery_from_a_later_one_and_no_more() -> None:
+    path = route(attempts=2)
+
+    assert Requeue().attempt(path, delivery()) == 1
+    assert Requeue().attempt(path, delivery(redelivered=True)) == 2
+    assert Requeue().attempt(path, delivery(redelivered=True, headers={"x-delivery-count": 9})) == 2
+    assert Requeue().attempt(path, delivery(headers={"x-delivery-count": 9, "rmq-retry-attempts": 3})) == 1
+
+
+@pytest.mark.parametrize("attempts", [1, 2, None])
+def test_requeue_takes_the_limits_it_can_count_to(attempts: int | None) -> None:
+    assert Requeue().refusal(route(attempts=attempts)) is None
+
+
+def test_requeue_says_which_limits_it_cannot_count_to() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        subscription(RetryThenPark(attempts=3, via=Requeue()))
+
+    assert str(caught.value) == (
+        "Handler payments.handlers.charge: Requeue knows only 'redelivered', so it cannot count to attempts=3. "
+        "Use attempts=1, 2 or None (endless), or another carrier, as via=Ladder()."
+    )
+
+
+def test_requeue_gives_the_message_back_after_its_wait() -> None:
+    carried = Requeue().carry(route(attempts=2), delivery(), hop(5))
+
+    assert carried == Settlement(tell=Tell.REQUEUE, hold=5)
+
+
+def test_republish_confirms_a_copy_before_the_ack() -> None:
+    carried = Republish().carry(route(), delivery(routing_key="pay", exchange="main"), hop(5, attempts=1))
+
+    assert (carried.tell, carried.hold, carried.ack_first) == (Tell.ACK, 5, False)
+    assert carried.copy is not None
+    assert (carried.copy.exchange, carried.copy.routing_key, carried.copy.mandatory) == ("", "payments", True)
+
+
+def test_ack_first_gives_the_original_up_before_its_copy_is_safe() -> None:
+    carried = AckFirst().carry(route(), delivery(), hop(5, attempts=1))
+
+    assert (carried.tell, carried.hold, carried.ack_first) == (Tell.ACK, 5, True)
+    assert carried.copy is not None
+    assert carried.copy.routing_key == "payments"
+
+
+@pytest.mark.parametrize("via", COPYING, ids=named)
+def test_only_ack_first_acks_first(via: Carrier) -> None:
+    charge = subscription(RetryThenPark(attempts=4, via=via), queue=BOUND)
+
+    assert settle(retry(30), delivery(), charge, now=NOW).ack_first is isinstance(via, AckFirst)
+
+
+@pytest.mark.parametrize("via", COPYING, ids=named)
+def test_each_copy_counts_one_attempt_more(via: Carrier) -> None:
+    charge = subscription(RetryThenPark(attempts=9, via=via), queue=BOUND)
+    counted, one = [], delivery()
+    for _ in range(5):
+        one.attempt = via.attempt(charge.route, one)
+        counted.append(one.attempt)
+        copy = settle(retry(30), one, charge, now=NOW).copy
+        assert copy is not None
+        one = arrived(copy, queue="payments")
+
+    assert counted == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("via", COPYING, ids=named)
+def test_no_copy_carries_what_belongs_to_the_broker_or_would_send_it_elsewhere(via: Carrier) -> None:
+    copy = copy_by(
+        via,
+        user_id="somebody",
+        expiration="5",
+        delivery_mode=1,
+        headers={
+            "x-death": [{"queue": "payments.wait", "reason": "expired", "count": 1}],
+            "x-first-death-queue": "payments.wait",
+            "x-first-death-reason": "expired",
+            "x-first-death-exchange": "",
+            "x-last-death-queue": "payments.wait",
+            "x-last-death-reason": "expired",
+            "x-last-death-exchange": "",
+            "x-delivery-count": 3,
+            "x-acquired-count": 4,
+            "x-stream-offset": 5,
+            "x-delay": 60_000,
+            "CC": ["audit"],
+            "BCC": ["spy"],
+            "cc": "kept",
+            "x-own": "kept",
+        },
+    )
+
+    assert {name for name in copy.headers if not name.startswith("rmq-retry-")} == {"cc", "x-own"}
+    assert copy.properties.user_id is None
+    assert copy.properties.delivery_mode == 2
+    assert copy.properties.expiration in {None, "30000"}
+
+
+@pytest.mark.parametrize("via", COPYING, ids=named)
+def test_foreign_headers_keep_every_byte_in_every_copy(via: Carrier) -> None:
+    foreign = (
+        b"\x06double" + b"d\x40\x0e\0\0\0\0\0\0"
+        b"\x05float" + b"f\x40\x70\0\0"
+        b"\x05milli" + b"T\0\0\x01\x8b\xcf\xe5\x68\0"
+        b"\x03\xff\xfe\xfd" + b"S\0\0\0\x02\xc3\x28"
+        b"\x04deep" + b"F\0\0\0\x07\x01aF\0\0\0\0"
+        b"\x04twin" + b"t\1" + b"\x04twin" + b"t\0"
+    )
+    own = Headers.of({"rmq-retry-attempts": 1, "rmq-retry-queue": "payments", "rmq-retry-since": NOW})
+    copy = copy_by(via, headers=Headers(foreign + own.raw), body=b"\0\xff")
+
+    assert copy.headers.raw.startswith(foreign)
+    assert copy.body == b"\0\xff"
+    assert list(copy.headers).count("rmq-retry-attempts") == 1
+
+
+@pytest.mark.parametrize("via", COPYING, ids=named)
+def test_all_other_properties_survive_every_copy(via: Carrier) -> None:
+    properties = Properties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_mode=2,
+        priority=9,
+        correlation_id="\udcff",
+        reply_to="answers",
+        message_id="m-1",
+        timestamp=2**64 - 1,
+        type="charge",
+        app_id="shop",
+        cluster_id="c",
+    )
+    copy = copy_by(via, raw=encode_properties(properties))
+    expected = replace(properties, headers=copy.headers, expiration=copy.properties.expiration)
+
+    assert copy.properties == expected
+
+
+@pytest.mark.parametrize("via", NOT_COPYING, ids=named)
+def test_the_others_copy_nothing(via: Carrier) -> None:
+    carried = via.carry(route(attempts=2), delivery(), hop(5))
+
+    assert carried.copy is None
+    assert carried.answer is None
+
+
+@pytest.mark.parametrize("via", [Requeue(), Republish(), AckFirst(), Native(5)], ids=named)
+def test_what_the_broker_gives_up_is_parked(via: Carrier) -> None:
+    added = via.additions(route(attempts=2))
+
+    assert not added.topology.queues
+    assert added.arguments["x-dead-letter-exchange"] == ""
+    assert added.arguments["x-dead-letter-routing-key"] == "payments.parked"
+    assert added.arguments["x-dead-letter-strategy"] == "at-least-once"
+
+
+@pytest.mark.parametrize("via", [Requeue(), Native(5), DeadLetter(exchange="retry", queue="wait", after=5)], ids=named)
+def test_a_budget_needs_a_carrier_that_writes_when_the_first_attempt_failed(via: Carrier) -> None:
+    with pytest.raises(ConfigurationError, match="writes nothing into a message, so nobody would know how long ago"):
+        RetryThenPark(attempts=2, via=via, budget=60)
+
+
+def test_a_schedule_needs_a_carrier_that_counts() -> None:
+    with pytest.raises(ConfigurationError, match="Requeue writes nothing into a message"):
+        RetryThenPark(attempts=2, via=Requeue(), schedules={OSError: Schedule(attempts=9, backoff=Fixed(5))})
+
+
+@pytest.mark.parametrize("via", [*NOT_COPYING, Republish(), AckFirst(), COPYING[-1]], ids=named)
+def test_a_wait_left_over_from_another_carrier_holds_no_message_for_ever(via: Carrier) -> None:
+    policy = StopTheLine() if isinstance(via, InPlace) else RetryThenPark(attempts=2, via=via)
+    charge = subscription(policy, queue=BOUND)
+
+    assert waits_on(delivery(headers={"rmq-retry-wait": 60_000}), charge) is None
+
+
+def test_in_place_attempts_are_those_of_the_consumer_that_holds_the_message() -> None:
+    held = delivery(attempt=3, headers={"rmq-retry-attempts": 9})
+
+    assert InPlace().attempt(route(), held) == 3
+    assert InPlace().carry(route(), held, hop(5)) == Settlement(tell=Tell.AGAIN, hold=5)

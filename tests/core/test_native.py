@@ -1,0 +1,76 @@
+"""The delayed retry of RabbitMQ 4.3's quorum queues."""
+
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.carriers import Native
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.settlement import Settlement, Tell
+from django_rmq_retry.core.topology import Queue
+from tests.core.made import delivery, hop, route, subscription
+
+
+def test_it_says_from_which_version_on_it_works() -> None:
+    assert Native(5).needs == (4, 3)
+
+
+def test_the_broker_is_asked_for_a_linear_wait_up_to_the_cap() -> None:
+    assert Native(5, cap=60).additions(route()).arguments == {
+        "x-delayed-retry-type": "failed",
+        "x-delayed-retry-min": 5000,
+        "x-delayed-retry-max": 60_000,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "payments.parked",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    assert Native(5).additions(route()).arguments["x-delayed-retry-max"] == 5000
+
+
+def test_it_returns_by_a_reject_as_only_that_is_counted_and_waits_longer_each_time() -> None:
+    assert Native(5).carry(route(), delivery(), hop(5)) == Settlement(tell=Tell.COUNTED_REQUEUE)
+
+
+@pytest.mark.parametrize(
+    ("redelivered", "count", "attempt"),
+    [
+        (False, None, 1),
+        (False, 50, 1),
+        (True, None, 1),
+        (True, 1, 2),
+        (True, 4, 5),
+        (True, "7", 1),
+        (True, -3, 1),
+        (True, True, 1),
+    ],
+)
+def test_attempts_are_the_brokers_count_which_a_first_delivery_can_forge(
+    redelivered: bool, count: object, attempt: int
+) -> None:
+    headers: dict[str, Any] = {} if count is None else {"x-delivery-count": count}
+
+    assert Native(5).attempt(route(), delivery(redelivered=redelivered, headers=headers)) == attempt
+
+
+def test_only_quorum_queues_have_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        subscription(RetryThenPark(via=Native(5)), queue=Queue("payments", type="classic"))
+
+    assert str(caught.value) == (
+        "Handler payments.handlers.charge: Native delayed retry is a feature of quorum queues; queue 'payments' has "
+        "another type."
+    )
+
+
+def test_a_back_off_has_no_say_beside_it() -> None:
+    with pytest.raises(ConfigurationError, match="Native waits 5 s each time and knows no other wait"):
+        RetryThenPark(via=Native(5), backoff=Fixed(30))
+
+
+@pytest.mark.parametrize(("first", "cap"), [(0, None), (-1, None), (10, 5), (10, float("nan")), (10, 10**12)])
+def test_waits_that_cannot_be_meant_are_refused(first: float, cap: float | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"^Native"):
+        Native(first, cap)
