@@ -1,0 +1,163 @@
+"""Exchanges, queues and bindings as a project writes them down."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.topology import Binding, Exchange, Queue, check_name, matches, milliseconds
+
+WORDS = st.sampled_from(["a", "b", "c", "", "a+", "[a]", "\\", "é"])
+KEYS = st.lists(WORDS, max_size=5).map(".".join)
+PATTERNS = st.lists(st.sampled_from(["a", "b", "*", "#", "", "a+", "\\"]), max_size=5).map(".".join)
+
+
+def routed(pattern: list[str], words: list[str]) -> bool:
+    """The rule as RabbitMQ writes it (rabbit_exchange_type_topic:trie_match), word by word."""
+    if not pattern:
+        return not words
+    first, rest = pattern[0], pattern[1:]
+    if first == "#":
+        return any(routed(rest, words[taken:]) for taken in range(len(words) + 1))
+    return bool(words) and first in {"*", words[0]} and routed(rest, words[1:])
+
+
+def split(key: str) -> list[str]:
+    return key.split(".") if key else []
+
+
+@given(PATTERNS, KEYS)
+@example("a.#", "a")
+@example("a.#.#", "a")
+@example("#.z", "z")
+@example("a.#.z", "a.z")
+@example("*", "")
+@example("#", "")
+@example("*.*", ".")
+@example("", "")
+def test_patterns_match_as_a_topic_exchange_would(pattern: str, key: str) -> None:
+    assert matches(pattern, key) is routed(split(pattern), split(key))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken", "left"),
+    [
+        ("a.*.c", ["a.b.c", "a..c", "a.*.c"], ["a.c", "a.b.b.c", "a.b.cc", "xa.b.c"]),
+        ("#", ["", "a", "a.b.c", "a.\n.c"], []),
+        ("a.#", ["a", "a.b", "a.b.c", "a."], ["ab", "b.a", ""]),
+        ("#.z", ["z", "a.z", "a.b.z"], ["az", "z.a", ""]),
+        ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["az", "a.zz", "a"]),
+        ("pay.cash", ["pay.cash"], ["payxcash", "pay.cash.x", "PAY.CASH"]),
+        ("pay+", ["pay+"], ["payy"]),
+    ],
+)
+def test_patterns_written_out(pattern: str, taken: list[str], left: list[str]) -> None:
+    assert [key for key in taken if not matches(pattern, key)] == []
+    assert [key for key in left if matches(pattern, key)] == []
+
+
+def test_a_hostile_pattern_and_key_are_matched_at_once() -> None:
+    assert not matches(".".join(["#", "a"] * 60), ".".join(["a"] * 120 + ["b"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "key", "passes"),
+    [
+        ("direct", "a.*", "a.b", False),
+        ("direct", "a", "a", True),
+        ("topic", "a.*", "a.b", True),
+        ("topic", "a.*", "a", False),
+        ("fanout", "", "anything", True),
+        ("headers", "", "anything", True),
+        ("x-consistent-hash", "1", "anything", True),
+    ],
+)
+def test_a_binding_knows_which_keys_pass(kind: str, bound: str, key: str, passes: bool) -> None:
+    assert Exchange("e", kind).bind(bound).takes(key) is passes
+
+
+def test_a_headers_exchange_is_bound_by_headers() -> None:
+    binding = Exchange("e", "headers").bind(headers={"country": "NO"}, match="any")
+
+    assert binding == Binding(source=Exchange("e", "headers"), arguments={"x-match": "any", "country": "NO"})
+
+
+def test_other_exchanges_cannot_be_bound_by_headers() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Exchange("e", "topic").bind(headers={"country": "NO"})
+
+    assert str(caught.value) == "Exchange 'e' has the type 'topic'; bind(headers=…) needs the type 'headers'."
+
+
+def test_a_queue_is_durable_quorum_and_never_counts_its_messages_to_death() -> None:
+    assert Queue("payments").plain_arguments() == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"type": "classic"}, {"x-queue-type": "classic"}),
+        ({"type": None}, {}),
+        ({"type": None, "delivery_limit": 5}, {}),
+        ({"delivery_limit": None}, {"x-queue-type": "quorum"}),
+        ({"type": "classic", "max_priority": 9}, {"x-queue-type": "classic", "x-max-priority": 9}),
+        ({"type": None, "max_length": 5}, {"x-max-length": 5, "x-overflow": "reject-publish"}),
+        ({"type": None, "max_length": 0}, {"x-max-length": 0, "x-overflow": "reject-publish"}),
+        (
+            {"type": None, "max_bytes": 500, "overflow": "drop-head"},
+            {"x-max-length-bytes": 500, "x-overflow": "drop-head"},
+        ),
+        ({"type": None, "message_ttl": 1.5}, {"x-message-ttl": 1500}),
+        ({"type": None, "single_active_consumer": True}, {"x-single-active-consumer": True}),
+    ],
+)
+def test_a_queue_in_the_brokers_words(options: dict[str, Any], arguments: dict[str, object]) -> None:
+    assert Queue("payments", **options).plain_arguments() == arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: Queue("q", max_priority=5),
+            (
+                "Queue 'q' asks for max_priority=5, which quorum queues refuse. "
+                "Use type='classic', or leave max_priority out."
+            ),
+        ),
+        (lambda: Queue("q", message_ttl=0), "Queue 'q': message_ttl must be above 0 s, not 0."),
+        (
+            lambda: Queue("q", delivery_limit=-1),
+            (
+                "Queue 'q': delivery_limit=-1 means 0 on RabbitMQ 3 (gone at the first requeue) and 'none' on 4. "
+                "Use the default (1000000), which is never met on any version."
+            ),
+        ),
+        (lambda: Queue(""), "The queue's name must be a text that is not empty, not ''."),
+        (lambda: Queue("amq.gen-1"), "The queue name 'amq.gen-1' begins with 'amq.', which belongs to the broker."),
+        (lambda: Queue("é" * 128), f"The queue name {'é' * 40!r}… is longer than 255 bytes."),
+        (lambda: Exchange("", "topic"), "The default exchange has the type 'direct', not 'topic'."),
+        (lambda: Exchange("e" * 256), f"The exchange name {'e' * 40!r}… is longer than 255 bytes."),
+        (lambda: check_name("exchange", None), "The exchange's name must be a text that is not empty, not None."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, 0), (0.0001, 1), (1, 1000), (1.0001, 1001), (0.1 + 0.2, 300), (12.3456, 12346)]
+)
+def test_milliseconds_are_rounded_up(seconds: float, expected: int) -> None:
+    assert milliseconds(seconds) == expected
+
+
+@given(st.integers(0, 315_360_000_000))
+def test_whole_milliseconds_stay_what_they_are(value: int) -> None:
+    assert value <= milliseconds(value / 1000) <= value + 1
