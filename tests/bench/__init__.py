@@ -1,0 +1,1 @@
+"""The project's benchmark: ratios to bare pika, taken within one run; `python -m tests.bench`, or `make bench`."""

@@ -1,0 +1,1 @@
+"""The smallest Django project around a handler that does next to nothing."""

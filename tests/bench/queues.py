@@ -1,0 +1,81 @@
+"""A fresh queue for each trial: declared as the product declares it, filled, and deleted after."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pika
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.codec import JSON
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from tests.bench.policy import POLICY
+from tests.bench.task import RETRY_DELAY, Task, payload
+
+if TYPE_CHECKING:
+    from pika.adapters.blocking_connection import BlockingChannel
+
+WINDOW = 2000
+PATIENCE = 60.0
+
+
+@contextmanager
+def prepared(task: Task, *, bare_loop: bool, filled: bool) -> Iterator[None]:
+    """The task's queues, with its messages in them if `filled`; `bare_loop` asks for a dead-letter loop instead."""
+    arguments = _bare_loop(task) if bare_loop else _ours(task)
+    with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
+        channel = connection.channel()
+        for name, of_queue in arguments.items():
+            channel.queue_declare(name, durable=True, arguments=of_queue)
+        try:
+            if filled:
+                _fill(task)
+            yield
+        finally:
+            _delete(channel, list(arguments))
+
+
+def _ours(task: Task) -> dict[str, dict[str, object]]:
+    queue = Queue(task.queue, type=task.kind)
+    handler = Subscription(name="bench", run=lambda _: None, queue=queue, policy=POLICY, park=f"{task.queue}.parked")
+    topology = layout(intakes([handler]))
+    return {queue.name: dict(queue.arguments) for queue in topology.queues.values()}
+
+
+def _bare_loop(task: Task) -> dict[str, dict[str, object]]:
+    back: dict[str, object] = {"x-queue-type": task.kind, "x-dead-letter-exchange": ""}
+    return {
+        task.queue: {**back, "x-dead-letter-routing-key": task.wait_queue},
+        task.wait_queue: {
+            **back,
+            "x-dead-letter-routing-key": task.queue,
+            "x-message-ttl": int(RETRY_DELAY * 1000),
+        },
+    }
+
+
+def _fill(task: Task) -> None:
+    io = IoThread("bench-fill")
+    io.start()
+    publisher = PikaPublisher(io, Access.parse(task.url))
+    try:
+        publisher.publish_many((_message(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
+    finally:
+        publisher.close()
+        io.stop(timeout=2)
+
+
+def _message(task: Task, number: int) -> Message:
+    properties = Properties(content_type=JSON.content_type, delivery_mode=2, message_id=f"{number:032x}")
+    return Message(body=JSON.encode(payload(number)), routing_key=task.queue, properties=properties)
+
+
+def _delete(channel: "BlockingChannel", names: list[str]) -> None:
+    for name in names:
+        channel.queue_delete(name)

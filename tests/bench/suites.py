@@ -1,0 +1,98 @@
+"""What is measured against what, and what we want to reach."""
+
+from dataclasses import dataclass
+
+from tests.bench.task import Task
+
+OURS = "tests.bench.contenders.our_"
+PIKA = "tests.bench.contenders.pika_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A program and what we want of it: its rate as a multiple of the suite's first contender's."""
+
+    name: str
+    module: str
+    threads: int = 1
+    window: int = 0
+    bare_loop: bool = False
+    at_least: float | None = None
+    then: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Contenders that do the same; the first is the reference."""
+
+    name: str
+    title: str
+    task: Task
+    contenders: tuple[Contender, ...]
+    filled: bool = True
+
+
+def _consume(task: Task) -> Suite:
+    return Suite(
+        name="consume",
+        title=f"consume, {task.kind} queue, prefetch {task.prefetch}",
+        task=task,
+        contenders=(
+            Contender(name="bare pika, an ack per message", module=PIKA + "consumer"),
+            Contender(name="ours, 1 worker", module=OURS + "consumer", at_least=1.0, then=1.3),
+            Contender(name="ours, 8 workers", module=OURS + "consumer", threads=8, at_least=0.9, then=1.2),
+        ),
+    )
+
+
+def _retry(task: Task) -> Suite:
+    return Suite(
+        name="retry",
+        title=f"retry after 0.1 s, every message fails once, {task.kind} queue",
+        task=task,
+        contenders=(
+            Contender(name="bare pika, reject and dead-letter", module=PIKA + "retry", bare_loop=True),
+            Contender(name="ours, ladder, 1 worker", module=OURS + "consumer", at_least=0.6, then=0.8),
+            Contender(name="ours, ladder, 8 workers", module=OURS + "consumer", threads=8, at_least=0.6, then=0.8),
+        ),
+    )
+
+
+SUITES = (
+    _consume(Task(kind="classic", messages=20000, skip=2000)),
+    _consume(Task(kind="quorum", messages=20000, skip=2000)),
+    Suite(
+        name="publish",
+        title="publish with confirms, 1000 outstanding, classic queue",
+        task=Task(messages=20000, skip=2000),
+        filled=False,
+        contenders=(
+            Contender(name="bare pika, window of 1000", module=PIKA + "publisher", window=1000),
+            Contender(name="ours, publish_many", module=OURS + "publisher", window=1000, at_least=0.8, then=1.0),
+        ),
+    ),
+    Suite(
+        name="publish",
+        title="publish one by one, each confirmed, classic queue",
+        task=Task(messages=4000, skip=400),
+        filled=False,
+        contenders=(
+            Contender(name="ours, 1 thread", module=OURS + "publisher"),
+            Contender(name="ours, 8 threads", module=OURS + "publisher", threads=8, at_least=3.0, then=6.0),
+        ),
+    ),
+    _retry(Task(kind="classic", messages=8000, flaky=True)),
+    _retry(Task(kind="quorum", messages=8000, flaky=True)),
+)
+
+AT_REST = Suite(
+    name="idle",
+    title="at rest after one message, quorum queue",
+    task=Task(kind="quorum", prefetch=10),
+    contenders=(
+        Contender(name="bare pika", module=PIKA + "consumer"),
+        Contender(name="ours, 4 workers", module=OURS + "consumer", threads=4),
+    ),
+)
+
+NAMES = ("consume", "publish", "retry", "idle")
