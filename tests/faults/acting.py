@@ -1,0 +1,93 @@
+"""The handler of the fault tests and its policies: a message says itself what its handler shall do."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from django_rmq_retry.core.backoff import Fixed, Steps
+from django_rmq_retry.core.carriers import AckFirst, Ladder, Native
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.core.subscription import Intake, Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from tests.faults import forking
+from tests.tooling.waiting import wait_until
+
+QUEUE, PARKED = "work", "work.parked"
+ENDLESS = 99
+
+
+class Broken(Exception):
+    """Another attempt may help."""
+
+
+class Hopeless(Exception):
+    """No attempt will help."""
+
+
+POLICIES: Mapping[str, Policy] = {
+    "ladder": RetryThenPark(attempts=3, backoff=Steps([0.2, 1]), via=Ladder(), park_on=Hopeless),
+    "line": StopTheLine(backoff=Fixed(0.2), attempts=None),
+    "ack_first": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=AckFirst()),
+    "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
+}
+
+
+class Diary:
+    """What handlers did, one line each; a line is written whole or not at all, and outlives its process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note(self, word: str, message: int, attempt: int) -> None:
+        entry = json.dumps({"word": word, "id": message, "attempt": attempt, "pid": os.getpid()}) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(file, entry.encode())
+        finally:
+            os.close(file)
+
+    def entries(self, word: str) -> list[dict[str, int]]:
+        if not self._path.exists():
+            return []
+        found = [json.loads(line) for line in self._path.read_text().splitlines()]
+        return [entry for entry in found if entry["word"] == word]
+
+    def ids(self, word: str) -> list[int]:
+        return [entry["id"] for entry in self.entries(word)]
+
+
+class Act:
+    """Does what the message says, and notes when it began and when it came to its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._diary = Diary(folder / "diary")
+
+    def __call__(self, message: Delivery) -> None:
+        said: Any = message.data
+        self._diary.note("began", said["id"], message.attempt)
+        if said.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "exits" in said:
+            os._exit(said["exits"])
+        if "holds" in said:
+            wait_until((self._folder / said["holds"]).exists, 60, what=f"the gate {said['holds']}")
+        if "forks" in said:
+            forking.WAYS[said["forks"]]()
+        if said.get("hopeless"):
+            raise Hopeless("for ever")
+        if message.attempt <= said.get("fails", 0):
+            raise Broken("not yet")
+        self._diary.note("did", said["id"], message.attempt)
+
+
+def intake(policy: str, folder: Path, *, park: str = PARKED, **queue: Any) -> Intake:
+    """The one queue of a fault test, with its handler."""
+    subscription = Subscription(
+        name="act", run=Act(folder), queue=Queue(QUEUE, **queue), policy=POLICIES[policy], park=park
+    )
+    return intakes([subscription])[0]

@@ -1,0 +1,199 @@
+"""A fault test's stage: a virtual host, a folder, consumers in processes of their own, and the count of every id."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.core.layout import layout
+from tests.broker.declared import declare, ready
+from tests.faults.acting import PARKED, QUEUE, Diary, intake
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+REASON = "rmq-retry-reason"
+QUIET = 4
+"""So many looks in a row must find every queue empty."""
+
+
+class Worker:
+    """One consuming process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text()
+
+    def signal(self, sign: signal.Signals) -> None:
+        if self.running:
+            self._process.send_signal(sign)
+
+    def ended(self, timeout: float = 20) -> int:
+        """Its exit code; a signal that ended it is below 0."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"Still running after {timeout:g} s. It said:\n{self.said[-3000:]}") from None
+
+    def stopped(self) -> int:
+        """Its exit code after being asked to stop."""
+        self.signal(signal.SIGTERM)
+        return self.ended()
+
+    def remove(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """What happens in one test; whatever runs in the end is ended."""
+
+    vhost: Vhost
+    folder: Path
+    policy: str = "ladder"
+    queue: dict[str, Any] = field(default_factory=dict)
+    workers: list[Worker] = field(default_factory=list)
+    seen: list[tuple[int, str]] = field(default_factory=list)
+    """Taken out of the parked queue: id and reason."""
+
+    def declare(self, policy: str = "ladder", **queue: Any) -> None:
+        self.policy, self.queue = policy, queue
+        declare(self.vhost, layout([intake(policy, self.folder, **queue)]))
+
+    def worker(
+        self,
+        *,
+        prefetch: int = 10,
+        threads: int = 1,
+        breaks: tuple[str, int] | None = None,
+        url: str = "",
+        shutdown: float = 30,
+        **settings: Any,
+    ) -> Worker:
+        """Start a consumer; it is subscribed some time later."""
+        number = len(self.workers)
+        said = {
+            "policy": self.policy,
+            "queue": self.queue,
+            "prefetch": prefetch,
+            "threads": threads,
+            "breaks": breaks,
+            "shutdown": shutdown,
+            "settings": {"URL": url or self.vhost.url, **settings},
+        }
+        (self.folder / f"worker-{number}.json").write_text(json.dumps(said))
+        log = self.folder / f"worker-{number}.log"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        words = [sys.executable, "-m", "tests.faults.worker", str(self.folder), str(number)]
+        with log.open("wb") as out:
+            process = subprocess.Popen(words, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        worker = Worker(process, log)
+        self.workers.append(worker)
+        return worker
+
+    @contextmanager
+    def channel(self) -> Iterator[BlockingChannel]:
+        """A plain channel with confirms."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.vhost.url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        try:
+            yield channel
+        finally:
+            if connection.is_open:
+                connection.close()
+
+    def publish(self, ids: Iterable[int], **what: Any) -> None:
+        """Confirmed and mandatory, each an id and what its handler shall do."""
+        with self.channel() as channel:
+            for one in ids:
+                plain = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=str(one))
+                channel.basic_publish("", QUEUE, json.dumps({"id": one, **what}).encode(), plain, mandatory=True)
+
+    @property
+    def diary(self) -> Diary:
+        return Diary(self.folder / "diary")
+
+    def did(self) -> Counter[int]:
+        """How often each handler came to its end."""
+        return Counter(self.diary.ids("did"))
+
+    def began(self) -> Counter[int]:
+        """How often each handler was called."""
+        return Counter(self.diary.ids("began"))
+
+    def open(self, gate: str) -> None:
+        """Let the handlers go on that hold there."""
+        (self.folder / gate).touch()
+
+    def parked(self) -> list[tuple[int, str]]:
+        """Every id that was parked so far, with the reason we wrote; taken out of the parked queue."""
+        with self.channel() as channel:
+            while True:
+                method, properties, body = channel.basic_get(PARKED)
+                if method is None or properties is None or body is None:
+                    return self.seen
+                reason = (properties.headers or {}).get(REASON, "")
+                self.seen.append((json.loads(body)["id"], str(reason)))
+                channel.basic_ack(method.delivery_tag or 0)
+
+    def parked_ids(self) -> list[int]:
+        return sorted(one for one, _ in self.parked())
+
+    def left(self) -> dict[str, int]:
+        """The queues, other than the parked one, with messages that nobody has in hand."""
+        with self.channel() as channel:
+            depths = {name: ready(channel, name) for name in self.names() if name != PARKED}
+        return {name: depth for name, depth in depths.items() if depth}
+
+    def names(self) -> list[str]:
+        """The queues that were declared."""
+        return list(layout([intake(self.policy, self.folder, **self.queue)]).queues)
+
+    def finish(self, ids: Iterable[int], *workers: Worker, timeout: float = 30) -> None:
+        """Until each id was handled or parked and no queue holds any more; then the workers end in good order."""
+        wanted = set(ids)
+        wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)
+        looks: list[dict[str, int]] = []
+
+        def quiet() -> bool:
+            looks.append(self.left())
+            # What is between two queues, or given back, is in none for a moment.
+            return len(looks) > QUIET and not any(looks[-QUIET:])
+
+        wait_until(quiet, timeout, what="every queue is empty", step=0.1)
+        assert [worker.stopped() for worker in workers] == [0] * len(workers)
+        assert self.left() == {}
+
+    def lost(self, confirmed: Iterable[int]) -> set[int]:
+        """What was confirmed and is neither handled nor parked."""
+        return set(confirmed) - set(self.did()) - set(self.parked_ids())
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.remove()

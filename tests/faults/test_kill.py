@@ -1,0 +1,102 @@
+"""Kill -9 of the consumer at each step of an attempt: nothing is lost, and twice happens only what the docs say."""
+
+from collections import Counter
+
+import pytest
+
+from tests.faults.scene import Scene
+
+pytestmark = pytest.mark.slow
+
+VICTIM = 7
+IDS = range(20)
+ONE_AT_A_TIME, MANY = 1, 10
+
+
+def killed_then_finished(scene: Scene, way: str, prefetch: int) -> None:
+    """One consumer dies there, a fresh one does the rest."""
+    assert scene.worker(prefetch=prefetch, breaks=(way, VICTIM)).ended() == -9
+    scene.finish(IDS, scene.worker(prefetch=prefetch))
+
+
+def more_than_once(counts: Counter[int]) -> dict[int, int]:
+    return {one: count for one, count in counts.items() if count > 1}
+
+
+def in_hand(prefetch: int) -> set[int]:
+    """What the consumer may have had in hand when it died: done perhaps, and not yet acknowledged."""
+    return set(range(VICTIM - prefetch + 1, VICTIM + prefetch)) if prefetch > 1 else set()
+
+
+@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+def test_a_kill_before_the_handler_costs_nothing(scene: Scene, prefetch: int) -> None:
+    scene.declare()
+    scene.publish(IDS)
+
+    killed_then_finished(scene, "before_the_handler", prefetch)
+
+    assert scene.lost(IDS) == set()
+    assert set(more_than_once(scene.did())) <= in_hand(prefetch) - {VICTIM}
+    assert scene.did()[VICTIM] == 1
+
+
+@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+@pytest.mark.parametrize("way", ["after_the_handler", "before_the_ack"])
+def test_a_kill_between_handler_and_ack_runs_the_handler_twice(scene: Scene, way: str, prefetch: int) -> None:
+    scene.declare()
+    scene.publish(IDS)
+
+    killed_then_finished(scene, way, prefetch)
+
+    assert scene.lost(IDS) == set()
+    assert set(more_than_once(scene.did())) - {VICTIM} <= in_hand(prefetch)
+    assert scene.did()[VICTIM] == 2
+
+
+@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+def test_a_kill_between_a_retrys_confirm_and_the_ack_leaves_two_live_copies(scene: Scene, prefetch: int) -> None:
+    scene.declare()
+    scene.publish(IDS, fails=1)
+
+    killed_then_finished(scene, "after_the_copys_confirm", prefetch)
+
+    assert scene.lost(IDS) == set()
+    assert set(more_than_once(scene.did())) - {VICTIM} <= in_hand(prefetch)
+    assert scene.did()[VICTIM] == 2
+    assert {entry["attempt"] for entry in scene.diary.entries("did")} == {2}
+
+
+@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+def test_a_kill_between_the_parked_copys_confirm_and_the_ack_parks_twice(scene: Scene, prefetch: int) -> None:
+    scene.declare()
+    scene.publish(IDS, hopeless=True)
+
+    killed_then_finished(scene, "after_the_copys_confirm", prefetch)
+
+    parked = Counter(scene.parked_ids())
+    assert set(parked) == set(IDS)
+    assert set(more_than_once(parked)) - {VICTIM} <= in_hand(prefetch)
+    assert parked[VICTIM] == 2
+    assert {reason for _, reason in scene.parked()} == {"permanent error"}
+
+
+@pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])
+def test_a_kill_before_a_retrys_copy_attempts_again_and_doubles_nothing(scene: Scene, prefetch: int) -> None:
+    scene.declare()
+    scene.publish(IDS, fails=1)
+
+    killed_then_finished(scene, "before_the_copy", prefetch)
+
+    assert scene.lost(IDS) == set()
+    assert set(more_than_once(scene.did())) <= in_hand(prefetch) - {VICTIM}
+    assert scene.began()[VICTIM] == 3
+
+
+def test_the_count_finds_what_is_lost_where_the_ack_comes_before_the_copy(scene: Scene) -> None:
+    scene.declare("ack_first")
+    scene.publish(IDS, fails=1)
+
+    assert scene.worker(prefetch=ONE_AT_A_TIME, breaks=("instead_of_the_copy", VICTIM)).ended() == -9
+    scene.finish(set(IDS) - {VICTIM}, scene.worker(prefetch=ONE_AT_A_TIME))
+
+    assert scene.lost(IDS) == {VICTIM}

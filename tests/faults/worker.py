@@ -1,0 +1,43 @@
+"""A consumer in a process of its own: ``python -m tests.faults.worker FOLDER NUMBER``."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import django
+from django.conf import settings
+
+
+def main(folder: Path, number: str) -> int:
+    """Consume until a signal comes, or the test that started us is gone."""
+    said = json.loads((folder / f"worker-{number}.json").read_text())
+    settings.RMQ_RETRY = said["settings"]
+    django.setup()
+    # What these import reads the settings.
+    from django_rmq_retry.consuming import consumer  # noqa: PLC0415 - as above
+    from django_rmq_retry.runtime import shutdown  # noqa: PLC0415 - as above
+    from django_rmq_retry.runtime.consumer import Limits  # noqa: PLC0415 - as above
+    from django_rmq_retry.runtime.events import Events  # noqa: PLC0415 - as above
+    from tests.faults import acting, breaking  # noqa: PLC0415 - as above
+
+    intake = acting.intake(said["policy"], folder, **said["queue"])
+    if said["breaks"]:
+        way, victim = said["breaks"]
+        intake = breaking.WAYS[way](breaking.Once(folder, victim), intake)
+    parent = os.getppid()
+    orphaned = lambda: None if os.getppid() == parent else "the test is gone"  # noqa: E731
+    made = consumer(
+        [intake],
+        Events(time.time),
+        threads=said["threads"],
+        prefetch=said["prefetch"],
+        limits=Limits(also=[orphaned], shutdown=said["shutdown"]),
+    )
+    shutdown.listen(made.stop)
+    return made.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
