@@ -1,11 +1,13 @@
 """Exchanges, queues and bindings as a project writes them down."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.topology import Binding, Exchange, Queue, check_name, matches, milliseconds
@@ -161,3 +163,22 @@ def test_milliseconds_are_rounded_up(seconds: float, expected: int) -> None:
 @given(st.integers(0, 315_360_000_000))
 def test_whole_milliseconds_stay_what_they_are(value: int) -> None:
     assert value <= milliseconds(value / 1000) <= value + 1
+
+
+def test_a_real_broker_routes_by_the_same_rule(amqp: BlockingChannel) -> None:
+    choice = random.Random(3)
+    words = ["a", "b", "*", "#", ""]
+    patterns = sorted({".".join(choice.choices(words, k=size)) for size in (0, 1, 1, 2, 2, 3, 3, 3, 4, 4) * 5})
+    keys = sorted({".".join(choice.choices(words, k=size)) for size in (0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5) * 5})
+    amqp.confirm_delivery()
+    amqp.exchange_declare("events", "topic")
+    for pattern in patterns:
+        amqp.queue_declare(f"q:{pattern}", exclusive=True)
+        amqp.queue_bind(f"q:{pattern}", "events", pattern)
+    for key in keys:
+        amqp.basic_publish("events", key, key.encode())
+
+    for pattern in patterns:
+        counted = amqp.queue_declare(f"q:{pattern}", passive=True).method.message_count
+        routed_here = [(amqp.basic_get(f"q:{pattern}", auto_ack=True)[2] or b"").decode() for _ in range(counted)]
+        assert sorted(routed_here) == [key for key in keys if matches(pattern, key)]
