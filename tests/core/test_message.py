@@ -1,0 +1,53 @@
+"""A message on its way, and one arrival of it."""
+
+import struct
+
+import pytest
+
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import Properties
+from tests.core.made import delivery
+
+
+def test_a_message_is_mandatory_unless_it_says_otherwise() -> None:
+    assert Message(body=b"{}").mandatory
+
+
+def test_a_message_shows_its_headers() -> None:
+    assert Message(body=b"", properties=Properties(headers=Headers.of({"a": 1}))).headers["a"] == 1
+
+
+def test_an_arrival_without_properties_has_none() -> None:
+    one = Delivery(queue="payments", body=b"{}")
+
+    assert (one.id, one.type, one.correlation_id, one.reply_to) == (None, None, None, None)
+    assert one.properties == Properties()
+    assert one.attempt == 1
+    assert not one.redelivered
+
+
+def test_an_arrival_shows_its_properties() -> None:
+    one = delivery(message_id="m-1", type="charge", correlation_id="c-1", reply_to="answers", headers={"a": 1})
+
+    assert (one.id, one.type, one.correlation_id, one.reply_to) == ("m-1", "charge", "c-1", "answers")
+    assert one.headers["a"] == 1
+
+
+def test_properties_are_decoded_once() -> None:
+    one = delivery(message_id="m-1")
+
+    assert one.properties is one.properties
+
+
+def test_an_arrival_whose_headers_cannot_be_read_is_still_an_arrival() -> None:
+    one = delivery(raw=struct.pack(">HI", 0x2000, 99) + b"x", body=b"{}")
+
+    assert repr(one) == "<Delivery queue='payments' attempt=1 bytes=2>"
+    with pytest.raises(UndecodableHeaders, match="the header table is cut off"):
+        _ = one.headers
+
+
+def test_what_is_shown_of_an_arrival_never_holds_its_body() -> None:
+    assert "4000" not in repr(delivery(body=b"card 4000 1234"))

@@ -1,0 +1,190 @@
+"""Who takes which message of a queue, and which handlers cannot share one."""
+
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.carriers import DeadLetter, Ladder, Republish
+from django_rmq_retry.core.errors import ConfigurationError, UndecodableHeaders
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.core.subscription import Match, Subscription, intakes
+from django_rmq_retry.core.topology import Exchange, Queue
+from tests.core.made import delivery, subscription
+
+USUAL = RetryThenPark()
+
+
+def handler(name: str, policy: Policy = USUAL, *, queue: Queue | str = "payments", **match: Any) -> Subscription:
+    return subscription(policy, queue=queue, name=name, match=Match(**match))
+
+
+def chosen(*handlers: Subscription, **arrival: Any) -> str | None:
+    (intake,) = intakes(handlers)
+    taker = intake.choose(delivery(**arrival))
+    return None if taker is None else taker.name
+
+
+def contradiction(*handlers: Subscription) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        intakes(handlers)
+    return str(caught.value)
+
+
+class TestMatch:
+    def test_without_a_condition_it_takes_everything(self) -> None:
+        assert Match().takes(delivery(type="charge", headers={"a": 1}))
+        assert Match().conditions == 0
+
+    def test_the_type_must_be_the_same(self) -> None:
+        assert Match(type="charge").takes(delivery(type="charge"))
+        assert not Match(type="charge").takes(delivery(type="Charge"))
+        assert not Match(type="charge").takes(delivery())
+
+    def test_the_routing_key_may_be_a_pattern(self) -> None:
+        assert Match(routing_key="pay.*").takes(delivery(routing_key="pay.cash"))
+        assert Match(routing_key="pay.#").takes(delivery(routing_key="pay"))
+        assert not Match(routing_key="pay.*").takes(delivery(routing_key="pay.cash.now"))
+
+    def test_all_headers_named_must_be_there_with_that_value(self) -> None:
+        match = Match(headers={"country": "NO", "version": 2})
+
+        assert match.takes(delivery(headers={"country": "NO", "version": 2, "more": 1}))
+        assert not match.takes(delivery(headers={"country": "NO"}))
+        assert not match.takes(delivery(headers={"country": "NO", "version": "2"}))
+
+    def test_every_condition_must_hold(self) -> None:
+        match = Match(type="charge", routing_key="pay.*", headers={"version": 2})
+
+        assert match.conditions == 3
+        assert match.takes(delivery(type="charge", routing_key="pay.cash", headers={"version": 2}))
+        assert not match.takes(delivery(type="refund", routing_key="pay.cash", headers={"version": 2}))
+
+    def test_a_header_that_cannot_be_read_is_said_and_not_taken_for_missing(self) -> None:
+        late = Headers(b"\x07version" + b"T\xff\xff\xff\xff\xff\xff\xff\xff")
+        with pytest.raises(UndecodableHeaders, match="Header 'version' cannot be decoded"):
+            Match(headers={"version": 2}).takes(delivery(headers=late))
+
+
+class TestDispatch:
+    def test_the_first_handler_that_takes_a_message_gets_it(self) -> None:
+        two = handler("charge", type="charge"), handler("pay", routing_key="pay.#")
+
+        assert chosen(*two, type="charge", routing_key="pay.cash") == "charge"
+        assert chosen(*two, type="refund", routing_key="pay.cash") == "pay"
+
+    def test_a_catch_all_comes_last_wherever_it_stands(self) -> None:
+        two = handler("rest"), handler("charge", type="charge")
+
+        assert chosen(*two, type="charge") == "charge"
+        assert chosen(*two, type="refund") == "rest"
+
+    def test_what_nobody_takes_is_taken_by_nobody(self) -> None:
+        assert chosen(handler("charge", type="charge"), type="refund") is None
+
+    def test_one_handler_without_a_condition_need_not_look(self) -> None:
+        (alone,) = intakes([handler("charge")])
+        (picky,) = intakes([handler("charge", type="charge")])
+        (both,) = intakes([handler("charge", type="charge"), handler("rest")])
+
+        assert (alone.dispatches, picky.dispatches, both.dispatches) == (False, True, True)
+
+    def test_queues_stand_in_the_order_in_which_they_were_first_named(self) -> None:
+        found = intakes([handler("a", queue="q1"), handler("b", queue="q2"), handler("c", queue="q1", type="c")])
+
+        assert [(intake.queue.name, [one.name for one in intake.subscriptions]) for intake in found] == [
+            ("q1", ["c", "a"]),
+            ("q2", ["b"]),
+        ]
+
+    def test_one_ordered_handler_makes_the_whole_queue_ordered(self) -> None:
+        (intake,) = intakes([handler("a", StopTheLine(), type="a"), handler("b", StopTheLine())])
+
+        assert intake.ordered
+
+
+class TestContradictions:
+    def test_two_that_take_everything(self) -> None:
+        assert contradiction(handler("a"), handler("b")) == (
+            "Queue 'payments': a and b would both take every message. "
+            "Give all but one a condition: type=…, routing_key=… or headers={…}."
+        )
+
+    def test_two_that_ask_for_the_same_messages(self) -> None:
+        two = handler("a", type="x", headers={"v": 1}), handler("b", headers={"v": 1}, type="x")
+
+        assert contradiction(*two) == (
+            "Handlers a and b ask for the same messages of queue 'payments', so the second would get none. "
+            "Give them different conditions."
+        )
+
+    def test_two_that_want_different_queues_of_one_name(self) -> None:
+        said = contradiction(handler("a", type="a"), handler("b", queue=Queue("payments", max_length=5)))
+
+        assert said.startswith("Handlers a and b share the queue 'payments' but not its queue arguments: Queue(name=")
+        assert said.endswith(" Write the same for both, or use two queues.")
+
+    def test_two_that_park_in_different_places(self) -> None:
+        other = subscription(USUAL, name="b", park="elsewhere")
+
+        assert contradiction(handler("a", type="a"), other) == (
+            "Handlers a and b share the queue 'payments' but not its parked queue: 'payments.parked' against "
+            "'elsewhere'. Write the same for both, or use two queues."
+        )
+
+    def test_two_of_which_one_keeps_order(self) -> None:
+        ordered = Queue("payments", single_active_consumer=True)
+        said = contradiction(handler("a", StopTheLine(), queue=ordered, type="a"), handler("b", queue=ordered))
+
+        assert "but not its order: True against False" in said
+
+    def test_two_that_are_carried_differently(self) -> None:
+        said = contradiction(handler("a", type="a"), handler("b", RetryThenPark(via=Republish())))
+
+        assert "but not its kind of carrier: 'Ladder' against 'Republish'" in said
+
+    def test_two_ladders_with_different_steps_share_a_queue_well(self) -> None:
+        intakes(
+            [handler("a", RetryThenPark(backoff=Fixed(5)), type="a"), handler("b", RetryThenPark(via=Ladder([60])))]
+        )
+
+    def test_a_handler_that_parks_into_its_own_queue(self) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            subscription(USUAL, name="a", park="payments")
+
+        assert str(caught.value) == "Handler a parks into its own queue 'payments'; name another one."
+
+
+class TestOrder:
+    def test_order_asks_for_a_single_active_consumer(self) -> None:
+        assert handler("a", StopTheLine()).queue.single_active_consumer
+        assert not handler("a").queue.single_active_consumer
+
+    def test_a_quorum_queue_keeps_order_only_with_a_delivery_limit(self) -> None:
+        with pytest.raises(
+            ConfigurationError, match="Handler a keeps order, but queue 'payments' has delivery_limit=None"
+        ):
+            handler("a", StopTheLine(), queue=Queue("payments", delivery_limit=None))
+        handler("a", StopTheLine(), queue=Queue("payments", type="classic", delivery_limit=None))
+
+
+def test_a_route_has_what_a_carrier_needs() -> None:
+    queue = Queue("payments", bindings=[Exchange("main").bind("pay")])
+    route = subscription(RetryThenPark(attempts=3, backoff=Fixed(5)), queue=queue).route
+
+    assert (route.work, route.park, route.attempts, route.backoffs) == (queue, "payments.parked", 3, (Fixed(5),))
+
+
+def test_a_carrier_that_cannot_serve_is_refused_with_the_handlers_name() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"^Handler payments\.handlers\.charge: Queue 'payments' has a message_ttl"
+    ):
+        subscription(
+            RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=5)),
+            queue=Queue("payments", message_ttl=60),
+        )
+
+
+def test_one_shot_has_nothing_to_carry() -> None:
+    assert subscription(OneShot()).route.backoffs == ()
