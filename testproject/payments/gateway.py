@@ -8,7 +8,7 @@ from testproject.payments.errors import GatewayDown, RateLimited, Refused
 from testproject.payments.models import Gateway, GatewayCharge, Payment
 
 SLOW = 3.0
-BUSY = 5.0
+BUSY = 2.0
 
 
 def mode() -> str:
