@@ -12,7 +12,7 @@ from django_rmq_retry.core.properties import Properties
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 from django_rmq_retry.core.stamps import MARK, OURS, PREFIX, Stamp, parked_headers, story
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import Kind, Reason, Verdict, park
+from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
 
 KEPT_RAW = PREFIX + "properties"
 """Properties that cannot be read, or leave no room for ours, travel to the parked queue as bytes under this name."""
@@ -29,14 +29,21 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
         return Settlement(tell=Tell.AGAIN, hold=verdict.after)
     if verdict.kind is Kind.PARK:
         return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now)
+    try:
+        return _retried(verdict, delivery, subscription, now=now)
+    except UndecodableHeaders as error:
+        unreadable = park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
+        return settle(unreadable, delivery, subscription, now=now)
+
+
+def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
     carried = subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
     if carried.copy is None or len(delivery.raw) <= ROOM:
         return carried
-    full = (
-        f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts: {verdict.error or verdict.detail}"
-    )
-    return settle(park(Reason.PERMANENT, full, verdict.error), delivery, subscription, now=now)
+    said = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
+    full = park(Reason.PERMANENT, f"{said}: {verdict.error or verdict.detail}", verdict.error)
+    return settle(full, delivery, subscription, now=now)
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
