@@ -1,0 +1,277 @@
+"""A queue made anew keeps its messages, whatever happens meanwhile; nothing is deleted that may still be needed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.asking import Question, Session
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.broker.deleting import delete, stale
+from django_rmq_retry.broker.holding import WouldLose
+from django_rmq_retry.broker.inspecting import Inspector
+from django_rmq_retry.broker.recreating import Recreated, Recreation
+from django_rmq_retry.broker.urls import Secret
+from django_rmq_retry.core.carriers import Carrier, Ladder
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Exchange, Queue
+from tests.broker.at_hand import AtHand
+from tests.broker.declared import declare, ready
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.contract
+
+SHOP = Exchange("shop", "fanout")
+OLD = layout((), extra=[Queue("orders", message_ttl=600, bindings=[SHOP.bind()])])
+NEW = layout((), extra=[Queue("orders", message_ttl=900, bindings=[SHOP.bind()])])
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+@pytest.fixture
+def session(broker_url: str) -> Iterator[Session]:
+    with Session(Access.parse(broker_url)) as session:
+        yield session
+
+
+@pytest.fixture
+def inspector(vhost: Vhost) -> Inspector:
+    return Inspector(url=Secret(vhost.management.url), vhost=vhost.name)
+
+
+def subscribed(queue: str, via: Carrier) -> Subscription:
+    policy = RetryThenPark(via=via)
+    return Subscription(name="h", run=lambda _: None, queue=Queue(queue), policy=policy, park=f"{queue}.parked")
+
+
+def yes(_: str) -> None:
+    """Whatever is asked."""
+
+
+def recreate(session: Session, **options: Any) -> Recreated:
+    return Recreation(Declarer(session), NEW, "orders", **options).run(yes)
+
+
+def fill(channel: BlockingChannel, count: int = 3) -> None:
+    for number in range(count):
+        channel.basic_publish("shop", "k", b"%d" % number)
+    wait_until(lambda: ready(channel, "orders") == count)
+
+
+def bodies(channel: BlockingChannel, queue: str = "orders") -> list[bytes]:
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        found.append(got[2] or b"")
+    return found
+
+
+def test_the_messages_are_kept_in_order_and_nothing_else_is_left(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD)
+    fill(amqp, 500)
+
+    assert recreate(session) == Recreated(queue="orders", done=True, moved=500)
+
+    assert set(vhost.queues()) == {"orders"}
+    assert vhost.queues()["orders"]["arguments"]["x-message-ttl"] == 900_000
+    assert vhost.bindings() == {("shop", "orders", "")}
+    assert bodies(amqp) == [b"%d" % number for number in range(500)]
+
+
+def test_a_queue_that_is_as_written_is_left_alone(vhost: Vhost, session: Session) -> None:
+    declare(vhost, NEW)
+
+    assert not recreate(session).done
+
+
+def test_every_property_is_kept_byte_for_byte(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:
+    declare(vhost, OLD)
+    properties = pika.BasicProperties(
+        message_id="m-1", expiration="300000", priority=4, headers={"amount": 7, "nested": {"list": [1, "two", None]}}
+    )
+    amqp.basic_publish("shop", "k", b"body", properties)
+    before = b"".join(properties.encode())
+
+    recreate(session)
+
+    _, kept, _ = amqp.basic_get("orders")
+    assert kept is not None
+    # RabbitMQ 3 shows how often a quorum queue had to deliver; that is not the message's.
+    kept.headers = {name: value for name, value in (kept.headers or {}).items() if name != "x-delivery-count"}
+    assert b"".join(kept.encode()) == before
+
+
+def test_rejections_counted_by_the_broker_go_on_as_attempts_of_our_own(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
+    declare(vhost, layout((), extra=[SHOP, Queue("orders", arguments=back)]))
+    amqp.basic_publish("", "orders", b"")
+    line = AtHand(channel=amqp, subscription=None)  # type: ignore[arg-type]  # only its hands are needed
+    for _ in range(2):
+        amqp.basic_nack(line.take("orders")[0], requeue=False)
+    wait_until(lambda: ready(amqp, "orders") == 1)
+
+    recreate(session)
+
+    _, delivery, _ = line.take("orders")
+    assert delivery.headers["rmq-retry-attempts"] == 2
+    assert "x-death" not in delivery.headers
+
+
+@pytest.mark.parametrize("step", range(1, 40))
+def test_killed_at_any_step_and_run_again_it_loses_nothing(
+    step: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(vhost, OLD)
+    fill(amqp)
+    asked = 0
+
+    def ask(self: Session, question: Question, ask: Callable[..., Any] = Session.ask) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == step:
+            raise Killed
+        return ask(self, question)
+
+    with monkeypatch.context() as patch, Session(Access.parse(vhost.url)) as session:
+        patch.setattr(Session, "ask", ask)
+        try:
+            recreate(session)
+        except Killed:
+            amqp.basic_publish("shop", "k", b"meanwhile")
+    with Session(Access.parse(vhost.url)) as session:
+        recreate(session)
+
+    assert set(vhost.queues()) <= {"orders", "orders.trial"}
+    assert set(bodies(amqp)) >= {b"0", b"1", b"2"} | ({b"meanwhile"} if asked == step else set())
+
+
+def test_what_is_published_while_the_queue_is_away_is_kept(
+    vhost: Vhost, session: Session, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(vhost, OLD)
+    fill(amqp)
+
+    def fill_in(self: Recreation, fill_in: Callable[..., int] = Recreation._fill) -> int:
+        amqp.basic_publish("shop", "k", b"in between")
+        return fill_in(self)
+
+    monkeypatch.setattr(Recreation, "_fill", fill_in)
+    recreate(session)
+
+    assert set(bodies(amqp)) == {b"0", b"1", b"2", b"in between"}
+
+
+def test_a_queue_with_a_consumer_is_left_alone(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:
+    declare(vhost, OLD)
+    amqp.basic_consume("orders", lambda *_: None)
+
+    with pytest.raises(WouldLose, match=r"'orders' was left as it is: it has 1 consumer\. Stop them first"):
+        recreate(session)
+
+
+def test_a_message_in_a_hand_is_seen_through_the_management_api(
+    vhost: Vhost, session: Session, amqp: BlockingChannel, inspector: Inspector
+) -> None:
+    # Quorum queues count a consumer for as long as it has a message; classic ones only until it is cancelled.
+    declare(vhost, layout((), extra=[Queue("orders", type="classic", bindings=[SHOP.bind()])]))
+    fill(amqp, 1)
+    tag = amqp.basic_consume("orders", lambda *_: amqp.stop_consuming(tag))
+    amqp.start_consuming()
+    declarer = Declarer(session, inspector)
+
+    with pytest.raises(WouldLose, match="1 message of it are in a consumer's hand"):
+        Recreation(declarer, NEW, "orders").run(yes)
+    with pytest.raises(WouldLose, match="1 message of it are in a consumer's hand"):
+        delete(declarer, "orders", yes)
+
+
+def test_without_the_management_api_a_person_is_asked(vhost: Vhost, session: Session) -> None:
+    declare(vhost, OLD)
+    asked: list[str] = []
+
+    Recreation(Declarer(session), NEW, "orders").run(asked.append)
+
+    assert len(asked) == 1
+    assert "Are all its consumers stopped?" in asked[0]
+
+
+def test_retries_that_would_miss_the_queue_while_it_is_away_hold_it_back(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
+    waiting = Queue("orders.retry.60s", type="classic", message_ttl=60, arguments=back)
+    declare(vhost, OLD + layout((), extra=[waiting]))
+    amqp.basic_publish("", "orders.retry.60s", b"")
+    topology = NEW + layout((), extra=[waiting])
+
+    with pytest.raises(WouldLose, match=r"1 messages in 'orders\.retry\.60s' come back to it by at-most-once"):
+        Recreation(Declarer(session), topology, "orders").run(yes)
+
+
+def test_arguments_that_the_broker_refuses_are_found_out_before_anything_is_changed(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD)
+    fill(amqp)
+    wrong = layout((), extra=[Queue("orders", arguments={"x-max-length": "many"})])
+
+    with pytest.raises(Exception, match="x-max-length"):
+        Recreation(Declarer(session), wrong, "orders").run(yes)
+
+    assert set(vhost.queues()) == {"orders"}
+    assert ready(amqp, "orders") == 3
+
+
+def test_the_messages_can_be_moved_to_another_queue_for_good(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD + layout((), extra=[Queue("archive")]))
+    fill(amqp)
+
+    recreate(session, move_to="archive")
+
+    assert bodies(amqp) == []
+    assert bodies(amqp, "archive") == [b"0", b"1", b"2"]
+
+
+def test_a_target_that_refuses_stops_the_move_and_nothing_is_lost(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD + layout((), extra=[Queue("archive", type="classic", max_length=1)]))
+    fill(amqp)
+
+    with pytest.raises(Exception, match="Moving 'orders' to 'archive' stopped: the queue there refuses a copy"):
+        recreate(session, move_to="archive")
+
+    wait_until(lambda: ready(amqp, "orders") >= 2)
+    assert {*bodies(amqp, "archive"), *bodies(amqp)} == {b"0", b"1", b"2"}
+
+
+def test_a_queue_with_messages_is_deleted_only_by_force(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:
+    declare(vhost, OLD)
+    fill(amqp)
+    declarer = Declarer(session)
+
+    with pytest.raises(WouldLose, match="it holds 3 messages"):
+        delete(declarer, "orders", yes)
+    assert delete(declarer, "orders", yes, force=True)
+    assert not delete(declarer, "orders", yes)
+    assert vhost.queues() == {}
+
+
+def test_waiting_queues_of_earlier_back_offs_are_known_by_their_names() -> None:
+    work = layout(intakes([subscribed("orders", Ladder([5]))]))
+    there = ["orders", "orders.retry.5s", "orders.retry.30s", "other.retry.30s", "orders.retry.soon", "orders.parked"]
+
+    assert stale(work, there) == ["orders.retry.30s"]
