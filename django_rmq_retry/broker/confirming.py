@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.errors import HeadersTooLarge
 from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import decode_properties
 
 if TYPE_CHECKING:
     from pika.channel import Channel
@@ -35,6 +37,13 @@ class Pending:
     @property
     def ended(self) -> bool:
         return self._done is None
+
+    def may_be(self, place: tuple[str, str], body: bytes) -> bool:
+        """Whether the broker may mean this one when it returns a message."""
+        message = self.message
+        if self.returned or not message.mandatory:
+            return False
+        return (message.exchange, message.routing_key) == place and message.body == body
 
     def end(self, outcome: Outcome, said: str = "") -> None:
         done, self._done = self._done, None
@@ -78,6 +87,9 @@ class ConfirmChannel:
             )
         except (HeadersTooLarge, ValueError) as error:
             pending.end(Outcome.UNSENT, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
+            pending.end(Outcome.UNSENT, f"it cannot be written: {type(error).__name__}: {error}")
             return
         self._count += 1
         self._sent[self._count] = pending
@@ -144,14 +156,17 @@ class ConfirmChannel:
         else:
             pending.end(outcome)
 
-    def _returned(self, _channel: object, method: object, properties: object, _body: bytes) -> None:
-        """The broker returns a message before it confirms it, with the properties it got, byte for byte."""
-        for pending in self._sent.values():
-            message = pending.message
-            same_place = (message.exchange, message.routing_key) == (method.exchange, method.routing_key)  # type: ignore[attr-defined]
-            if same_place and not pending.returned and pending.raw == properties.raw:  # type: ignore[attr-defined]
-                pending.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]
-                return
+    def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
+        """A message comes back before it is confirmed: as it was sent, but for the header BCC, which the broker takes."""
+        raw: bytes = properties.raw  # type: ignore[attr-defined]  # RawProperties
+        name = decode_properties(raw).message_id
+        place = text_of(method.exchange), text_of(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return
+        alike = [pending for pending in self._sent.values() if pending.may_be(place, body)]
+        same = next((pending for pending in alike if pending.raw == raw), None)
+        named = next((pending for pending in alike if pending.message.properties.message_id == name), None)
+        found = same or named or next(iter(alike), None)
+        if found is not None:
+            found.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]  # Basic.Return
 
     def _was_closed(self, _channel: object, reason: BaseException) -> None:
         self.lost(getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__)

@@ -123,11 +123,11 @@ class DeliverTo:
         self.receive = receive
 
     def __call__(self, channel: object, method: Any, properties: BasicProperties, body: bytes) -> None:
-        names = _text(method.exchange), _text(method.routing_key)
+        names = text_of(method.exchange), text_of(method.routing_key)
         raw = b"".join(properties.encode())
-        self.receive(_text(method.consumer_tag), method.delivery_tag, method.redelivered, *names, raw, body)
+        self.receive(text_of(method.consumer_tag), method.delivery_tag, method.redelivered, *names, raw, body)
 
 
-def _text(name: str | bytes) -> str:
+def text_of(name: str | bytes) -> str:
     # pika gives names that are not UTF-8 as bytes.
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
