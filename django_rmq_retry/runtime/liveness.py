@@ -23,14 +23,13 @@ Content = dict[str, object]
 
 
 class Liveness:
-    """Writes what ``content`` tells, each second, if the I/O thread has answered since the last time."""
+    """Writes what ``content`` tells, each second, if who was asked has answered since the last time."""
 
     def __init__(self, path: Path, content: Callable[[], Content], *, ask: Callable[[Call], None]) -> None:
         self._path = path
         self._content = content
         self._ask = ask
         self._answered = False
-        self._asked = False
         self._next = 0.0
         self._failing = False
 
@@ -38,12 +37,10 @@ class Liveness:
         """To be called again and again by the main thread."""
         now = time.monotonic()
         if self._answered and now >= self._next:
-            self._answered = self._asked = False
+            self._answered = False
             self._next = now + EVERY
             self._write()
-        if not self._asked:
-            self._asked = True
-            self._ask(self._answer)
+        self._ask(self._answer)
 
     def end(self) -> None:
         """Remove the file: nobody is alive here any more."""

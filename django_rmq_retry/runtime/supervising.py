@@ -63,6 +63,11 @@ class Supervisor:
         self._worst = 0
         self._pid = os.getpid()
 
+    @property
+    def here(self) -> bool:
+        """Whether this is the supervisor itself and not one of its children."""
+        return os.getpid() == self._pid
+
     def run(self) -> int:
         # Only the parent holds the writing end: when it is gone, however it went, each child reads the end of the file.
         self._lifeline, self._holder = os.pipe()

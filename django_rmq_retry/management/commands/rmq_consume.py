@@ -1,0 +1,116 @@
+"""``manage.py rmq_consume``: runs the handlers until it is told to stop."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import autoreload
+
+from django_rmq_retry import registry
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.management import console
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known
+from django_rmq_retry.management.processing import Process, supervised
+from django_rmq_retry.management.starting import Start
+
+log = logging.getLogger("django_rmq_retry")
+
+
+class Command(RmqCommand):
+    help = "Take messages from the project's queues and run their handlers, until told to stop."
+    examples = (
+        "rmq_consume",
+        "rmq_consume payments.charge ledger.post --threads 8 --processes 2",
+        "rmq_consume --burst --json-logs",
+    )
+    requires_system_checks = "__all__"  # type: ignore[assignment]  # Django's own word for all
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add = parser.add_argument
+        add("queues", nargs="*", metavar="QUEUE", help="the queues to consume; by default all that have a handler")
+        add("--threads", type=whole, metavar="N", help="handlers that run at once in a process")
+        add("--processes", type=whole, metavar="N", default=1, help="processes, each with threads of its own")
+        add("--prefetch", type=whole, metavar="N", help="messages of one queue that a process has in hand at once")
+        add("--burst", action="store_true", help="end when all queues are empty")
+        add("--max-messages", type=whole, metavar="N", help="end a process after so many messages")
+        add("--max-runtime", type=seconds, metavar="S", help="end a process after so many seconds")
+        add("--max-memory", type=whole, metavar="MB", help="end a process, in good order, that holds more than this")
+        add("--reload", action="store_true", help="start anew when code changes (for development)")
+        add("--liveness-file", type=Path, metavar="FILE", help="written each second while the consumer is well")
+        add("--shutdown-timeout", type=seconds, metavar="S", help="how long handlers may take to finish at the end")
+        add("--json-logs", action="store_true", help="log lines as JSON")
+        add("--fail-fast", action="store_true", help="end when there is no broker, instead of waiting for it")
+
+    def run(self, options: Options) -> Exit | None:
+        if options["reload"] and options["processes"] > 1:
+            raise CommandError("--reload watches one process: leave --processes out.", returncode=Exit.USAGE)
+        check_folder(options["liveness_file"])
+        start = Start.of(self._chosen(options["queues"]), options)
+        # Settings that cannot be used are told here, in a sentence, before anything is started.
+        settings().access()
+        many = start.processes > 1
+        verbosity, json_logs = options["verbosity"], options["json_logs"]
+        shown = console.install(self.stdout, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
+        lines = shown and self.stdout.isatty() and not json_logs
+        if options["reload"]:
+            autoreload.run_with_reloader(self._reloadable, start, lines=lines)
+        self._greet(start, lines=lines)
+        if many:
+            sys.exit(supervised(start))
+        process = Process(start)
+        code = process.run()
+        if code and not shown:
+            # The project's own logging may show it or not; whoever looks at a process that ended must see why.
+            raise CommandError(process.why, returncode=code)
+        sys.exit(code)
+
+    def _chosen(self, queues: Sequence[str]) -> Sequence[Intake]:
+        known = {intake.queue.name: intake for intake in registry.intakes()}
+        if not known:
+            raise CommandError(
+                "There is nothing to consume: no installed app has a handlers.py with a function under @handler.",
+                returncode=Exit.NOTHING,
+            )
+        check_known("queue", queues, known)
+        return [known[name] for name in dict.fromkeys(queues)] or list(known.values())
+
+    def _greet(self, start: Start, *, lines: bool) -> None:
+        """A line for each thing to know on a terminal, one log line elsewhere."""
+        if not lines:
+            queues = ", ".join(intake.queue.name for intake in start.intakes)
+            log.info("Consuming %s", queues, extra={"event": "started", **start.facts()})
+        elif start.verbosity:
+            for text in start.lines(plain=not console.shows_signs(self.stdout)):
+                self.line(text)
+
+    def _reloadable(self, start: Start, *, lines: bool) -> None:
+        """In the reloader's thread."""
+        self._greet(start, lines=lines)
+        code = Process(start).run_reloadable()
+        self.say(f"Ended with exit code {code}; a change of code starts it anew.")
+
+
+def whole(text: str) -> int:
+    """An argument: 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"takes 1 or more, not {number}")
+    return number
+
+
+def seconds(text: str) -> float:
+    """An argument: 0 or more."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"takes seconds, not {text}")
+    return number
+
+
+def check_folder(path: Path | None) -> None:
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise CommandError(f"--liveness-file: {path.parent} is no folder to write to.", returncode=Exit.USAGE)

@@ -1,0 +1,205 @@
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.management.color import no_style
+
+from django_rmq_retry.management import console
+
+VERDICT: dict[str, Any] = {
+    "event": "park",
+    "queue": "payments",
+    "handler": "payments.transfer",
+    "message_id": "PAY-88121",
+    "attempt": 5,
+    "attempts": 5,
+    "seconds": 30.04,
+    "after": 0.0,
+    "reason": "retries exhausted",
+    "error": "GatewayTimeout",
+    "detail": "Gave up after 5 attempts: GatewayTimeout",
+}
+
+
+def record(message: str = "said", *, name: str = "django_rmq_retry", **changed: Any) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": name, "msg": message, "levelname": "INFO", "levelno": 20, "created": 1.482})
+    made.process = 42
+    for key, value in changed.items():
+        setattr(made, key, value)
+    return made
+
+
+def line(*, plain: bool = False, with_pid: bool = False, **changed: Any) -> str:
+    """The line without its clock, which is the zone's own."""
+    formatter = console.Lines(no_style(), plain=plain, with_pid=with_pid)
+    return formatter.format(record(**changed)).partition(" ")[2]
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def ours() -> list[logging.Handler]:
+    return [one for one in logging.getLogger().handlers if isinstance(one, console.Console)]
+
+
+@pytest.fixture
+def loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """Our logger and the root without anything; as before afterwards."""
+    log, root, pika = (logging.getLogger(name) for name in ("django_rmq_retry", None, "pika"))
+    levels = log.level, pika.level
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(root, "handlers", [])
+    yield root
+    log.setLevel(levels[0])
+    pika.setLevel(levels[1])
+
+
+def install(stream: io.StringIO, *, verbosity: int = 1, json_logs: bool = False) -> bool:
+    return console.install(stream, no_style(), verbosity=verbosity, json_logs=json_logs, with_pid=False)
+
+
+def test_a_verdict_is_one_line() -> None:
+    assert line(**VERDICT) == (
+        "✕ payments.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"event": "ack", "detail": "", "seconds": 0.0004}, "✓ payments.transfer PAY-88121 try 5/5 0.4 ms"),
+        ({"event": "retry", "detail": "E: x", "after": 1200.04}, "E: x → again in 1200 s"),
+        (
+            {"event": "discard", "detail": "too old"},
+            "○ payments.transfer PAY-88121 try 5/5 30.0 s → discarded: too old",
+        ),
+        ({"event": "halt", "detail": "E: x", "after": 0.25, "attempts": None}, "try 5 30.0 s E: x → again in 0.2 s"),
+        ({"handler": "-", "message_id": None}, "✕ payments try 5/5"),
+    ],
+)
+def test_each_verdict_says_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
+    assert said in line(**{**VERDICT, **changed})
+
+
+def test_where_the_signs_are_unknown_ascii_stands_for_them() -> None:
+    said = line(plain=True, **VERDICT)
+
+    assert said.isascii()
+    assert said.startswith("x payments.transfer PAY-88121 try 5/5 30.0 s -> parked: ")
+
+
+def test_of_several_processes_each_line_says_which() -> None:
+    assert line(with_pid=True) == "[42] · said"
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[31m", "\r", "\n", "\u202e", "\udcff", "\x9b"])
+def test_no_text_steers_the_terminal_or_breaks_the_line(hostile: str) -> None:
+    made = record(**{**VERDICT, "detail": f"a{hostile}b", "message_id": f"c{hostile}d"})
+    for formatter in (console.Lines(no_style(), plain=False, with_pid=False), console.Logfmt(), console.JsonLines()):
+        said = formatter.format(made)
+
+        assert hostile not in said
+        assert said.splitlines() == [said]
+
+
+def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
+    said = console.Logfmt().format(record(**VERDICT))
+
+    assert said == (
+        "ts=1970-01-01T00:00:01.482Z level=info event=park queue=payments handler=payments.transfer "
+        "message_id=PAY-88121 attempt=5 attempts=5 seconds=30.04 "
+        'reason="retries exhausted" error=GatewayTimeout detail="Gave up after 5 attempts: GatewayTimeout" pid=42'
+    )
+
+
+def test_a_value_cannot_pass_for_another_field() -> None:
+    said = console.Logfmt().format(record('x" level=critical', name="shop"))
+
+    assert said == 'ts=1970-01-01T00:00:01.482Z level=info logger=shop msg="x\\" level=critical" pid=42'
+
+
+def test_json_lines_hold_the_same_and_are_ascii() -> None:
+    said = console.JsonLines().format(record(**{**VERDICT, "detail": "✕\n"}))
+    read = json.loads(said)
+
+    assert said.isascii()
+    assert (read["event"], read["attempt"], read["detail"]) == ("park", 5, "✕\n")
+
+
+def test_a_traceback_stays_within_its_record() -> None:
+    error = ValueError("a\x1b[31m")
+    made = record(exc_info=(ValueError, error, None))
+    lines = console.Lines(no_style(), plain=False, with_pid=False).format(made).splitlines()
+
+    assert lines[-1] == "    ValueError: a\\x1b[31m"
+    assert json.loads(console.JsonLines().format(made))["trace"].splitlines()[-1] == "ValueError: a\x1b[31m"
+    assert console.Logfmt().format(made).count("\n") == 0
+
+
+@pytest.mark.usefixtures("loggers")
+@pytest.mark.parametrize(
+    ("stream", "json_logs", "formatter"),
+    [(Terminal(), False, console.Lines), (Terminal(), True, console.JsonLines), (io.StringIO(), False, console.Logfmt)],
+)
+def test_the_format_follows_the_stream(
+    stream: io.StringIO, json_logs: bool, formatter: type[logging.Formatter]
+) -> None:
+    install(stream, json_logs=json_logs)
+
+    assert [type(one.formatter) for one in ours()] == [formatter]
+
+
+def test_a_projects_own_console_stays_the_only_one(loggers: logging.Logger) -> None:
+    loggers.addHandler(logging.StreamHandler(sys.stdout))
+
+    assert (install(io.StringIO()), ours()) == (False, [])
+
+
+def test_json_logs_take_our_lines_off_the_projects_console(
+    loggers: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loggers.addHandler(logging.StreamHandler(sys.stdout))
+    stream = io.StringIO()
+    install(stream, json_logs=True)
+    logging.getLogger("django_rmq_retry").warning("ours")
+
+    assert (json.loads(stream.getvalue())["msg"], capsys.readouterr().out) == ("ours", "")
+
+
+@pytest.mark.usefixtures("loggers")
+@pytest.mark.parametrize(("verbosity", "said"), [(0, ["w"]), (1, ["i", "w"]), (2, ["i", "w"]), (3, ["d", "i", "w"])])
+def test_verbosity_chooses_what_is_said(verbosity: int, said: list[str]) -> None:
+    stream = io.StringIO()
+    install(stream, verbosity=verbosity)
+    log = logging.getLogger("django_rmq_retry")
+    log.debug("d")
+    log.info("i")
+    log.warning("w")
+
+    assert [found.rpartition("msg=")[2][0] for found in stream.getvalue().splitlines()] == said
+
+
+@pytest.mark.usefixtures("loggers")
+def test_pika_is_heard_only_by_who_asks_for_everything() -> None:
+    stream = io.StringIO()
+    install(stream)
+    logging.getLogger("pika.adapters").error("connection lost")
+
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("loggers")
+def test_a_broken_stream_harms_nobody() -> None:
+    stream = io.StringIO()
+    install(stream)
+    stream.close()
+
+    logging.getLogger("django_rmq_retry").warning("unheard")

@@ -1,0 +1,311 @@
+"""The command as a process, against a real broker."""
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.shop.running import Shop
+from tests.tooling.waiting import wait_until
+
+ORDERS, LEDGER = "shop.orders", "shop.ledger"
+Send = Callable[..., None]
+NO_BROKER = "amqp://app:sesame@127.0.0.1:1/"
+
+
+@pytest.fixture
+def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
+    """The shop with its queues declared."""
+    amqp.queue_declare(ORDERS, durable=True)
+    amqp.queue_declare("shop.orders.parked", durable=True)
+    amqp.queue_declare("shop.ledger.parked", durable=True)
+    waiting = {"x-message-ttl": 200, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": ORDERS}
+    amqp.queue_declare("shop.orders.retry.200ms", durable=True, arguments=waiting)
+    amqp.queue_declare(LEDGER, durable=True, arguments={"x-single-active-consumer": True})
+    return Shop(url=broker_url, notes=tmp_path / "notes")
+
+
+@pytest.fixture
+def no_broker(tmp_path: Path) -> Shop:
+    """The shop with a broker that is not there."""
+    return Shop(url=NO_BROKER, notes=tmp_path / "notes")
+
+
+@pytest.fixture
+def send(amqp: BlockingChannel) -> Send:
+    """Send the shop what to do."""
+
+    def send(*words: str, queue: str = ORDERS, **more: object) -> None:
+        for word in words:
+            amqp.basic_publish("", queue, json.dumps({"do": word, **more}).encode())
+
+    return send
+
+
+def depth(amqp: BlockingChannel, queue: str = ORDERS) -> int:
+    return int(amqp.queue_declare(queue, passive=True).method.message_count)
+
+
+def written(path: Path) -> Any:
+    """The liveness file's content, once it is there."""
+    return json.loads(wait_until(lambda: path.read_text() if path.exists() else "", what=str(path)))
+
+
+def test_burst_works_off_every_queue_and_ends(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send("a", "fail", "b")
+    send("c", queue=LEDGER)
+    told = shop.run("rmq_consume", "--burst")
+
+    assert told.returncode == 0
+    assert sorted(shop.noted("end")) == ["end a", "end b"]
+    assert (shop.noted("post"), len(shop.noted("begin fail")), depth(amqp)) == (["post c"], 2, 0)
+    assert depth(amqp, "shop.orders.parked") == 1
+    assert "event=park queue=shop.orders handler=tests.shop.handlers.order" in told.stdout
+    assert told.stderr == ""
+
+
+def test_the_first_signal_lets_handlers_finish(shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    send("wait", **{"for": str(go)})
+    with shop.running("rmq_consume") as consumer:
+        wait_until(lambda: shop.noted("begin"))
+        consumer.signal()
+        consumer.says("finishing 1 message (max 30 s). Again to stop now; unfinished messages return to the queue.")
+        go.touch()
+
+        assert consumer.code() == 0
+    assert (shop.noted("end"), depth(amqp)) == (["end wait"], 0)
+
+
+def test_the_second_signal_ends_at_once(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send("wait", **{"for": "/nonexistent"})
+    with shop.running("rmq_consume") as consumer:
+        wait_until(lambda: shop.noted("begin"))
+        consumer.signal(signal.SIGINT)
+        consumer.says("Stopping")
+        consumer.signal(signal.SIGINT)
+
+        assert consumer.code() == 130
+    wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
+
+
+def test_handlers_that_do_not_finish_are_told_of(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send("wait", **{"for": "/nonexistent"})
+    with shop.running("rmq_consume", "--shutdown-timeout", "0.1") as consumer:
+        wait_until(lambda: shop.noted("begin"))
+        consumer.signal()
+
+        assert consumer.code() == 1
+    assert "did not finish" in consumer.text
+    wait_until(lambda: depth(amqp) == 1, what="the message is back in its queue")
+
+
+def test_exactly_as_many_messages_as_asked_for(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send(*"abcdefgh")
+    told = shop.run("rmq_consume", "--max-messages", "3")
+
+    assert (told.returncode, len(shop.noted("end")), depth(amqp)) == (0, 3, 5)
+
+
+def test_it_ends_after_its_time(shop: Shop) -> None:
+    told = shop.run("rmq_consume", "--max-runtime", "0.2")
+
+    assert (told.returncode, "0.2 s were asked for" in told.stdout) == (0, True)
+
+
+def test_it_ends_in_good_order_when_it_holds_too_much(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send("eat", mb=300)
+    told = shop.run("rmq_consume", "--max-memory", "250")
+
+    assert (told.returncode, shop.noted("end"), depth(amqp)) == (0, ["end eat"], 0)
+    assert "MB of memory are in use, more than 250 MB" in told.stdout
+
+
+def test_only_the_queues_named_are_consumed(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send("a")
+    send("b", queue=LEDGER)
+    shop.run("rmq_consume", LEDGER, "--burst")
+
+    assert (shop.noted(), depth(amqp)) == (["post b"], 1)
+
+
+def test_without_a_broker_it_says_so_once_for_each_wait(no_broker: Shop) -> None:
+    with no_broker.running("rmq_consume") as consumer:
+        consumer.says("event=lost", times=3)
+        consumer.signal()
+        code = consumer.code()
+    lost = [line for line in consumer.text.splitlines() if "event=lost" in line]
+
+    assert code == 0
+    assert "No broker since " in lost[2]
+    assert "(attempt 3)" in lost[2]
+    assert len(consumer.text.splitlines()) == len(lost) + 2
+    assert "sesame" not in consumer.text + consumer.errors
+
+
+def test_who_waits_for_no_broker_ends(no_broker: Shop) -> None:
+    told = no_broker.run("rmq_consume", "--fail-fast")
+
+    assert (told.returncode, "event=failed" in told.stdout) == (3, True)
+
+
+def test_a_wrong_password_is_told_but_not_shown(shop: Shop, broker_url: str) -> None:
+    told = Shop(url=broker_url.replace("guest:guest@", "guest:sesame@"), notes=shop.notes).run("rmq_consume")
+
+    assert told.returncode == 3
+    assert "it refused the user name or password" in told.stdout
+    assert "sesame" not in told.stdout + told.stderr
+
+
+def test_a_missing_queue_names_the_command_that_makes_it(shop: Shop, amqp: BlockingChannel) -> None:
+    amqp.queue_delete(LEDGER)
+    told = shop.run("rmq_consume")
+
+    assert (told.returncode, "manage.py rmq_declare" in told.stdout) == (4, True)
+
+
+def test_an_unknown_queue_is_refused_with_the_nearest(no_broker: Shop) -> None:
+    told = no_broker.run("rmq_consume", "shop.order")
+
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "There is no queue 'shop.order'. Did you mean shop.orders?" in told.stderr
+
+
+def test_a_project_without_handlers_has_nothing_to_consume(no_broker: Shop) -> None:
+    told = no_broker.run("rmq_consume", SHOP_APPS="django.contrib.contenttypes")
+
+    assert (told.returncode, "no installed app has a handlers.py" in told.stderr) == (6, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--threads", "0"), ("--max-runtime", "-1"), ("--liveness-file", "/none/x"), ("--reload", "--processes", "2")],
+)
+def test_options_that_cannot_be_meant_are_refused(no_broker: Shop, words: tuple[str, ...]) -> None:
+    assert no_broker.run("rmq_consume", *words).returncode == 2
+
+
+def test_a_handler_that_ends_its_thread_ends_nothing_else(shop: Shop, send: Send) -> None:
+    send("exit", "a")
+    told = shop.run("rmq_consume", "--burst")
+
+    assert (told.returncode, shop.noted("end")) == (0, ["end a"])
+
+
+def test_json_lines_are_json_whoever_writes_them(shop: Shop, send: Send) -> None:
+    send("warn", "fail")
+    told = shop.run("rmq_consume", "--burst", "--json-logs")
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+
+    assert {"started", "connected", "ack", "retry", "park", "stopping"} <= {line.get("event") for line in lines}
+    assert [line["msg"] for line in lines if line.get("logger") == "shop"] == ["stock is low"]
+
+
+def test_quietly_it_says_only_what_is_wrong(shop: Shop, send: Send) -> None:
+    send("a", "park")
+    told = shop.run("rmq_consume", "--burst", "-v0")
+
+    assert ["event=park" in line for line in told.stdout.splitlines()] == [True]
+
+
+def test_on_request_failures_come_with_their_traceback(shop: Shop, send: Send) -> None:
+    send("fail")
+    told = shop.run("rmq_consume", "--burst", "-v2")
+
+    assert told.stdout.count('trace="Traceback (most recent call last):\\n') == 2
+
+
+def test_a_projects_own_logging_is_left_alone(shop: Shop, send: Send) -> None:
+    send("park")
+    told = shop.run("rmq_consume", "--burst", SHOP_LOGS="1")
+
+    assert {line.split()[0] for line in told.stdout.splitlines()} == {"OWN"}
+    assert "OWN ERROR park tests.shop.handlers.order" in told.stdout
+
+
+def test_where_the_projects_logging_may_hide_it_the_reason_is_told_on_stderr(no_broker: Shop) -> None:
+    told = no_broker.run("rmq_consume", "--fail-fast", SHOP_LOGS="1")
+
+    assert (told.returncode, told.stderr.startswith("CommandError: No broker (")) == (3, True)
+
+
+def test_the_liveness_file_tells_how_it_goes(shop: Shop, send: Send, tmp_path: Path) -> None:
+    path, go = tmp_path / "live", tmp_path / "go"
+    send("a")
+    send("fail until", queue=LEDGER, **{"for": str(go)})
+    with shop.running("rmq_consume", "--liveness-file", str(path)) as consumer:
+        wait_until(lambda: written(path)["halts"], what="the line is halted")
+        told = written(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        go.touch()
+        wait_until(lambda: not written(path)["halts"], what="the line goes on")
+        consumer.signal()
+        consumer.code()
+
+    assert (told["pid"], told["connected"], told["queues"], mode) == (consumer.pid, True, [ORDERS, LEDGER], 0o600)
+    assert told["broker"].startswith("RabbitMQ ")
+    assert (told["counts"]["ack"], told["halts"][0]["queue"]) == (1, LEDGER)
+    assert told["halts"][0]["error"] == "OutOfStock: not yet"
+    assert not path.exists()
+
+
+def test_the_liveness_file_of_a_stopped_process_goes_stale(shop: Shop, tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    with shop.running("rmq_consume", "--liveness-file", str(path)) as consumer:
+        written(path)
+        consumer.signal(signal.SIGSTOP)
+        os.utime(path, (1, 1))
+        with pytest.raises(AssertionError):
+            wait_until(lambda: path.stat().st_mtime > 1, timeout=2.5)
+        consumer.signal(signal.SIGCONT)
+
+        wait_until(lambda: path.stat().st_mtime > 1, what="it is written again")
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    with shop.running("rmq_consume", "--processes", "2", "--liveness-file", str(path)) as consumer:
+        first = [one["pid"] for one in written(path)["processes"]]
+        os.kill(first[0], signal.SIGKILL)
+        consumer.says("was ended by SIGKILL; a fresh one starts in")
+        consumer.says("Connected", times=3)
+        send(*"abcdef")
+        wait_until(lambda: len(shop.noted("end")) == 6)
+        consumer.signal()
+        code = consumer.code()
+
+    assert (code, len(set(first)), path.exists()) == (0, 2, False)
+    assert first[0] not in shop.pids()
+
+
+@pytest.mark.slow
+def test_a_poisonous_message_does_not_take_the_supervisor_down(shop: Shop, send: Send) -> None:
+    send("die")
+    with shop.running("rmq_consume", "--processes", "2") as consumer:
+        consumer.says("was ended by SIGKILL")
+        consumer.signal()
+
+        assert consumer.code() in {0, 137}
+
+
+@pytest.mark.slow
+def test_several_processes_end_when_all_is_done(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
+    send(*"abcdefghij")
+    told = shop.run("rmq_consume", "--processes", "2", "--burst")
+
+    assert (told.returncode, len(shop.noted("end")), depth(amqp)) == (0, 10, 0)
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_missing_ends_all_processes(shop: Shop, amqp: BlockingChannel) -> None:
+    amqp.queue_delete(ORDERS)
+    told = shop.run("rmq_consume", "--processes", "2")
+
+    assert told.returncode == 4

@@ -1,0 +1,72 @@
+"""What the messages ask for: ``{"do": "fail"}``. Each run leaves a line in the file SHOP_NOTES."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from django_rmq_retry import Discard, Fixed, Ladder, Park, RetryThenPark, StopTheLine, handler
+
+log = logging.getLogger("shop")
+PAUSE = threading.Event()
+
+
+class OutOfStock(Exception):
+    """What a failing order raises."""
+
+
+def note(text: str) -> None:
+    with Path(os.environ["SHOP_NOTES"]).open("a") as notes:
+        notes.write(f"{os.getpid()} {text}\n")
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        PAUSE.wait(0.02)
+
+
+def act(data: dict[str, Any]) -> None:
+    doing = {**RAISING, **DOING}.get(data["do"])
+    if doing is not None:
+        doing(data)
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def fail_until(path: str) -> None:
+    if not Path(path).exists():
+        raise OutOfStock("not yet")
+
+
+RAISING: dict[str, Callable[[dict[str, Any]], object]] = {
+    "fail": lambda data: throw(OutOfStock(data.get("why", "none left"))),
+    "park": lambda _: throw(Park("the customer is unknown")),
+    "discard": lambda _: throw(Discard("too old")),
+    "exit": lambda _: throw(SystemExit(3)),
+    "fail until": lambda data: fail_until(data["for"]),
+}
+DOING: dict[str, Callable[[dict[str, Any]], object]] = {
+    "wait": lambda data: wait_for(data["for"]),
+    "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "warn": lambda _: log.warning("stock is low"),
+    "eat": lambda data: EATEN.append(os.urandom(1) * (data["mb"] << 20)),
+}
+EATEN: list[bytes] = []
+
+
+@handler("shop.orders", policy=RetryThenPark(attempts=2, backoff=Fixed(0.2), via=Ladder()))
+def order(message: Any) -> None:
+    note(f"begin {message.data['do']}")
+    act(message.data)
+    note(f"end {message.data['do']}")
+
+
+@handler("shop.ledger", policy=StopTheLine(backoff=Fixed(0.1)))
+def post(message: Any) -> None:
+    note(f"post {message.data['do']}")
+    act(message.data)
