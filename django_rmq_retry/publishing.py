@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from django.db import transaction
@@ -131,7 +132,9 @@ async def adispatch(message: Message, *, timeout: float | None = None) -> str:  
     ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
 
     def done(outcome: Outcome, said: str) -> None:
-        loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
+        # Whoever awaited it may have gone, and the event loop with them: that must not reach the I/O thread.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
 
     wiring.publisher().send(message, done, timeout=timeout)
     outcome, said = await ended

@@ -90,7 +90,7 @@ class Source(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether anybody still listens to the broker, or tries to."""
+        """Whether anybody still listens to the broker, or tries to; asked at every tick of the consumer."""
         ...
 
     def empty(self, told: Callable[[bool], None]) -> None:

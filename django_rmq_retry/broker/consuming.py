@@ -22,6 +22,8 @@ RESUBSCRIBE = 0.5
 MOST_TRIES = 8
 """So often in a row a queue may refuse a subscription that it once granted: its leader may be moving."""
 LOOK = 0.05
+DEAF = 120
+"""So often in a row, twice a second, the I/O thread may leave the question unanswered whether it still turns."""
 ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 
@@ -43,7 +45,7 @@ class PikaSource:
 
     @property
     def alive(self) -> bool:
-        return self._io.alive
+        return self._io.alive and self._io.unheard() < DEAF
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = tuple(lines), receiver

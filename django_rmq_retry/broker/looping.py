@@ -25,6 +25,7 @@ class IoThread:
         self.pid = os.getpid()
         self._calls: deque[Call] = deque()
         self._woken = False
+        self._heard, self._unheard = True, 0
         self._ending: list[Call] = []
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -48,6 +49,15 @@ class IoThread:
             self._woken = True
             self.loop.add_callback_threadsafe(self._drain)
 
+    def unheard(self) -> int:
+        """How often in a row this was asked and the loop did not answer. Not in seconds: a SIGSTOP would count."""
+        if self._heard:
+            self._heard, self._unheard = False, 0
+            self.call(self._hear)
+        else:
+            self._unheard += 1
+        return self._unheard
+
     def at_end(self, call: Call) -> None:
         """Run it when the loop has ended, for whatever reason; at once where it has."""
         self._ending.append(call)
@@ -67,6 +77,9 @@ class IoThread:
         if not self.current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def _hear(self) -> None:
+        self._heard = True
 
     def _drain(self) -> None:
         self._woken = False

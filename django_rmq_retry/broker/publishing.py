@@ -20,6 +20,9 @@ log = logging.getLogger("django_rmq_retry")
 
 LOOK = 0.1
 """Seconds between two looks at the deadlines."""
+GRACE = 1.0
+"""Seconds beyond a deadline within which the I/O thread has said what became of a publish."""
+STILL = "the I/O thread does not answer"
 
 
 class PikaPublisher:
@@ -42,15 +45,15 @@ class PikaPublisher:
         """Return when the broker has confirmed, else raise what became of it."""
         waiter = _Waiter()
         self._hand_over(message, waiter.done, timeout)
-        outcome, said = waiter.wait()
+        outcome, said = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
         if outcome is not Outcome.CONFIRMED:
             raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
-        batch = _Batch(window)
+        batch = _Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
         for message in messages:
-            batch.begin()
+            batch.begin(message)
             self._hand_over(message, batch.ender(message), timeout)
             if batch.failure is not None:
                 break
@@ -65,6 +68,8 @@ class PikaPublisher:
 
     def close(self) -> None:
         """Close the connection; what is not confirmed by then ends as unknown."""
+        if not self._io.alive:
+            return
         closed = threading.Event()
         self._io.call(lambda: self._link.close(closed.set))
         if not self._io.current:
@@ -184,23 +189,27 @@ class _Waiter:
         self.outcome, self.said = outcome, said
         self._gate.release()
 
-    def wait(self) -> tuple[Outcome, str]:
-        # The I/O thread ends every publish at its deadline, so this one needs no time-out of its own.
-        self._gate.acquire()
+    def wait(self, timeout: float) -> tuple[Outcome, str]:
+        # The I/O thread ends every publish at its deadline; the time-out is for one that stands still.
+        if not self._gate.acquire(timeout=timeout):
+            return Outcome.UNKNOWN, STILL
         return self.outcome, self.said
 
 
 class _Batch:
     """Many publishes under way at once, at most a window of them."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, timeout: float) -> None:
         self.confirmed = 0
         self.failure: PublishError | None = None
         self._window = threading.BoundedSemaphore(window)
         self._size = window
+        self._timeout = timeout
+        self._place = "", ""
 
-    def begin(self) -> None:
-        self._window.acquire()
+    def begin(self, message: Message) -> None:
+        self._place = message.exchange, message.routing_key
+        self._acquire()
 
     def ender(self, message: Message) -> Done:
         def done(outcome: Outcome, said: str) -> None:
@@ -214,4 +223,8 @@ class _Batch:
 
     def wait(self) -> None:
         for _ in range(self._size):
-            self._window.acquire()
+            self._acquire()
+
+    def _acquire(self) -> None:
+        if not self._window.acquire(timeout=self._timeout):
+            raise ERRORS[Outcome.UNKNOWN](*self._place, said=STILL)

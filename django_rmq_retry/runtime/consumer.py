@@ -173,7 +173,7 @@ class Consumer:
         if dead:
             self.stop(f"Worker thread {dead[0]} has ended.", BROKEN)
         elif not self._source.alive:
-            self.stop("The I/O thread has ended.", BROKEN)
+            self.stop("The I/O thread has ended, or stands still.", BROKEN)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
             self.stop(f"{self._limits.seconds:g} s were asked for")
         elif self._limits.burst:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq_retry import wiring
+from django_rmq_retry.broker import consuming
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.publishing import PikaPublisher
@@ -120,6 +121,8 @@ def the_loop_raises(once: Once, intake: Intake) -> Intake:
 
 
 def the_loop_stands_still(once: Once, intake: Intake) -> Intake:
+    consuming.DEAF = 4
+
     def stand_still() -> None:
         threading.Event().wait()
 

@@ -1,6 +1,7 @@
 """A consumer in a process of its own: ``python -m tests.faults.worker FOLDER NUMBER``."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,8 @@ def main(folder: Path, number: str) -> int:
     said = json.loads((folder / f"worker-{number}.json").read_text())
     settings.RMQ_RETRY = said["settings"]
     django.setup()
+    logging.basicConfig(level=logging.INFO, format="%(threadName)s %(message)s")
+    logging.getLogger("pika").setLevel(logging.WARNING)
     # What these import reads the settings.
     from django_rmq_retry.consuming import consumer  # noqa: PLC0415 - as above
     from django_rmq_retry.runtime import shutdown  # noqa: PLC0415 - as above

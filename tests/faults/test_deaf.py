@@ -1,0 +1,80 @@
+"""A process never stays alive without listening, and nobody waits for an I/O thread that will not answer."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.test import override_settings
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import publishing, wiring
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.errors import PublishUnknown
+from django_rmq_retry.core.message import Message
+from tests.broker.declared import has
+from tests.faults.scene import Scene
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def io() -> Iterator[IoThread]:
+    made = IoThread("test-io")
+    made.start()
+    yield made
+    made.stop(timeout=5)
+
+
+def stand_still(gate: threading.Event) -> None:
+    gate.wait(20)
+
+
+@pytest.mark.parametrize("way", ["the_loop_raises", "the_loop_stands_still"])
+def test_a_worker_whose_io_thread_is_gone_ends_and_says_so(scene: Scene, way: str) -> None:
+    scene.declare()
+    worker = scene.worker(prefetch=1, breaks=(way, 0), PUBLISH_TIMEOUT=1)
+    scene.publish(range(5))
+
+    assert worker.ended(timeout=25) == 1
+    assert "The I/O thread has ended, or stands still." in worker.said
+    scene.finish(range(5), scene.worker())
+
+
+def test_a_publish_ends_though_the_io_thread_stands_still(io: IoThread, broker_url: str) -> None:
+    publisher = PikaPublisher(io, Access.parse(broker_url))
+    gate = threading.Event()
+    io.call(lambda: stand_still(gate))
+    began = time.monotonic()
+
+    with pytest.raises(PublishUnknown, match="does not answer"):
+        publisher.publish(Message(body=b"1", routing_key="nowhere"), timeout=0.3)
+    with pytest.raises(PublishUnknown, match="does not answer"):
+        publisher.publish_many([Message(body=b"1", routing_key="nowhere")] * 3, window=2, timeout=0.3)
+
+    assert time.monotonic() - began < 4
+    gate.set()
+    publisher.close()
+
+
+def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(
+    amqp: BlockingChannel, broker_url: str
+) -> None:
+    amqp.queue_declare("here", durable=True)
+
+    async def impatient() -> None:
+        await asyncio.wait_for(publishing.apublish({"n": 1}, routing_key="here"), 0.001)
+
+    with override_settings(RMQ_RETRY={"URL": broker_url}):
+        try:
+            with pytest.raises(TimeoutError):
+                asyncio.run(impatient())
+
+            assert publishing.publish({"n": 2}, routing_key="here", at_once=True)
+            assert wiring.io("test").alive
+            has(amqp, "here", 2)
+        finally:
+            wiring.close()
