@@ -1,0 +1,96 @@
+"""Signals: a worker finishes what it has begun, ends at once when asked twice, and survives having stood still."""
+
+import signal
+
+import pytest
+
+from tests.faults.scene import Scene, Worker
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def in_a_handler(scene: Scene, worker: Worker, count: int = 1) -> None:
+    wait_until(lambda: len(scene.diary.ids("began")) >= count, 15, what=f"a handler has begun; {worker.said}")
+
+
+def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(scene: Scene) -> None:
+    scene.declare()
+    scene.publish(range(5), holds="gate")
+    worker = scene.worker()
+    in_a_handler(scene, worker)
+
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: scene.left() == {"work": 4}, what="the messages it has not begun are back")
+    scene.open("gate")
+
+    assert worker.ended() == 0
+    assert scene.did() == {0: 1}
+    assert scene.left() == {"work": 4}
+
+
+def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene: Scene) -> None:
+    scene.declare()
+    scene.publish([0], holds="gate")
+    worker = scene.worker()
+    in_a_handler(scene, worker)
+
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: "Stopping" in worker.said, what="the first signal was heard")
+    worker.signal(signal.SIGTERM)
+
+    assert worker.ended(timeout=2) == 130
+    wait_until(lambda: scene.left() == {"work": 1}, what="the message is back")
+    scene.open("gate")
+    scene.finish([0], scene.worker())
+    assert scene.did() == {0: 1}
+
+
+def test_a_worker_whose_handler_does_not_end_in_time_says_so_and_gives_it_back(scene: Scene) -> None:
+    scene.declare()
+    scene.publish([0], holds="gate")
+    worker = scene.worker(shutdown=0.5)
+    in_a_handler(scene, worker)
+
+    assert worker.stopped() == 1
+    wait_until(lambda: scene.left() == {"work": 1}, what="the message is back")
+
+
+@pytest.mark.parametrize("policy", ["ladder", "line"])
+def test_a_worker_that_stood_still_longer_than_its_heartbeat_goes_on(scene: Scene, policy: str) -> None:
+    scene.declare(policy)
+    scene.publish([0], holds="gate")
+    frozen = scene.worker(HEARTBEAT=1)
+    in_a_handler(scene, frozen)
+
+    frozen.signal(signal.SIGSTOP)
+    other = scene.worker()
+    in_a_handler(scene, other, count=2)
+    scene.open("gate")
+    wait_until(lambda: scene.did()[0] == 1, what="the message was handled elsewhere")
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: scene.did()[0] == 2, what="the one that stood still ends its handler too")
+    assert other.stopped() == 0
+    scene.publish([1])
+
+    scene.finish([0, 1], frozen)
+    assert scene.did() == {0: 2, 1: 1}
+    assert frozen.said.count("subscribing again") == 0
+    assert frozen.said.count("Connected to") == 2
+
+
+@pytest.mark.parametrize("prefetch", [1, 10])
+def test_a_message_that_a_stop_gave_back_has_lost_no_attempt(scene: Scene, prefetch: int) -> None:
+    scene.declare()
+    scene.publish([0], holds="first", fails=2)
+    for _ in range(3):
+        worker = scene.worker(prefetch=prefetch, shutdown=0.2)
+        begun = len(scene.diary.ids("began"))
+        in_a_handler(scene, worker, begun + 1)
+        assert worker.stopped() == 1
+    scene.open("first")
+
+    scene.finish([0], scene.worker())
+
+    assert [entry["attempt"] for entry in scene.diary.entries("began")] == [1, 1, 1, 1, 2, 3]
+    assert scene.did() == {0: 1}
