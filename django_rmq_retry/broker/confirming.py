@@ -157,7 +157,7 @@ class ConfirmChannel:
             pending.end(outcome)
 
     def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
-        """A message comes back before it is confirmed: as it was sent, but for the header BCC, which the broker takes."""
+        """A message comes back before its confirm, as it was sent but for the header BCC, which the broker takes."""
         raw: bytes = properties.raw  # type: ignore[attr-defined]  # RawProperties
         name = decode_properties(raw).message_id
         place = text_of(method.exchange), text_of(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return

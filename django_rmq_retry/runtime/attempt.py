@@ -5,11 +5,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from django_rmq_retry.core.backoff import LONGEST
+from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
+from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.deaths import returns
-from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders, UnencodableData
+from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import Failure
+from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
 from django_rmq_retry.core.settling import settle, unhandled, waits_on
@@ -77,9 +80,8 @@ class Attempts:
                 Reason.UNHANDLED,
                 f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
             )
-        limit = self._out.crash_limit
         came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-        if limit is not None and came_back >= limit:
+        if self._crashed(came_back, delivery, subscription):
             return park(Reason.CRASHED, f"Came back {came_back} times from workers that went away while they held it.")
         on_its_way = waits_on(delivery, subscription) if MARK in delivery.raw else None
         if on_its_way is not None:
@@ -87,6 +89,18 @@ class Attempts:
         if delivery.attempt == 1:
             delivery.attempt = subscription.policy.via.attempt(subscription.route, delivery)
         return subscription
+
+    def _crashed(self, came_back: int, delivery: Delivery, subscription: Subscription) -> bool:
+        """Whether it came back more often than its own retries and the limit allow."""
+        limit, policy = self._out.crash_limit, subscription.policy
+        # A line that is halted gives its message back again and again, and never gives it up for that.
+        if limit is None or came_back < limit or policy.ordered:
+            return False
+        if isinstance(policy.via, DeadLetter):
+            return came_back - limit >= policy.via.attempt(subscription.route, delivery) - 1
+        if isinstance(policy.via, (Native, Requeue)):
+            return policy.attempts is not None and came_back - limit >= policy.attempts - 1
+        return True
 
     def _attempt(self, delivery: Delivery, subscription: Subscription, began: float) -> Settlement:
         error: BaseException | None = None
@@ -130,8 +144,8 @@ class Attempts:
         age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
         failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
         try:
-            return subscription.policy.judge(failure)
-        except Exception as broken:  # noqa: BLE001 - a predicate of the project's
+            return _judged(subscription.policy, failure)
+        except BaseException as broken:  # noqa: BLE001 - a predicate or back-off of the project's
             return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _unhandled(self, delivery: Delivery, verdict: Verdict, began: float) -> Settlement:
@@ -146,15 +160,11 @@ class Attempts:
         to = delivery.reply_to
         if not to or not any(fnmatchcase(to, pattern) for pattern in self._out.reply_to):
             return settlement
-        failed = isinstance(answer, BaseException)
-        if failed and not subscription.policy.answers:
+        if isinstance(answer, BaseException) and not subscription.policy.answers:
             return settlement
-        try:
-            body = subscription.codec.encode(_told(answer) if isinstance(answer, BaseException) else answer)
-        except UnencodableData as error:
-            failed, body = True, subscription.codec.encode(_told(error))
+        failed, content_type, body = _written(answer, subscription.codec)
         properties = Properties(
-            content_type=subscription.codec.content_type,
+            content_type=content_type,
             correlation_id=delivery.correlation_id,
             delivery_mode=2,
             headers=Headers.of({ANSWER: FAILED if failed else "ok"}),
@@ -177,9 +187,23 @@ def _decode(delivery: Delivery, subscription: Subscription) -> None:
         raise UndecodableBody(str(ErrorNote.of(error)), size=len(delivery.body)) from error
 
 
-def _told(error: BaseException) -> dict[str, dict[str, str]]:
+def _judged(policy: Policy, failure: Failure) -> Verdict:
+    verdict = policy.judge(failure)
+    if not 0 <= verdict.after <= LONGEST:
+        raise ValueError(f"it waits {verdict.after!r} s")
+    return verdict
+
+
+def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
+    """Whether it is an error, its content type, and its body. An error is JSON whatever codec a handler has."""
+    error = answer if isinstance(answer, BaseException) else None
+    if error is None:
+        try:
+            return False, codec.content_type, codec.encode(answer)
+        except Exception as broken:  # noqa: BLE001 - the handler has done its work: it must not be done again
+            error = broken
     note = ErrorNote.of(error)
-    return {"error": {"type": note.kind, "message": note.text}}
+    return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
 def _restore_origin(delivery: Delivery) -> None:

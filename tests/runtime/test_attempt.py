@@ -1,0 +1,492 @@
+import asyncio
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.core.backoff import Backoff, Fixed
+from django_rmq_retry.core.carriers import Native, Requeue
+from django_rmq_retry.core.codec import JSON, Codec, Raw
+from django_rmq_retry.core.errors import UndecodableBody
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.overrule import Discard, Park, Retry
+from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.core.stamps import ANSWER
+from django_rmq_retry.core.subscription import Intake, Match, Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import Kind, Reason
+from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from django_rmq_retry.runtime.journal import Attempt
+from tests.core.made import NOW, delivery
+
+DIRECT = "amq.rabbitmq.reply-to.g1AAA"
+PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
+
+
+class Broken(Exception):
+    """What handlers raise here."""
+
+
+@dataclass
+class Book:
+    """A journal that keeps what it is told, or cannot."""
+
+    notes_acks: bool = True
+    failing: bool = False
+    notes: list[Attempt] = field(default_factory=list)
+
+    def note(self, attempt: Attempt) -> None:
+        self.notes.append(attempt)
+        if self.failing:
+            raise OSError("the disk is full")
+
+
+@dataclass
+class Bench:
+    """One handler and everything around it."""
+
+    policy: Policy = PLAIN
+    act: Callable[[Delivery], object] = lambda _: None
+    codec: Codec = JSON
+    match: Match = Match()
+    queue: Queue = Queue("payments")
+    book: Book = field(default_factory=Book)
+    log: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def settle(self, arrival: Delivery | None = None) -> Settlement:
+        return self.attempts().settlement(delivery() if arrival is None else arrival)
+
+    def attempts(self) -> Attempts:
+        surroundings = Surroundings(
+            around=self.around,
+            journal=self.book,
+            clock=lambda: 1.0,
+            today=lambda: NOW,
+            chance=lambda: 0.0,
+            **self.options,
+        )
+        return Attempts(self.intakes(), surroundings)
+
+    def intakes(self) -> tuple[Intake, ...]:
+        made = Subscription(
+            name="payments.handlers.charge",
+            run=self.run,
+            queue=self.queue,
+            policy=self.policy,
+            park="payments.parked",
+            match=self.match,
+            codec=self.codec,
+        )
+        return intakes([made])
+
+    def run(self, arrival: Delivery) -> object:
+        self.log.append("run")
+        return self.act(arrival)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        self.log.append("enter")
+        try:
+            yield
+        finally:
+            self.log.append("leave")
+
+    @property
+    def verdicts(self) -> list[tuple[Kind, Reason | None]]:
+        return [(note.verdict.kind, note.verdict.reason) for note in self.book.notes]
+
+
+def raising(error: BaseException) -> Callable[[Delivery], object]:
+    def act(_: Delivery) -> object:
+        raise error
+
+    return act
+
+
+def copy_in(settlement: Settlement) -> Message:
+    assert settlement.copy is not None
+    return settlement.copy
+
+
+def reason_in(settlement: Settlement) -> object:
+    copy = copy_in(settlement)
+    assert copy.routing_key == "payments.parked"
+    return copy.headers["rmq-retry-reason"]
+
+
+def answer_in(settlement: Settlement) -> tuple[object, object]:
+    assert settlement.answer is not None
+    return json.loads(settlement.answer.body), settlement.answer.headers[ANSWER]
+
+
+def entry(key: bytes, value: bytes) -> bytes:
+    return bytes([len(key)]) + key + value
+
+
+MILLISECONDS = entry(b"when", b"T" + struct.pack(">Q", 1_700_000_000_000 * 1000))
+NOT_UTF8 = entry(b"\xff\xfe", b"t\x01")
+
+
+def nested(depth: int) -> bytes:
+    inner = b""
+    for _ in range(depth):
+        inner = entry(b"a", b"F" + struct.pack(">I", len(inner)) + inner)
+    return inner
+
+
+HOSTILE = {"milliseconds": MILLISECONDS, "not UTF-8": NOT_UTF8, "5,000 deep": nested(5000)}
+
+
+def with_table(table: bytes) -> bytes:
+    return struct.pack(">HI", 0x2000, len(table)) + table
+
+
+@pytest.fixture
+def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(_raw: bytes) -> Properties:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("django_rmq_retry.core.message.decode_properties", decode)
+
+
+@pytest.mark.usefixtures("undecoded")
+def test_a_plain_message_is_handled_without_its_properties_being_decoded() -> None:
+    seen: list[object] = []
+    bench = Bench(act=lambda message: seen.append(message.data))
+    arrival = delivery(body=b'{"payment": 7}', message_id="a", content_type="application/json", delivery_mode=2)
+
+    assert bench.settle(arrival) is DONE
+    assert seen == [{"payment": 7}]
+
+
+@pytest.mark.parametrize("table", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_are_parked_with_every_byte_and_no_handler_sees_them(table: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(raw=with_table(table), body=b"as it came"))
+
+    assert reason_in(settlement) == "cannot decode headers"
+    assert table in encode_properties(copy_in(settlement).properties)
+    assert copy_in(settlement).body == b"as it came"
+    assert bench.log == ["enter", "leave"]
+    assert bench.verdicts == [(Kind.PARK, Reason.UNDECODABLE_HEADERS)]
+
+
+@pytest.mark.parametrize("raw", [b"\x20\x00\xff\xff\xff\xff", b"\x80\x00\x09ab", b"\x00\x01", b"\x20\x00"])
+def test_broken_properties_are_parked_as_bytes(raw: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(raw=raw, redelivered=True))
+
+    assert reason_in(settlement) == "cannot decode headers"
+    assert copy_in(settlement).headers["rmq-retry-properties"] == raw
+    assert "run" not in bench.log
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"{", b'{"a": 1, "a": 2}', b"[" * 100_000, b"NaN", b"1e999999999"])
+def test_an_undecodable_body_is_parked_as_it_came_without_a_handler(body: bytes) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(body=body))
+
+    assert reason_in(settlement) == "cannot decode body"
+    assert copy_in(settlement).body == body
+    assert bench.log == ["enter", "leave"]
+
+
+def test_a_compressed_body_is_parked_and_not_guessed_at() -> None:
+    assert reason_in(Bench().settle(delivery(content_encoding="gzip"))) == "cannot decode body"
+
+
+def test_whatever_a_codec_raises_parks_the_message() -> None:
+    class Mad(Raw):
+        def decode(self, body: bytes, properties: Properties | None = None) -> object:
+            raise KeyError("schema")
+
+    assert reason_in(Bench(codec=Mad()).settle()) == "cannot decode body"
+
+
+def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
+    bench = Bench(match=Match(type="charge"))
+    settlement = bench.settle(delivery(type="refund"))
+
+    assert reason_in(settlement) == "no handler"
+    assert bench.log == ["enter", "leave"]
+    assert bench.book.notes[0].subscription is None
+
+
+@pytest.mark.parametrize(
+    ("redelivered", "count", "parked"), [(True, 5, True), (True, 4, False), (False, 50, False), (True, "many", False)]
+)
+def test_a_message_that_came_back_too_often_is_parked_unseen(redelivered: bool, count: object, parked: bool) -> None:
+    bench = Bench()
+    settlement = bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count}))
+
+    assert (settlement is not DONE) is parked
+    assert ("run" in bench.log) is not parked
+    if parked:
+        assert reason_in(settlement) == "stopped its worker"
+
+
+def test_the_crash_rule_can_be_switched_off() -> None:
+    bench = Bench(options={"crash_limit": None})
+
+    assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
+
+
+@pytest.mark.parametrize("policy", [StopTheLine(), RetryThenPark(attempts=None, via=Requeue())])
+def test_a_policy_that_gives_messages_back_without_end_never_parks_for_their_returns(policy: Policy) -> None:
+    bench = Bench(policy=policy)
+
+    assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
+
+
+def test_returns_that_are_native_retries_are_no_crashes() -> None:
+    bench = Bench(policy=RetryThenPark(attempts=8, via=Native(5)), act=raising(Broken()))
+    seventh = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 6}))
+    eighth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 7}))
+
+    assert seventh.tell is Tell.COUNTED_REQUEUE
+    assert reason_in(eighth) == "retries exhausted"
+    assert reason_in(bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 12}))) == "stopped its worker"
+
+
+def test_a_hop_on_the_way_to_a_long_delay_is_no_attempt() -> None:
+    bench = Bench(act=raising(Broken()))
+    waiting = {"rmq-retry-wait": 5000, "rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}
+    settlement = bench.settle(delivery(headers=waiting))
+
+    assert bench.log == []
+    assert bench.book.notes == []
+    assert copy_in(settlement).headers["rmq-retry-attempts"] == 1
+    assert copy_in(settlement).properties.expiration == "5000"
+
+
+def test_the_third_of_three_attempts_is_the_last() -> None:
+    bench = Bench(act=raising(Broken("no bank")))
+    arrival = delivery(headers={"rmq-retry-attempts": 2, "rmq-retry-queue": "payments"})
+
+    assert reason_in(bench.settle(arrival)) == "retries exhausted"
+    assert arrival.attempt == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(0),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        RecursionError(),
+        MemoryError(),
+        StopIteration(),
+        type("Own", (BaseException,), {})(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseException) -> None:
+    bench = Bench(act=raising(error))
+    settlement = bench.settle()
+
+    assert copy_in(settlement).routing_key == "payments.retry.30s"
+    assert bench.log == ["enter", "run", "leave"]
+    assert bench.book.notes[0].error is error
+
+
+def test_a_handler_that_recurses_without_end_is_a_failed_attempt() -> None:
+    def endless(message: Delivery) -> object:
+        return endless(message)
+
+    assert copy_in(Bench(act=endless).settle()).routing_key == "payments.retry.30s"
+
+
+def test_an_exception_that_cannot_be_shown_still_parks() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    bench = Bench(policy=RetryThenPark(attempts=1), act=raising(Mute()))
+
+    assert reason_in(bench.settle()) == "retries exhausted"
+
+
+def test_an_exception_text_of_a_megabyte_still_parks_in_one_frame() -> None:
+    bench = Bench(policy=RetryThenPark(attempts=1), act=raising(Broken("x\0\ud800" * 400_000)))
+    copy = copy_in(bench.settle())
+
+    assert len(copy.headers.raw) < 4000
+    assert marshal_publish(
+        1,
+        encode_properties(copy.properties),
+        copy.body,
+        exchange=copy.exchange,
+        routing_key=copy.routing_key,
+        mandatory=True,
+        frame_max=131_072,
+    )
+
+
+@pytest.mark.parametrize("broken", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
+def test_a_predicate_that_raises_parks_the_message_and_the_worker_lives(broken: BaseException) -> None:
+    def predicate(_: BaseException) -> bool:
+        raise broken
+
+    bench = Bench(policy=RetryThenPark(attempts=3, backoff=Fixed(30), retry_if=predicate), act=raising(Broken()))
+
+    assert reason_in(bench.settle()) == "permanent error"
+
+
+@dataclass(frozen=True, slots=True)
+class Odd(Backoff):
+    """A back-off of the project's that returns what no broker takes."""
+
+    value: float
+
+    @property
+    def spread(self) -> float:
+        return 0.0
+
+    def nominal(self, attempt: int) -> float:
+        return 30.0
+
+    def delay(self, attempt: int, chance: float) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0])
+def test_a_backoff_that_returns_nonsense_costs_no_message(value: float) -> None:
+    bench = Bench(policy=RetryThenPark(attempts=3, backoff=Odd(value)), act=raising(Broken()))
+
+    assert reason_in(bench.settle()) == "permanent error"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(Park("frozen"), Kind.PARK), (Discard("old"), Kind.DISCARD), (Retry(after=30), Kind.RETRY)]
+)
+def test_an_overrule_decides(error: BaseException, kind: Kind) -> None:
+    bench = Bench(policy=PLAIN, act=raising(error))
+    bench.settle()
+
+    assert [note.verdict.kind for note in bench.book.notes] == [kind]
+
+
+def test_an_undecodable_part_that_a_handler_meets_parks() -> None:
+    bench = Bench(act=raising(UndecodableBody("inner", size=3)))
+
+    assert reason_in(bench.settle()) == "cannot decode body"
+
+
+@pytest.mark.parametrize("to", [DIRECT, "amq.gen-Xa2"])
+def test_what_a_handler_returns_goes_to_who_asked(to: str) -> None:
+    bench = Bench(act=lambda _: {"status": "ok"})
+    settlement = bench.settle(delivery(reply_to=to, correlation_id="c-1"))
+
+    assert settlement.tell is Tell.ACK
+    assert settlement.answer is not None
+    assert (settlement.answer.exchange, settlement.answer.routing_key) == ("", to)
+    assert settlement.answer.mandatory is (to != DIRECT)
+    assert settlement.answer.properties.correlation_id == "c-1"
+    assert answer_in(settlement) == ({"status": "ok"}, "ok")
+
+
+@pytest.mark.parametrize("to", ["payments", "payments.parked", "amq.rabbitmq.reply-to", "", "AMQ.GEN-1"])
+def test_a_sender_cannot_choose_any_queue_for_the_answer(to: str) -> None:
+    assert Bench(act=lambda _: 1).settle(delivery(reply_to=to)).answer is None
+
+
+def test_queues_that_the_project_allows_are_answered() -> None:
+    bench = Bench(act=lambda _: 1, options={"reply_to": ("reply-*",)})
+
+    assert bench.settle(delivery(reply_to="reply-queue")).answer is not None
+    assert bench.settle(delivery(reply_to=DIRECT)).answer is None
+
+
+def test_a_retried_message_is_not_answered_yet() -> None:
+    settlement = Bench(act=raising(Broken())).settle(delivery(reply_to=DIRECT))
+
+    assert settlement.answer is None
+
+
+def test_one_shot_answers_none_as_well() -> None:
+    settlement = Bench(policy=OneShot()).settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == (None, "ok")
+
+
+@pytest.mark.parametrize(("park", "tell"), [(False, None), (True, "payments.parked")])
+def test_one_shot_answers_with_the_error(park: bool, tell: str | None) -> None:
+    bench = Bench(policy=OneShot(park=park), act=raising(Broken("no rate")))
+    settlement = bench.settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "no rate"}}, "error")
+    assert settlement.tell is Tell.ACK
+    assert (settlement.copy and settlement.copy.routing_key) == tell
+
+
+def test_one_shot_answers_who_sent_what_cannot_be_read() -> None:
+    settlement = Bench(policy=OneShot()).settle(delivery(body=b"{", reply_to=DIRECT))
+
+    assert answer_in(settlement)[1] == "error"
+    assert reason_in(settlement) == "cannot decode body"
+
+
+class Exploding(Raw):
+    def encode(self, data: object) -> bytes:
+        raise KeyError("schema")
+
+
+@pytest.mark.parametrize("codec", [JSON, Raw(), Exploding()], ids=["json", "raw", "exploding"])
+@pytest.mark.parametrize("policy", [OneShot(), PLAIN], ids=["one shot", "retry"])
+def test_an_answer_that_cannot_be_written_is_an_error_answer_and_no_second_attempt(
+    policy: Policy, codec: Codec
+) -> None:
+    bench = Bench(policy=policy, codec=codec, act=lambda _: object())
+    settlement = bench.settle(delivery(reply_to=DIRECT))
+
+    assert settlement.tell is Tell.ACK
+    assert settlement.copy is None
+    assert answer_in(settlement)[1] == "error"
+
+
+def test_one_shot_with_raw_bodies_answers_with_its_error() -> None:
+    settlement = Bench(policy=OneShot(), codec=Raw(), act=raising(Broken("x"))).settle(delivery(reply_to=DIRECT))
+
+    assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "x"}}, "error")
+
+
+def test_a_journal_that_fails_never_settles_the_message() -> None:
+    bench = Bench(book=Book(failing=True))
+
+    with pytest.raises(OSError, match="the disk is full"):
+        bench.settle()
+    assert bench.log == ["enter", "run", "leave"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x": 1}])
+def test_a_journal_that_wants_no_successes_is_not_asked_to_note_them(headers: dict[str, object]) -> None:
+    bench = Bench(book=Book(notes_acks=False))
+
+    assert bench.settle(delivery(headers=headers)) is DONE
+    assert bench.book.notes == []
+
+
+def test_after_a_wait_a_handler_sees_where_the_message_first_came_in() -> None:
+    seen: list[tuple[str, str, int]] = []
+    story = Headers.of(
+        {
+            "rmq-retry-attempts": 1,
+            "rmq-retry-exchange": "main",
+            "rmq-retry-routing-key": "cash",
+            "rmq-retry-queue": "payments",
+        }
+    )
+    bench = Bench(act=lambda message: seen.append((message.exchange, message.routing_key, message.attempt)))
+    bench.settle(delivery(headers=story))
+
+    assert seen == [("main", "cash", 2)]
