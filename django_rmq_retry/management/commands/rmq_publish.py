@@ -1,0 +1,139 @@
+"""``manage.py rmq_publish``: one message, from a file or from stdin."""
+
+import argparse
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry import registry
+from django_rmq_retry.core.codec import JSON, Raw
+from django_rmq_retry.core.errors import ConfigurationError, MessageUnsent, UndecodableBody
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.management.base import Exit, RmqCommand, add_json, check_known
+from django_rmq_retry.management.base import Options as Given
+from django_rmq_retry.publishing import Options, dispatch, message_of
+
+log = logging.getLogger("django_rmq_retry")
+
+QUIET = 2
+"""The verbosity below which nothing is said while a broker is waited for."""
+
+
+class Command(RmqCommand):
+    help = "Publish one message and wait until the broker has confirmed it; print its id."
+    examples = (
+        "rmq_publish --handler payments.handlers.charge payment.json",
+        "echo '{\"payment\": 7}' | manage.py rmq_publish --queue payments.charge --header tenant=acme",
+        "rmq_publish --exchange photos --routing-key photo.new --raw --content-type image/png cat.png",
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add = parser.add_argument
+        add("file", nargs="?", default="-", metavar="FILE", help="the body; - or nothing for stdin")
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--handler", metavar="NAME", help="to the queue of this handler, so that it takes it")
+        where.add_argument("--queue", help="to this queue alone")
+        where.add_argument("--exchange", help="to this exchange")
+        add("--routing-key", default="", metavar="KEY", help="with --exchange, or for a handler that wants one")
+        add("--header", action="append", type=header, default=[], metavar="K=V", help="again and again; K:=V is JSON")
+        add("--type", help="the message's type")
+        add("--priority", type=int, choices=range(256), metavar="0-255", help="for queues with priorities")
+        add("--expiration", type=float, metavar="S", help="seconds after which it leaves its queue unhandled")
+        add("--correlation-id", metavar="ID", help="what an answer will carry")
+        add("--message-id", metavar="ID", help="the same one when it is published again")
+        add("--delay", type=float, metavar="S", help="seconds before which the handler shall not get it")
+        add("--content-type", metavar="TYPE", help="what the body is; JSON by default")
+        add("--raw", action="store_true", help="the body is no JSON: send it without looking at it")
+        add("--timeout", type=float, metavar="S", help="seconds to wait for the broker")
+        add_json(parser)
+
+    def run(self, options: Given) -> Exit | None:
+        logging.getLogger("pika").setLevel(logging.CRITICAL)
+        if options["verbosity"] < QUIET:
+            log.setLevel(logging.ERROR)
+        try:
+            message = self._message(self._body(options["file"]), options)
+        except ConfigurationError as error:
+            raise CommandError(str(error), returncode=Exit.USAGE) from error
+        try:
+            name = dispatch(message, timeout=options["timeout"], at_once=True)
+        except MessageUnsent as error:
+            raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
+        if options["json"]:
+            place = {"exchange": message.exchange, "routing_key": message.routing_key}
+            self.document("publish/1", message_id=name, **place, bytes=len(message.body))
+        else:
+            self.line(name)
+        return None
+
+    def _body(self, file: str) -> bytes:
+        if file == "-":
+            if sys.stdin.isatty():
+                self.say("Reading the message from the keyboard; Ctrl-D ends it.")
+            return sys.stdin.buffer.read()
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise CommandError(f"{file} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+
+    def _message(self, body: bytes, options: Given) -> Message:
+        subscription = _subscription(options["handler"]) if options["handler"] else None
+        exchange, key = options["exchange"] or "", options["routing_key"]
+        if options["queue"]:
+            if key:
+                raise CommandError("--queue has no routing key beside its name.", returncode=Exit.USAGE)
+            key = options["queue"]
+        content_type = _checked(body, options, subscription)
+        said = Options(
+            headers=dict(options["header"]) or None,
+            type=options["type"],
+            priority=options["priority"],
+            expiration=options["expiration"],
+            correlation_id=options["correlation_id"],
+            message_id=options["message_id"],
+            delay=options["delay"],
+        )
+        # The bytes leave as they came: who tests a handler wants to say exactly what it gets.
+        raw = replace(subscription, codec=Raw()) if subscription else None
+        made = message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, subscription=raw)
+        return replace(made, properties=replace(made.properties, content_type=content_type))
+
+
+def _subscription(name: str) -> Subscription:
+    check_known("handler", [name], registry.registrations())
+    return registry.subscription(name)
+
+
+def _checked(body: bytes, options: Given, subscription: Subscription | None) -> str:
+    """The content type of a body that its reader can read."""
+    given: str | None = options["content_type"]
+    if options["raw"]:
+        return given or Raw.content_type
+    codec = subscription.codec if subscription else JSON
+    if given not in (None, codec.content_type):
+        return given
+    try:
+        codec.decode(body)
+    except UndecodableBody as error:
+        raise CommandError(
+            f"{error} Send it as it is with --raw, or say what it is with --content-type.", returncode=Exit.USAGE
+        ) from error
+    return codec.content_type
+
+
+def header(text: str) -> tuple[str, object]:
+    """An argument: ``tenant=acme`` is a text, ``amount:=7`` a JSON value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.rstrip(":"):
+        raise argparse.ArgumentTypeError(f"takes NAME=text or NAME:=json, not {text!r}")
+    if not name.endswith(":"):
+        return name, value
+    try:
+        return name[:-1], json.loads(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is no JSON; a text goes without the colon") from None

@@ -1,0 +1,132 @@
+"""The command as a process, against a real broker."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.shop.running import Shop
+from tests.tooling.waiting import wait_until
+
+ORDERS = "shop.orders"
+WAITING = {"x-message-ttl": 200, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": ORDERS}
+
+
+@pytest.fixture
+def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
+    amqp.queue_declare(ORDERS, durable=True, arguments={"x-max-priority": 9})
+    return Shop(url=broker_url, notes=tmp_path / "notes")
+
+
+@pytest.fixture
+def no_broker(tmp_path: Path) -> Shop:
+    return Shop(url="amqp://app:sesame@127.0.0.1:1/", notes=tmp_path / "notes")
+
+
+def arrived(amqp: BlockingChannel, queue: str = ORDERS) -> tuple[BasicProperties, bytes]:
+    """The next message of a queue."""
+
+    def get() -> Any:
+        method, properties, body = amqp.basic_get(queue, auto_ack=True)
+        return method and (properties, body)
+
+    found: tuple[BasicProperties, bytes] = wait_until(get, what=f"a message in {queue}")
+    return found
+
+
+def test_stdin_goes_to_a_queue_byte_for_byte_and_its_id_is_printed(shop: Shop, amqp: BlockingChannel) -> None:
+    told = shop.run("rmq_publish", "--queue", ORDERS, given=b'{"amount": 100.00}\n')
+    properties, body = arrived(amqp)
+
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == f"{properties.message_id}\n"
+    assert body == b'{"amount": 100.00}\n'
+    assert (properties.content_type, properties.delivery_mode) == ("application/json", 2)
+
+
+def test_a_file_goes_to_a_handler_which_then_takes_it(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "order.json").write_text('{"do": "a"}')
+    shop.run("rmq_publish", "--handler", "tests.shop.handlers.order", str(tmp_path / "order.json"))
+    shop.run("rmq_consume", ORDERS, "--burst")
+
+    assert shop.noted("end") == ["end a"]
+
+
+def test_properties_and_headers_are_as_said(shop: Shop, amqp: BlockingChannel) -> None:
+    words = "--header a=b=c --header n:=7 --type order --priority 3 --expiration 60 --correlation-id c --message-id m"
+    told = shop.run("rmq_publish", "--queue", ORDERS, *words.split(), given="{}")
+    properties, _ = arrived(amqp)
+
+    assert told.stdout == "m\n"
+    assert properties.headers == {"a": "b=c", "n": 7}
+    assert (properties.type, properties.priority, properties.expiration) == ("order", 3, "60000")
+    assert (properties.correlation_id, properties.message_id) == ("c", "m")
+
+
+def test_to_an_exchange_by_its_key(shop: Shop, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("photos", "topic")
+    amqp.queue_bind(ORDERS, "photos", "photo.*")
+    words = ("--exchange", "photos", "--routing-key", "photo.new", "--raw", "--content-type", "image/png", "--json")
+    told = shop.run("rmq_publish", *words, given=b"\x89PNG\0")
+    properties, body = arrived(amqp)
+    document = json.loads(told.stdout)
+
+    assert (properties.content_type, body) == ("image/png", b"\x89PNG\0")
+    assert (document["schema"], document["message_id"]) == ("rmq_retry.publish/1", properties.message_id)
+    assert (document["exchange"], document["routing_key"], document["bytes"]) == ("photos", "photo.new", 5)
+
+
+def test_a_delayed_message_waits_in_the_handlers_waiting_queue(shop: Shop, amqp: BlockingChannel) -> None:
+    amqp.queue_declare("shop.orders.retry.200ms", durable=True, arguments=WAITING)
+    told = shop.run("rmq_publish", "--handler", "tests.shop.handlers.order", "--delay", "0.2", "--json", given="{}")
+
+    assert json.loads(told.stdout)["routing_key"] == "shop.orders.retry.200ms"
+    assert arrived(amqp)[1] == b"{}"
+
+
+def test_what_no_queue_takes_is_told(shop: Shop) -> None:
+    told = shop.run("rmq_publish", "--queue", "nobodys", given="{}")
+
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith(
+        "CommandError: The message to the default exchange with the key 'nobodys' was returned"
+    )
+
+
+def test_what_a_full_queue_refuses_is_told(shop: Shop, amqp: BlockingChannel) -> None:
+    amqp.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    shop.run("rmq_publish", "--queue", "full", given="{}")
+    told = shop.run("rmq_publish", "--queue", "full", given="{}")
+
+    assert (told.returncode, "was refused by a queue" in told.stderr) == (1, True)
+
+
+def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
+    told = no_broker.run("rmq_publish", "--queue", ORDERS, "--timeout", "0.5", given="{}")
+
+    assert (told.returncode, "Nothing was stored" in told.stderr) == (3, True)
+    assert "sesame" not in told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        (("--queue", ORDERS), "{oops}", "it is not JSON"),
+        (("--queue", ORDERS, "--delay", "5"), "{}", "delay=… needs a handler"),
+        (("--queue", ORDERS, "--header", "rmq-retry-attempts=1"), "{}", "is not a publisher's to set"),
+        (("--queue", ORDERS, "--header", "n:=oops"), "{}", "'oops' is no JSON"),
+        (("--queue", ORDERS, "--header", "oops"), "{}", "takes NAME=text or NAME:=json"),
+        (("--queue", ORDERS, "/none"), "", "/none cannot be read"),
+        (("--queue", ORDERS, "--routing-key", "x"), "{}", "no routing key beside its name"),
+        (("--handler", "tests.shop.handlers.orders"), "{}", "Did you mean tests.shop.handlers.order?"),
+        ((), "{}", "one of the arguments --handler --queue --exchange is required"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(no_broker: Shop, words: tuple[str, ...], given: str, said: str) -> None:
+    told = no_broker.run("rmq_publish", *words, given=given)
+
+    assert (told.returncode, told.stdout) == (2, "")
+    assert said in told.stderr
