@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.shop.running import Shop
+from tests.shop.running import ROOT, Shop
 from tests.tooling.waiting import wait_until
 
 ORDERS, LEDGER = "shop.orders", "shop.ledger"
@@ -309,3 +309,24 @@ def test_a_queue_that_is_missing_ends_all_processes(shop: Shop, amqp: BlockingCh
     told = shop.run("rmq_consume", "--processes", "2")
 
     assert told.returncode == 4
+
+
+@pytest.mark.slow
+def test_a_change_of_code_lets_handlers_finish_and_starts_anew(shop: Shop, send: Send, tmp_path: Path) -> None:
+    code, go = tmp_path / "fresh" / "handlers.py", tmp_path / "go"
+    code.parent.mkdir()
+    (code.parent / "__init__.py").touch()
+    code.write_text("from tests.shop.handlers import order, post\n")
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    with shop.running("rmq_consume", "--reload", SHOP_APPS="fresh", PYTHONPATH=path) as consumer:
+        send("wait", **{"for": str(go)})
+        wait_until(lambda: shop.noted("begin"))
+        code.write_text("from tests.shop.handlers import order, post  # changed\n")
+        consumer.says("Stopping (the code has changed, or Ctrl-C): finishing 1 message")
+        go.touch()
+        consumer.says("Connected", times=2)
+        os.killpg(consumer.pid, signal.SIGINT)
+
+        assert consumer.code() == 0
+    assert shop.noted("end") == ["end wait"]
+    assert len(set(shop.pids())) == 1

@@ -59,6 +59,7 @@ class Command(RmqCommand):
         lines = shown and self.stdout.isatty() and not json_logs
         if options["reload"]:
             autoreload.run_with_reloader(self._reloadable, start, lines=lines)
+            return None
         self._greet(start, lines=lines)
         if many:
             sys.exit(supervised(start))
@@ -92,7 +93,8 @@ class Command(RmqCommand):
         """In the reloader's thread."""
         self._greet(start, lines=lines)
         code = Process(start).run_reloadable()
-        self.say(f"Ended with exit code {code}; a change of code starts it anew.")
+        if code:
+            self.say(f"Ended with exit code {code}; a change of code starts it anew.")
 
 
 def whole(text: str) -> int:
