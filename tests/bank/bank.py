@@ -78,9 +78,9 @@ class Bank:
         assert code == 0, self.log.read_text()
 
     def attempts(self, verdict: str, handler: str) -> list[dict[str, Any]]:
-        """The log lines of the consumer on attempts with this verdict, by the function's name."""
+        """The log lines of the consumer on attempts with this verdict, by the function's name; "-" where none ran."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
-        name = f"testproject.payments.handlers.{handler}"
+        name = handler if handler == "-" else f"testproject.payments.handlers.{handler}"
         return [line for line in lines if (line.get("event"), line.get("handler")) == (verdict, name)]
 
 

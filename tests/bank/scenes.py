@@ -8,9 +8,11 @@ from typing import Any
 from django.core.management import call_command
 from django.db import transaction
 
-from django_rmq_retry import Raw, publish
+from django_rmq_retry import Message, Raw, publish, wiring
 from django_rmq_retry.core.declarations import Role
 from django_rmq_retry.core.errors import CallFailed, CallUnanswered
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.properties import Properties
 from testproject.accounts.models import Account
 from testproject.payments import gateway as other_bank
 from testproject.payments import handlers
@@ -63,6 +65,12 @@ def send_again(payment: int) -> None:
 
 def publish_bytes(text: str) -> None:
     publish(text.encode(), routing_key="payments.charge", codec=Raw())
+
+
+def publish_with_headers(raw: str) -> None:
+    """Header bytes, in hex, that no decent client would write."""
+    properties = Properties(headers=Headers(bytes.fromhex(raw)), delivery_mode=2)
+    wiring.publisher().publish(Message(body=b"{}", routing_key="payments.charge", properties=properties))
 
 
 def state(payment: int) -> str:
