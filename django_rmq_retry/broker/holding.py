@@ -1,6 +1,7 @@
 """What a queue holds, as far as it can be known: nothing is deleted before this has been asked."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django_rmq_retry.broker.asking import Session
@@ -41,11 +42,10 @@ class Holding:
     def empty(self) -> bool:
         return not self.ready and not self.hidden
 
-    def refuse_consumers(self) -> None:
+    def refuse_use(self) -> None:
+        """Unless nobody consumes it and none of its messages is under way."""
         if self.consumers:
             raise WouldLose(self.queue, f"it has {_count(self.consumers, 'consumer')}. Stop them first.")
-
-    def refuse_hidden(self) -> None:
         if self.hidden:
             raise WouldLose(
                 self.queue,
@@ -60,7 +60,11 @@ class Holding:
 
 def look(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
     """What it holds now; None if there is no such queue. Other answers are a Refusal."""
-    row = None if inspector is None else inspector.queue(queue)
+    return counted(session, None if inspector is None else inspector.queue(queue), queue)
+
+
+def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
+    """The same, where the management API has been asked already."""
     try:
         told = session.ask(passively(QueueDeclaration(name=queue))).method
     except Refusal as refusal:
@@ -85,15 +89,16 @@ def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> H
         time.sleep(_REST_STEP)
 
 
-def look_long(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
-    """As ``look``, but for as long as the management API may be behind, unless something is found before."""
-    found = look_at_rest(session, inspector, queue)
+def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) -> dict[str, Holding]:
+    """Those that are there, looked at for as long as the management API may be behind, or until something is found."""
+    seen = {queue: look_at_rest(session, inspector, queue) for queue in queues}
     for _ in range(round(LAG / _STEP) if inspector is not None else 0):
-        if found is None or found.consumers or found.hidden:
+        idle = [queue for queue, found in seen.items() if found and not found.consumers and not found.hidden]
+        if not idle:
             break
         time.sleep(_STEP)
-        found = look(session, inspector, queue)
-    return found
+        seen |= {queue: look(session, inspector, queue) for queue in idle}
+    return {queue: found for queue, found in seen.items() if found is not None}
 
 
 def _hidden(row: Row | None) -> int | None:

@@ -4,12 +4,12 @@ A queue cannot be changed in place. Its messages wait in ``<queue>.moving`` mean
 so that what is published in between is kept too. Killed at any point, it is ended by running it again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from django_rmq_retry.broker.declaring import MOVING, Declarer
-from django_rmq_retry.broker.deleting import Confirm, delete_empty, unseen
-from django_rmq_retry.broker.holding import Holding, WouldLose, look, look_at_rest, look_long
+from django_rmq_retry.broker.deleting import UNSEEN, delete_empty
+from django_rmq_retry.broker.holding import Holding, WouldLose, look, look_at_rest, watch
 from django_rmq_retry.broker.moving import Move, aside, back, for_good
 from django_rmq_retry.broker.plans import State
 from django_rmq_retry.broker.wording import binding, declaring, unbinding, wanted
@@ -18,6 +18,8 @@ from django_rmq_retry.core.topology import NO_LIMIT
 
 TRIAL = ".trial"
 """What the queue is called by which new arguments are tried out."""
+Confirm = Callable[[str], None]
+"""Asks a person; returns only if the answer is yes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +68,10 @@ class Recreation:
 
     def _check(self, confirm: Confirm) -> None:
         """Everything that can be known to go wrong is asked for before anything is changed."""
-        holding = look_long(self._session, self._declarer.inspector, self._name)
+        holding = watch(self._session, self._declarer.inspector, [self._name]).get(self._name)
         if holding is None:
             return
-        holding.refuse_consumers()
-        holding.refuse_hidden()
+        holding.refuse_use()
         if self._move_to is not None and self._look(self._move_to) is None:
             raise WouldLose(self._name, f"the queue {self._move_to!r} that shall take its messages does not exist.")
         for feeder in _feeders(self._topology, self._name):
@@ -83,7 +84,7 @@ class Recreation:
                 )
         self._try_out()
         if holding.hidden is None:
-            confirm(unseen(self._name))
+            confirm(UNSEEN)
 
     def _try_out(self) -> None:
         """A queue with the new arguments under another name: what the broker refuses, it refuses now."""
@@ -105,7 +106,7 @@ class Recreation:
             holding = look_at_rest(self._session, self._declarer.inspector, self._name)
             if holding is None or not holding.ready:
                 break
-            holding.refuse_consumers()
+            holding.refuse_use()
         delete_empty(self._declarer, self._name)
 
     def _fill(self) -> int:

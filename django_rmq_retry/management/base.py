@@ -14,7 +14,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 
-from django_rmq_retry.broker.refusing import BrokerUnreachable
+from django_rmq_retry.broker.holding import WouldLose
+from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
 from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
 
 Options = dict[str, Any]
@@ -81,6 +82,10 @@ class RmqCommand(BaseCommand):
             code = self.run(options)
         except (BrokerUnreachable, BrokerRefused) as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
+        except Refusal as error:
+            raise CommandError(error.sentence(), returncode=Exit.DRIFT) from error
+        except WouldLose as error:
+            raise CommandError(str(error), returncode=Exit.DRIFT) from error
         except (RmqRetryError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=Exit.ERROR) from error
         if code:

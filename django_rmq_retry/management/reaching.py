@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.broker.asking import PATIENCE, Session
 from django_rmq_retry.broker.declaring import Declarer
 from django_rmq_retry.broker.inspecting import Inspector
 from django_rmq_retry.conf import settings
 
 
 @contextmanager
-def declarer(*, patience: float = 30.0) -> Iterator[Declarer]:
-    """A Declarer on a session of its own."""
-    with Session(settings().access(), purpose="command", patience=patience) as session:
+def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
+    """A Declarer on a session of its own; with a time-out for each step, where it is for a probe."""
+    access = settings().access()
+    if timeout is not None:
+        access = replace(access, connect_timeout=timeout)
+    with Session(access, purpose="command", patience=timeout or PATIENCE) as session:
         yield Declarer(session, inspector())
 
 

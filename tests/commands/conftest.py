@@ -7,6 +7,8 @@ import pytest
 
 from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler, registry
 from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.management.base import Exit
+from tests.commands.running import run
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +34,10 @@ def project(broker_url: str, settings: Any, request: pytest.FixtureRequest) -> A
     request.getfixturevalue("charge")
     settings.RMQ_RETRY = {"URL": broker_url}
     return settings
+
+
+@pytest.fixture
+def declared(request: pytest.FixtureRequest) -> None:
+    """Its queues are on the broker."""
+    request.getfixturevalue("project")
+    assert run("rmq_declare").code == Exit.DONE

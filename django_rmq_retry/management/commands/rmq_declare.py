@@ -1,10 +1,14 @@
 """``manage.py rmq_declare``: the topology onto the broker, plan first."""
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import registry
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.broker.deleting import Deleted, delete_queues, stale
 from django_rmq_retry.broker.plans import Plan, State
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes
+from django_rmq_retry.broker.recreating import Recreated, Recreation
+from django_rmq_retry.core.declarations import Topology
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
 from django_rmq_retry.management.reaching import declarer
 from django_rmq_retry.management.showing import plan_as_data, show_plan, summary
 
@@ -17,22 +21,61 @@ class Command(RmqCommand):
         mode = parser.add_mutually_exclusive_group()
         mode.add_argument("--check", action="store_true", help="write nothing; exit code 4 if anything is to do")
         mode.add_argument("--plan", action="store_true", help="write nothing; show what would be done")
+        mode.add_argument("--recreate", metavar="QUEUE", help="make a queue that differs anew, with its messages")
+        mode.add_argument("--prune", action="store_true", help="then delete waiting queues no handler has any more")
+        parser.add_argument(
+            "--move-to", metavar="QUEUE", help="with --recreate: its messages go to this queue for good"
+        )
         add_json(parser)
         add_yes(parser)
 
     def run(self, options: Options) -> Exit | None:
         topology = registry.topology()
+        if options["move_to"] and not options["recreate"]:
+            raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
+        if options["recreate"]:
+            check_known("queue", [options["recreate"]], topology.queues)
         with declarer() as it:
-            address = it.session.access.shown
             looks_only = options["check"] or options["plan"]
             plan = it.plan(topology) if looks_only else it.declare(topology)
+            recreated = self._recreate(it, topology, options) if options["recreate"] else None
+            if recreated is not None:
+                plan = it.plan(topology)
+            pruned = self._prune(it, topology, options) if options["prune"] else Deleted()
+            address = it.session.access.shown
         if options["json"]:
-            items = list(plan_as_data(plan))
-            self.document("declare/1", broker=address, server=str(plan.server), written=not looks_only, items=items)
+            self.document(
+                "declare/1",
+                broker=address,
+                server=str(plan.server),
+                written=not looks_only,
+                items=list(plan_as_data(plan)),
+                recreated=None if recreated is None else {"queue": recreated.queue, "moved": recreated.moved},
+                deleted=pruned.deleted,
+                kept=pruned.refused,
+            )
         else:
             self._show(plan, address, done=not looks_only)
-        good = plan.fulfilled if options["check"] else plan.possible
-        return Exit.DONE if good else Exit.DRIFT
+            self._tell(recreated, pruned)
+        if pruned.refused:
+            return Exit.PARTLY
+        return Exit.DONE if (plan.fulfilled if options["check"] else plan.possible) else Exit.DRIFT
+
+    def _recreate(self, it: Declarer, topology: Topology, options: Options) -> Recreated:
+        recreation = Recreation(it, topology, options["recreate"], move_to=options["move_to"])
+        return recreation.run(lambda question: self.confirm(question, yes=options["yes"]))
+
+    def _prune(self, it: Declarer, topology: Topology, options: Options) -> Deleted:
+        if it.inspector is None:
+            raise CommandError(
+                'Which queues there are is told only by the management API: set RMQ_RETRY["MANAGEMENT_URL"], '
+                "or name the queues: manage.py rmq_delete payments.charge.retry.30s",
+                returncode=Exit.DRIFT,
+            )
+        names = stale(topology, it.inspector.queues())
+        if names:
+            self.confirm(f"Delete, where empty: {', '.join(names)}?", yes=options["yes"])
+        return delete_queues(it, names)
 
     def _show(self, plan: Plan, address: str, *, done: bool) -> None:
         self.line(f"Broker {address} ({plan.server})")
@@ -48,3 +91,13 @@ class Command(RmqCommand):
                 self.say(f"Exchange {item.name!r} was left alone. Write it as the broker has it, or take another name.")
         if plan.of(State.UNSEEN):
             self.say('Bindings are seen only through the management API: RMQ_RETRY["MANAGEMENT_URL"].')
+
+    def _tell(self, recreated: Recreated | None, pruned: Deleted) -> None:
+        if recreated is not None and recreated.done:
+            self.line(f"Queue {recreated.queue!r} was made anew, with {recreated.moved} messages moved.")
+        elif recreated is not None:
+            self.line(f"Queue {recreated.queue!r} is as it is written: there was nothing to do.")
+        for name in pruned.deleted:
+            self.line(f"Queue {name!r} was deleted.")
+        for name, reason in pruned.refused.items():
+            self.line(f"Queue {name!r} was kept: {reason}", "WARNING")

@@ -1,0 +1,197 @@
+"""rmq_declare: plan first, create what is missing, tell what differs, keep every message."""
+
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker import holding
+from django_rmq_retry.management.base import Exit
+from tests.commands.running import Terminal, run
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("project")]
+
+QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+SAFE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish", "x-dead-letter-exchange": ""}
+
+
+def differing(channel: BlockingChannel, messages: int = 0) -> None:
+    """The work queue as somebody else declared it."""
+    channel.queue_declare("payments.charge", durable=True, arguments={"x-queue-type": "classic", "x-max-priority": 5})
+    for _ in range(messages):
+        channel.basic_publish("", "payments.charge", b"{}")
+
+
+@pytest.fixture
+def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project knows the management API."""
+    monkeypatch.setattr(holding, "LAG", 1.0)
+    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+
+
+def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
+    ran = run("rmq_declare")
+
+    assert ran.code == Exit.DONE
+    assert ran.lines[0][0].startswith("Broker amqp://guest@127.0.0.1:")
+    assert ran.lines[1] == ["  +", "exchange", "payments", "topic durable"]
+    assert ran.lines[-1] == ["6 created."]
+    assert {name: row["arguments"] for name, row in vhost.queues().items()} == {
+        "payments.charge": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
+        "payments.charge.retry.10s": {
+            "x-queue-type": "quorum",
+            "x-message-ttl": 10_000,
+            **SAFE,
+            "x-dead-letter-routing-key": "payments.charge",
+        },
+        "payments.charge.retry.30s": {
+            "x-queue-type": "quorum",
+            "x-message-ttl": 30_000,
+            **SAFE,
+            "x-dead-letter-routing-key": "payments.charge",
+        },
+        "payments.charge.parked": QUORUM,
+    }
+
+
+@pytest.mark.parametrize(("option", "code"), [("--plan", Exit.DONE), ("--check", Exit.DRIFT)])
+def test_a_plan_and_a_check_write_nothing(option: str, code: Exit, vhost: Vhost) -> None:
+    ran = run("rmq_declare", option)
+
+    assert (ran.code, ran.lines[-1]) == (code, ["6 to create."])
+    assert vhost.queues() == {}
+
+
+def test_a_check_is_content_with_what_was_declared() -> None:
+    run("rmq_declare")
+
+    ran = run("rmq_declare", "--check")
+
+    assert (ran.code, ran.lines[-1]) == (Exit.DONE, ["5 unchanged, 1 not visible."])
+    assert "management API" in ran.err
+
+
+def test_a_difference_is_told_argument_by_argument(amqp: BlockingChannel) -> None:
+    differing(amqp)
+
+    ran = run("rmq_declare")
+
+    row = next(line for line in ran.lines if line[1:3] == ["queue", "payments.charge"])
+    assert ran.code == Exit.DRIFT
+    assert row[0] == "  !"
+    assert "x-queue-type: here quorum, broker classic" in row[3]
+    assert "manage.py rmq_declare --recreate payments.charge" in ran.err
+
+
+def test_as_json_it_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
+    differing(amqp)
+
+    ran = run("rmq_declare", "--json")
+
+    item = next(item for item in ran.data["items"] if item["name"] == "payments.charge")
+    assert ran.data["schema"] == "rmq_retry.declare/1"
+    assert (ran.code, ran.err, ran.data["written"]) == (Exit.DRIFT, "", True)
+    assert item["state"] == "differs"
+    assert {"argument": "x-queue-type", "here": "quorum", "broker": "classic"} in item["differences"]
+
+
+def test_on_a_terminal_the_columns_are_aligned_and_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    ran = run("rmq_declare", "--plan", "--force-color", out=Terminal())
+
+    assert "\x1b[32;1m  +  exchange  payments " in ran.out
+    assert "\t" not in ran.out
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "\x1b" not in run("rmq_declare", "--plan", out=Terminal()).out
+
+
+def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
+    differing(amqp, messages=3)
+    wait_until(lambda: amqp.queue_declare("payments.charge", passive=True).method.message_count == 3)
+
+    ran = run("rmq_declare", "--recreate", "payments.charge", "--yes")
+
+    assert (ran.code, ran.err) == (
+        Exit.DONE,
+        'Bindings are seen only through the management API: RMQ_RETRY["MANAGEMENT_URL"].\n',
+    )
+    assert ran.lines[-1] == ["Queue 'payments.charge' was made anew, with 3 messages moved."]
+    assert vhost.queues()["payments.charge"]["type"] == "quorum"
+    assert amqp.queue_declare("payments.charge", passive=True).method.message_count == 3
+
+
+def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost) -> None:
+    differing(amqp)
+
+    ran = run("rmq_declare", "--recreate", "payments.charge")
+
+    assert ran.code == Exit.UNCONFIRMED
+    assert "Are all consumers stopped? Nobody is here to answer: add --yes." in ran.err
+    assert vhost.queues()["payments.charge"]["type"] == "classic"
+
+
+def test_a_queue_with_a_consumer_is_not_made_anew(amqp: BlockingChannel) -> None:
+    differing(amqp)
+    amqp.basic_consume("payments.charge", lambda *_: None)
+
+    ran = run("rmq_declare", "--recreate", "payments.charge", "--yes")
+
+    assert ran.code == Exit.DRIFT
+    assert "it has 1 consumer. Stop them first." in ran.err
+
+
+def test_an_unknown_queue_is_answered_with_the_nearest() -> None:
+    ran = run("rmq_declare", "--recreate", "payment.charge")
+
+    assert ran.code == Exit.USAGE
+    assert ran.err == "There is no queue 'payment.charge'. Did you mean payments.charge?"
+
+
+def test_pruning_needs_the_management_api() -> None:
+    ran = run("rmq_declare", "--prune", "--yes")
+
+    assert ran.code == Exit.DRIFT
+    assert 'set RMQ_RETRY["MANAGEMENT_URL"]' in ran.err
+
+
+@pytest.mark.usefixtures("seen")
+def test_pruning_deletes_waiting_queues_that_no_handler_has_any_more(amqp: BlockingChannel, vhost: Vhost) -> None:
+    for name in ("payments.charge.retry.7s", "payments.charge.retry.8s", "invoices.retry.7s", "payments.charge.other"):
+        amqp.queue_declare(name, durable=True)
+    amqp.basic_publish("", "payments.charge.retry.8s", b"waits")
+    wait_until(lambda: amqp.queue_declare("payments.charge.retry.8s", passive=True).method.message_count == 1)
+
+    ran = run("rmq_declare", "--prune", "--yes")
+
+    assert ran.code == Exit.PARTLY
+    assert ["Queue 'payments.charge.retry.7s' was deleted."] in ran.lines
+    assert ran.lines[-1][0].startswith("Queue 'payments.charge.retry.8s' was kept: it holds 1 message.")
+    assert {"invoices.retry.7s", "payments.charge.other", "payments.charge.retry.8s"} < set(vhost.queues())
+
+
+@pytest.mark.usefixtures("seen")
+def test_pruning_without_a_yes_deletes_nothing(amqp: BlockingChannel, vhost: Vhost) -> None:
+    amqp.queue_declare("payments.charge.retry.7s", durable=True)
+
+    ran = run("rmq_declare", "--prune")
+
+    assert ran.code == Exit.UNCONFIRMED
+    assert "payments.charge.retry.7s" in vhost.queues()
+
+
+def test_a_broker_that_is_not_there_is_code_3(project: Any) -> None:
+    project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
+
+    ran = run("rmq_declare")
+
+    assert ran.code == Exit.UNREACHABLE
+    assert "amqp://app@127.0.0.1:1/pay cannot be reached" in ran.err
+    assert "secret" not in ran.err

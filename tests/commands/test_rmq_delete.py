@@ -1,0 +1,91 @@
+"""rmq_delete: only what is ours, only what is empty, only with a yes."""
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.management.base import Exit
+from tests.commands.running import run
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("project", "declared")]
+
+
+def put(channel: BlockingChannel, queue: str) -> None:
+    channel.basic_publish("", queue, b"{}")
+    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 1)
+
+
+def test_an_empty_queue_is_deleted(vhost: Vhost) -> None:
+    ran = run("rmq_delete", "payments.charge.retry.10s", "--yes")
+
+    assert (ran.code, ran.out) == (Exit.DONE, "Queue 'payments.charge.retry.10s' was deleted.\n")
+    assert "payments.charge.retry.10s" not in vhost.queues()
+
+
+def test_a_queue_with_messages_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "payments.charge.parked")
+
+    ran = run("rmq_delete", "payments.charge.parked", "--yes")
+
+    assert ran.code == Exit.DRIFT
+    assert "was kept: it holds 1 message." in ran.out
+    assert "payments.charge.parked" in vhost.queues()
+
+
+def test_force_deletes_it_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "payments.charge.parked")
+
+    assert run("rmq_delete", "payments.charge.parked", "--force", "--yes").code == Exit.DONE
+    assert "payments.charge.parked" not in vhost.queues()
+
+
+@pytest.mark.parametrize("more", [[], ["--force"]])
+def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None:
+    ran = run("rmq_delete", "payments.charge", *more)
+
+    assert ran.code == Exit.UNCONFIRMED
+    assert "payments.charge" in vhost.queues()
+
+
+def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: Vhost) -> None:
+    amqp.queue_declare("somebody else's", durable=True)
+
+    ran = run("rmq_delete", "--all", "--yes", "--json")
+
+    assert ran.code == Exit.DONE
+    assert ran.data["exchanges"] == ["payments"]
+    assert (set(vhost.queues()), vhost.exchanges()) == ({"somebody else's"}, {})
+
+
+def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
+    amqp.queue_declare("somebody else's", durable=True)
+    amqp.queue_bind("somebody else's", "payments", "refund.#")
+
+    ran = run("rmq_delete", "--all", "--yes")
+
+    assert ran.code == Exit.PARTLY
+    assert "Exchange 'payments' was kept: The broker refuses it: exchange 'payments'" in ran.out
+    assert "payments" in vhost.exchanges()
+
+
+def test_what_is_not_of_the_project_is_not_touched(amqp: BlockingChannel, vhost: Vhost) -> None:
+    amqp.queue_declare("invoices", durable=True)
+
+    ran = run("rmq_delete", "invoices", "--force", "--yes")
+
+    assert ran.code == Exit.NOTHING
+    assert ran.err.startswith("There is no queue of this project 'invoices'.")
+    assert "invoices" in vhost.queues()
+
+
+def test_a_waiting_queue_of_an_earlier_back_off_is_the_projects(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("payments.charge.retry.7s", durable=True)
+
+    assert run("rmq_delete", "payments.charge.retry.7s", "--yes").code == Exit.DONE
+    assert run("rmq_delete", "payments.charge.retry.7s", "--yes").code == Exit.NOTHING
+
+
+@pytest.mark.parametrize("words", [[], ["payments.charge", "--all"]])
+def test_names_or_all_but_not_neither_nor_both(words: list[str]) -> None:
+    assert run("rmq_delete", *words).code == Exit.USAGE

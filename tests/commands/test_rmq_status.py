@@ -1,0 +1,130 @@
+"""rmq_status: depths and consumers, problems in words, one line for probes; it never takes a message."""
+
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.management.base import Exit
+from tests.commands.running import run
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("project", "declared")]
+
+
+def put(channel: BlockingChannel, queue: str) -> None:
+    channel.basic_publish("", queue, b"{}")
+    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count > 0)
+
+
+def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingChannel) -> None:
+    amqp.basic_consume("payments.charge", lambda *_: None)
+
+    ran = run("rmq_status")
+
+    assert ran.code == Exit.DONE
+    assert ran.lines[1:] == [
+        ["QUEUE", "ROLE", "READY", "CONS", "STATE"],
+        ["payments.charge", "work", "0", "1", "ok"],
+        ["payments.charge.retry.10s", "waiting", "0", "0", "ok"],
+        ["payments.charge.retry.30s", "waiting", "0", "0", "ok"],
+        ["payments.charge.parked", "parked", "0", "0", "ok"],
+        ["No problem."],
+    ]
+
+
+def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
+    put(amqp, "payments.charge")
+
+    ran = run("rmq_status")
+
+    assert ran.code == Exit.DONE
+    assert ["payments.charge", "work", "1", "0", "✕ nobody reads this queue"] in ran.lines
+    assert ran.lines[-1] == ["1 problem."]
+
+
+def test_for_a_probe_it_is_one_line_and_a_code(amqp: BlockingChannel) -> None:
+    assert run("rmq_status", "--check").out == "OK\n"
+
+    put(amqp, "payments.charge")
+    ran = run("rmq_status", "--check")
+
+    assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: nobody reads this queue\n")
+
+
+def test_bounds_make_problems(amqp: BlockingChannel) -> None:
+    put(amqp, "payments.charge.parked")
+
+    ran = run("rmq_status", "--check", "--max-parked", "0", "--min-consumers", "1")
+
+    assert ran.code == Exit.UNHEALTHY
+    assert "payments.charge: 0 of at least 1 consumers" in ran.out
+    assert "payments.charge.parked: 1 parked, more than 0" in ran.out
+
+
+def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) -> None:
+    amqp.queue_delete("payments.charge.parked")
+    amqp.basic_consume("payments.charge.retry.10s", lambda *_: None)
+
+    out = run("rmq_status", "--check").out
+
+    assert "payments.charge.parked: it does not exist: manage.py rmq_declare" in out
+    assert "payments.charge.retry.10s: somebody consumes it: retries come too early" in out
+
+
+def test_an_interrupted_move_is_a_problem(amqp: BlockingChannel) -> None:
+    amqp.queue_declare("payments.charge.moving", durable=True)
+    put(amqp, "payments.charge.moving")
+
+    told = "payments.charge: a move of it was interrupted, 1 messages wait"
+    assert told in run("rmq_status", "--check").out
+    assert run("rmq_declare", "--check").code == Exit.DRIFT
+    assert run("rmq_declare", "--recreate", "payments.charge").code == Exit.DONE
+    assert amqp.queue_declare("payments.charge", passive=True).method.message_count == 1
+
+
+def test_the_management_api_adds_unacked_messages_and_rates(vhost: Vhost, project: Any) -> None:
+    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+
+    ran = run("rmq_status")
+
+    assert ran.lines[1] == ["QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE"]
+    assert ran.err == ""
+
+
+def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, project: Any) -> None:
+    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": "http://app:secret@127.0.0.1:1"}
+
+    ran = run("rmq_status")
+
+    assert (ran.code, ran.lines[1]) == (Exit.DONE, ["QUEUE", "ROLE", "READY", "CONS", "STATE"])
+    assert "http://app@127.0.0.1:1 cannot be reached" in ran.err
+    assert "secret" not in ran.err
+
+
+def test_no_message_is_touched_by_looking(amqp: BlockingChannel) -> None:
+    put(amqp, "payments.charge")
+    for _ in range(25):
+        run("rmq_status", "--json")
+
+    method, _, _ = amqp.basic_get("payments.charge")
+    assert method is not None
+    assert method.redelivered is False
+
+
+def test_as_json_it_is_one_document() -> None:
+    told = run("rmq_status", "--json").data
+
+    assert told["schema"] == "rmq_retry.status/1"
+    assert told["problems"] == []
+    assert told["queues"][0]["name"] == "payments.charge"
+
+
+def test_a_broker_that_is_not_there_fails_a_probe_with_code_3(project: Any) -> None:
+    project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
+
+    ran = run("rmq_status", "--check")
+
+    assert (ran.code, ran.out[:48]) == (Exit.UNREACHABLE, "FAIL The broker at amqp://app@127.0.0.1:1/pay ca")
+    assert run("rmq_status").code == Exit.UNREACHABLE
