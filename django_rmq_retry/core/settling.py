@@ -48,7 +48,7 @@ def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
     """The next hop of a message that has not waited long enough yet; no attempt is made or counted."""
-    if MARK not in delivery.raw or not subscription.policy.via.waits:
+    if MARK not in delivery.raw or not subscription.policy.via.stamps:
         # A carrier that copies nothing could not take the note off again: the message would wait for ever.
         return None
     stamp = story(delivery)

@@ -209,7 +209,7 @@ def test_a_schedule_needs_a_carrier_that_counts() -> None:
         RetryThenPark(attempts=2, via=Requeue(), schedules={OSError: Schedule(attempts=9, backoff=Fixed(5))})
 
 
-@pytest.mark.parametrize("via", [*NOT_COPYING, Republish(), AckFirst(), COPYING[-1]], ids=named)
+@pytest.mark.parametrize("via", [*NOT_COPYING, COPYING[-1]], ids=named)
 def test_a_wait_left_over_from_another_carrier_holds_no_message_for_ever(via: Carrier) -> None:
     policy = StopTheLine() if isinstance(via, InPlace) else RetryThenPark(attempts=2, via=via)
     charge = subscription(policy, queue=BOUND)
@@ -222,3 +222,28 @@ def test_in_place_attempts_are_those_of_the_consumer_that_holds_the_message() ->
 
     assert InPlace().attempt(route(), held) == 3
     assert InPlace().carry(route(), held, hop(5)) == Settlement(tell=Tell.AGAIN, hold=5)
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
+def test_a_wait_longer_than_the_broker_lets_anybody_hold_a_message_is_made_of_several(via: Carrier) -> None:
+    charge = subscription(RetryThenPark(attempts=4, via=via))
+    held, one = [], delivery()
+    settlement: Settlement | None = settle(retry(2000), one, charge, now=NOW)
+    while settlement is not None:
+        held.append(settlement.hold)
+        assert settlement.copy is not None
+        one = arrived(settlement.copy, queue="payments")
+        settlement = waits_on(one, charge)
+
+    assert held == [900, 900, 200]
+    assert via.attempt(charge.route, one) == 2
+
+
+def test_requeue_holds_a_message_no_longer_than_the_broker_lets_it() -> None:
+    said = Requeue().refusal(route(attempts=2, backoffs=(Fixed(1000),)))
+
+    assert said == (
+        "Requeue waits with the message in hand, for at most 900 s, and the back-off asks for 1000 s. "
+        "Use shorter waits, or via=Ladder()."
+    )
+    assert Requeue().carry(route(attempts=2), delivery(), hop(5000)).hold == 900
