@@ -1,0 +1,95 @@
+"""What a person sees on a terminal."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import __version__
+from tests.shop.running import ROOT, Shop
+
+CLOCK = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
+TOOK = re.compile(r"\d+\.?\d* m?s\b")
+PID = re.compile(r"pid \d+")
+CODES = re.compile(r"\x1b\[[\d;]*m")
+
+
+@pytest.fixture
+def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
+    """The shop with three orders to handle one after the other."""
+    for queue in ("shop.orders", "shop.orders.parked", "shop.ledger"):
+        amqp.queue_declare(queue, durable=True)
+    for number, (word, why) in enumerate((("ok", ""), ("park", ""), ("discard", ""))):
+        body = json.dumps({"do": word, "why": why}).encode()
+        amqp.basic_publish("", "shop.orders", body, BasicProperties(message_id=f"order\x1b-{number}"))
+    return Shop(url=broker_url, notes=tmp_path / "notes")
+
+
+def seen(shop: Shop, *words: str, **changed: str) -> str:
+    """The output of a command that ends by itself, as a terminal gets it."""
+    master, slave = os.openpty()
+    command = shop.command(("rmq_consume", "shop.orders", "--burst", "--threads", "1", *words))
+    process = subprocess.Popen(command, env=shop.environment(**changed), cwd=ROOT, stdout=slave, stderr=slave)
+    os.close(slave)
+    read = b""
+    try:
+        while piece := os.read(master, 65536):
+            read += piece
+    except OSError:
+        # Linux says EIO where others say the end.
+        pass
+    finally:
+        os.close(master)
+    assert process.wait(timeout=30) == 0
+    return read.decode().replace("\r\n", "\n")
+
+
+def told(text: str) -> list[str]:
+    """The lines without what differs from run to run."""
+    return PID.sub("pid 1", TOOK.sub("1 ms", CLOCK.sub("", text))).splitlines()
+
+
+def test_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
+    text = seen(shop, TERM="xterm", NO_COLOR="")
+    place = shop.url.replace("guest:guest@", "guest@")
+
+    assert told(CODES.sub("", text)) == [
+        f"django-rmq-retry {__version__} · pid 1 · 1 thread · prefetch 10",
+        "  queue     shop.orders  tests.shop.handlers.order",
+        f"  broker    {place}",
+        "  database  default sqlite :memory:",
+        "Ctrl-C: finish and stop",
+        f"· Connected to {text.partition('Connected to ')[2].partition(chr(10))[0]}",
+        "✓ tests.shop.handlers.order order\\x1b-0 try 1/2 1 ms",
+        "✕ tests.shop.handlers.order order\\x1b-1 try 1/2 1 ms → parked: the customer is unknown",
+        "○ tests.shop.handlers.order order\\x1b-2 try 1/2 1 ms → discarded: too old",
+        "· Stopping (every queue is empty): nothing is in hand.",
+    ]
+    assert CODES.search(text)
+
+
+@pytest.mark.parametrize("changed", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_are_left_out_where_they_are_not_wanted(shop: Shop, changed: dict[str, str]) -> None:
+    text = seen(shop, **{"TERM": "xterm", "NO_COLOR": "", **changed})
+
+    assert "\x1b" not in text
+    assert "✕ tests.shop.handlers.order" in text
+
+
+def test_a_terminal_without_the_signs_gets_ascii(shop: Shop) -> None:
+    text = seen(shop, "--no-color", PYTHONIOENCODING="ascii")
+
+    assert text.isascii()
+    assert "x tests.shop.handlers.order" in text
+    assert "-> parked: the customer is unknown" in text
+
+
+def test_json_lines_stay_json_on_a_terminal(shop: Shop) -> None:
+    lines = [json.loads(line) for line in seen(shop, "--json-logs").splitlines()]
+
+    assert [line["event"] for line in lines] == ["started", "connected", "ack", "park", "discard", "stopping"]
