@@ -1,14 +1,13 @@
 """A queue made anew keeps its messages, whatever happens meanwhile; nothing is deleted that may still be needed."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Question, Session
+from django_rmq_retry.broker.asking import Session
 from django_rmq_retry.broker.declaring import Declarer
 from django_rmq_retry.broker.deleting import delete_queues, stale
 from django_rmq_retry.broker.holding import WouldLose
@@ -19,21 +18,14 @@ from django_rmq_retry.core.carriers import Carrier, Ladder
 from django_rmq_retry.core.layout import layout
 from django_rmq_retry.core.policy import RetryThenPark
 from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.core.topology import Queue
+from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, recreate, yes
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare, ready
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
-
-SHOP = Exchange("shop", "fanout")
-OLD = layout((), extra=[Queue("orders", message_ttl=600, bindings=[SHOP.bind()])])
-NEW = layout((), extra=[Queue("orders", message_ttl=900, bindings=[SHOP.bind()])])
-
-
-class Killed(Exception):
-    """Stands for kill -9."""
 
 
 @pytest.fixture
@@ -50,27 +42,6 @@ def inspector(vhost: Vhost) -> Inspector:
 def subscribed(queue: str, via: Carrier) -> Subscription:
     policy = RetryThenPark(via=via)
     return Subscription(name="h", run=lambda _: None, queue=Queue(queue), policy=policy, park=f"{queue}.parked")
-
-
-def yes(_: str) -> None:
-    """Whatever is asked."""
-
-
-def recreate(session: Session, **options: Any) -> Recreated:
-    return Recreation(Declarer(session), NEW, "orders", **options).run(yes)
-
-
-def fill(channel: BlockingChannel, count: int = 3) -> None:
-    for number in range(count):
-        channel.basic_publish("shop", "k", b"%d" % number)
-    wait_until(lambda: ready(channel, "orders") == count)
-
-
-def bodies(channel: BlockingChannel, queue: str = "orders") -> list[bytes]:
-    found = []
-    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
-        found.append(got[2] or b"")
-    return found
 
 
 def test_the_messages_are_kept_in_order_and_nothing_else_is_left(
@@ -126,50 +97,6 @@ def test_rejections_counted_by_the_broker_go_on_as_attempts_of_our_own(
     _, delivery, _ = line.take("orders")
     assert delivery.headers["rmq-retry-attempts"] == 2
     assert "x-death" not in delivery.headers
-
-
-@pytest.mark.parametrize("step", range(1, 40))
-def test_killed_at_any_step_and_run_again_it_loses_nothing(
-    step: int, vhost: Vhost, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare(vhost, OLD)
-    fill(amqp)
-    asked = 0
-
-    def ask(self: Session, question: Question, ask: Callable[..., Any] = Session.ask) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == step:
-            raise Killed
-        return ask(self, question)
-
-    with monkeypatch.context() as patch, Session(Access.parse(vhost.url)) as session:
-        patch.setattr(Session, "ask", ask)
-        try:
-            recreate(session)
-        except Killed:
-            amqp.basic_publish("shop", "k", b"meanwhile")
-    with Session(Access.parse(vhost.url)) as session:
-        recreate(session)
-
-    assert set(vhost.queues()) <= {"orders", "orders.trial"}
-    assert set(bodies(amqp)) >= {b"0", b"1", b"2"} | ({b"meanwhile"} if asked == step else set())
-
-
-def test_what_is_published_while_the_queue_is_away_is_kept(
-    vhost: Vhost, session: Session, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare(vhost, OLD)
-    fill(amqp)
-
-    def fill_in(self: Recreation, fill_in: Callable[..., int] = Recreation._fill) -> int:
-        amqp.basic_publish("shop", "k", b"in between")
-        return fill_in(self)
-
-    monkeypatch.setattr(Recreation, "_fill", fill_in)
-    recreate(session)
-
-    assert set(bodies(amqp)) == {b"0", b"1", b"2", b"in between"}
 
 
 def test_a_queue_with_a_consumer_is_left_alone(vhost: Vhost, session: Session, amqp: BlockingChannel) -> None:

@@ -1,0 +1,38 @@
+"""One queue with old arguments that shall have new ones, and its messages."""
+
+from typing import Any
+
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.broker.recreating import Recreated, Recreation
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.topology import Exchange, Queue
+from tests.broker.declared import ready
+from tests.tooling.waiting import wait_until
+
+SHOP = Exchange("shop", "fanout")
+OLD = layout((), extra=[Queue("orders", message_ttl=600, bindings=[SHOP.bind()])])
+NEW = layout((), extra=[Queue("orders", message_ttl=900, bindings=[SHOP.bind()])])
+
+
+def yes(_: str) -> None:
+    """Whatever is asked."""
+
+
+def recreate(session: Session, **options: Any) -> Recreated:
+    return Recreation(Declarer(session), NEW, "orders", **options).run(yes)
+
+
+def fill(channel: BlockingChannel, count: int = 3) -> None:
+    for number in range(count):
+        channel.basic_publish("shop", "k", b"%d" % number)
+    wait_until(lambda: ready(channel, "orders") == count)
+
+
+def bodies(channel: BlockingChannel, queue: str = "orders") -> list[bytes]:
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        found.append(got[2] or b"")
+    return found

@@ -1,0 +1,67 @@
+"""What each version of RabbitMQ can do, known before anything is declared."""
+
+import pytest
+
+from django_rmq_retry.broker.base import Server
+from django_rmq_retry.broker.capabilities import carrier_refusal, queue_refusal
+from django_rmq_retry.core.carriers import Ladder, Native
+from django_rmq_retry.core.declarations import QueueDeclaration
+
+OLD = Server(product="RabbitMQ", version=(3, 10, 8))
+MIDDLE = Server(product="RabbitMQ", version=(4, 0, 5))
+NEW = Server(product="RabbitMQ", version=(4, 3, 6))
+STRANGE = Server(product="LavinMQ", version=(9, 9))
+DELAYED = {"x-queue-type": "quorum", "x-delayed-retry-type": "failed", "x-delayed-retry-min": 1000}
+
+
+def refusal(server: Server, **arguments: object) -> str:
+    return queue_refusal(server, QueueDeclaration(name="q", arguments=arguments)) or ""
+
+
+@pytest.mark.parametrize("server", [OLD, MIDDLE, STRANGE])
+def test_delayed_retry_is_refused_where_it_would_be_swallowed(server: Server) -> None:
+    assert "needs RabbitMQ 4.3 or newer" in refusal(server, **DELAYED)
+    assert str(server) in refusal(server, **DELAYED)
+
+
+def test_delayed_retry_is_for_quorum_queues_from_4_3_on() -> None:
+    assert refusal(NEW, **DELAYED) == ""
+    assert "quorum queues only" in refusal(NEW, **{**DELAYED, "x-queue-type": "classic"})
+
+
+def test_no_delivery_limit_is_not_minus_one_before_4() -> None:
+    asked = {"x-queue-type": "quorum", "x-delivery-limit": -1}
+
+    assert "means 0 before RabbitMQ 4" in refusal(OLD, **asked)
+    assert refusal(MIDDLE, **asked) == ""
+
+
+@pytest.mark.parametrize(
+    ("server", "arguments", "said"),
+    [
+        (OLD, {"x-queue-type": "classic", "x-delivery-limit": 5}, "x-delivery-limit is an argument of quorum"),
+        (OLD, {"x-queue-type": "quorum", "x-max-priority": 5}, "x-max-priority is an argument of classic"),
+        (NEW, {"x-queue-type": "classic", "x-consumer-timeout": 5}, "refused by classic queues from RabbitMQ 4.3"),
+        (MIDDLE, {"x-queue-type": "classic", "x-consumer-timeout": 5}, ""),
+        (NEW, {"x-queue-type": "quorum", "x-consumer-timeout": 5}, ""),
+        (NEW, {"x-queue-type": "classic", "x-queue-version": 1}, "x-queue-version=1 is refused from RabbitMQ 4.3"),
+        (MIDDLE, {"x-queue-type": "classic", "x-queue-version": 1}, ""),
+        (NEW, {"x-message-ttl": 315_360_000_001}, "ten years"),
+        (NEW, {"x-message-ttl": 315_360_000_000}, ""),
+        (OLD, {}, ""),
+    ],
+)
+def test_arguments_by_type_and_version(server: Server, arguments: dict[str, object], said: str) -> None:
+    found = refusal(server, **arguments)
+
+    assert said in found
+    assert bool(said) is bool(found)
+
+
+def test_a_carrier_says_what_it_needs_and_what_to_take_instead() -> None:
+    assert carrier_refusal(OLD, Native(10)) == (
+        "via=Native needs RabbitMQ 4.3 or newer; this is RabbitMQ 3.10.8. "
+        "Use via=Ladder(), which every version can carry."
+    )
+    assert carrier_refusal(NEW, Native(10)) is None
+    assert carrier_refusal(OLD, Ladder()) is None
