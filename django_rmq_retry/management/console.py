@@ -70,7 +70,9 @@ class Logfmt(logging.Formatter):
     """``ts=2026-11-21T03:02:11.482Z level=error event=park queue=payments handler=…``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{_KEY.sub('_', key)}={_quoted(value)}" for key, value in fields(record))
+        return " ".join(
+            f"{key if key.isidentifier() else _KEY.sub('_', key)}={_quoted(value)}" for key, value in fields(record)
+        )
 
 
 class JsonLines(logging.Formatter):
@@ -133,8 +135,7 @@ def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     extras = {key: value for key, value in vars(record).items() if key not in USUAL and value not in (None, "")}
     if not extras.get("after"):
         extras.pop("after", None)
-    at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    yield "ts", at.replace("+00:00", "Z")
+    yield "ts", datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
     yield "level", record.levelname.lower()
     if "event" in extras:
         yield "event", extras.pop("event")
@@ -155,7 +156,8 @@ def trace_of(record: logging.LogRecord) -> str:
 
 def flat(text: object) -> str:
     """A text of whatever origin on one line, with nothing in it that steers a terminal."""
-    return printable(str(text).replace("\n", "\\n").replace("\t", "\\t"))
+    said = str(text)
+    return said if said.isprintable() else printable(said.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def took(seconds: float) -> str:
@@ -177,8 +179,10 @@ def _end(record: Any) -> Iterator[str]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    bare = _BARE.fullmatch(text) and printable(text) == text
-    return text if bare else printable(json.dumps(text, ensure_ascii=False))
+    # isprintable() first: a line is written for every message, and going through each character costs more than it.
+    if text.isprintable() and _BARE.fullmatch(text):
+        return text
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _on_console(handler: logging.Handler) -> bool:
