@@ -44,7 +44,6 @@ class IoThread:
     def call(self, call: Call) -> None:
         """Run it on the I/O thread soon, after what was handed over before; many calls cost one wake-up."""
         self._calls.append(call)
-        # A flag set twice in a race costs a second wake-up; one set too late cannot be: it is cleared before the drain.
         if not self._woken:
             self._woken = True
             self.loop.add_callback_threadsafe(self._drain)
@@ -82,10 +81,16 @@ class IoThread:
         self._heard = True
 
     def _drain(self) -> None:
-        self._woken = False
+        """Run all that was handed over; what a call hands over in turn is run as well, and needs no wake-up."""
         calls = self._calls
-        while calls:
-            calls.popleft()()
+        while True:
+            while calls:
+                calls.popleft()()
+            self._woken = False
+            # Who handed over before that has woken nobody; who did after it costs one wake-up that finds nothing.
+            if not calls:
+                return
+            self._woken = True
 
     def _run(self) -> None:
         try:
