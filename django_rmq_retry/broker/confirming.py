@@ -128,6 +128,8 @@ class ConfirmChannel:
         self._channel = channel
         channel.add_on_close_callback(self._was_closed)
         channel.add_on_return_callback(self._returned)
+        # Acks come by the short way; a nack, which is rare, by pika's.
+        self._connection.confirms[channel.channel_number] = self._acked
         channel.confirm_delivery(self._answered, callback=self._ready)
 
     def _ready(self, _frame: object) -> None:
@@ -135,11 +137,16 @@ class ConfirmChannel:
         for pending in self.unsent():
             self.send(pending)
 
+    def _acked(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
+        self._settle(tag, Outcome.CONFIRMED, multiple=multiple)
+
     def _answered(self, frame: object) -> None:
         method = frame.method  # type: ignore[attr-defined]  # a pika frame: Basic.Ack or Basic.Nack
         outcome = Outcome.CONFIRMED if method.NAME == "Basic.Ack" else Outcome.NACKED
-        tag: int = method.delivery_tag
-        if not method.multiple:
+        self._settle(method.delivery_tag, outcome, multiple=method.multiple)
+
+    def _settle(self, tag: int, outcome: Outcome, *, multiple: bool) -> None:
+        if not multiple:
             self._end(self._sent.pop(tag, None), outcome)
             return
         # Numbers rise by one, so a run is walked without looking for its first member.
@@ -168,6 +175,8 @@ class ConfirmChannel:
         if found is not None:
             found.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]  # Basic.Return
 
-    def _was_closed(self, _channel: object, reason: BaseException) -> None:
+    def _was_closed(self, channel: "Channel", reason: BaseException) -> None:
+        # The next channel may get the same number.
+        self._connection.confirms.pop(channel.channel_number, None)
         self.lost(getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__)
         self._closed(self)
