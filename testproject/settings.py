@@ -48,6 +48,7 @@ TEMPLATES = [
 ]
 STATIC_URL = "static/"
 USE_TZ = True
+TIME_ZONE = env.str("TIME_ZONE", default="UTC")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'bank.sqlite3'}")}

@@ -47,7 +47,7 @@ def charge(message: Delivery) -> None:
             raise Retry(after=error.seconds) from error
         Payment.objects.filter(pk=payment.pk, state=Payment.State.NEW).update(state=Payment.State.CHARGED)
     # Not on commit: should this fail, so does the attempt, and the next one comes by here again.
-    post.publish({"payment": payment.pk})
+    post.publish({"payment": payment.pk}, message_id=f"post-{payment.pk}")
 
 
 @handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)))

@@ -37,7 +37,7 @@ class Story:
             self.pay(ann, "cash", 100)
             above = [self.pay(bob, "cash", 700), self.pay(cid, "cash", 900)]
             self.pay(ann, "card", 5, delay=600)
-        publish(b'{"payment": 1', routing_key="payments.charge", codec=Raw())
+        publish(b'{"payment": 1', routing_key="payments.charge", codec=Raw(), message_id="malformed")
         self.say(f"Meanwhile somebody asks for a rate: {handlers.quote.call({'pair': 'EURUSD'})}")
         self.wait(lambda: self.tried(2), "two attempts of each card payment")
         self.say("The other bank answers again; the card payments come through at their next attempt.")

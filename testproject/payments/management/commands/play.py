@@ -55,5 +55,5 @@ class Command(BaseCommand):
                 raise CommandError(f"The admin could not be served on port {port}; try make demo with another --port.")
 
     def _say(self, text: str) -> None:
-        self.stdout.write(self.style.MIGRATE_HEADING(f"\n» {text}"))
+        self.stdout.write("\n" + self.style.MIGRATE_HEADING(f"» {text}"))
         self.stdout.flush()
