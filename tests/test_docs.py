@@ -1,0 +1,171 @@
+"""The documentation says what is: its examples run, and every name in it exists."""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.apps import AppConfig
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import CommandError
+from django.dispatch import Signal
+from django.test import override_settings
+
+import django_rmq_retry
+from django_rmq_retry import OneShot, RetryThenPark, conf, handler, registry, signals, wiring
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.core import errors
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.env import VARIABLES
+from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
+
+TEXTS = {page.name: page.read_text() for page in PAGES}
+ALL = "\n".join(TEXTS.values())
+OURS = {name for name, app in get_commands().items() if app == "django_rmq_retry"}
+THE_BANKS = {path.stem for path in (ROOT / "testproject").glob("*/management/commands/[a-z]*.py")}
+CODE = re.compile(r"`([^`\n]+)`")
+CONTRIBUTORS = re.compile(r"RMQ_(TEST_\w+|MIRROR)")
+
+
+class Stored:
+    """A broker that stores everything and answers every question."""
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        assert message.routing_key
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+        done(Outcome.CONFIRMED, "")
+
+    def publish_many(self, messages: Iterable[Message], *, window: int, timeout: float | None = None) -> int:
+        return len(list(messages))
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        return Delivery(queue="", body=b'{"rate": "1.0831"}')
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The reader's own project, with the two handlers that the pages speak of, and a broker."""
+    monkeypatch.setattr(wiring, "publisher", Stored)
+    monkeypatch.setattr(wiring, "caller", lambda **_options: Stored())
+    for one in vars(signals).values():
+        if isinstance(one, Signal):
+            monkeypatch.setattr(one, "receivers", [])
+    with registry.isolated(), readers_project():
+        handlers = ModuleType("payments.handlers")
+        handlers.__dict__["charge"] = handler("payments.charge", policy=RetryThenPark(), name="charge")(print)
+        handlers.__dict__["quote"] = handler("rates.quote", policy=OneShot(), name="quote")(print)
+        monkeypatch.setitem(sys.modules, "payments.handlers", handlers)
+        yield
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_example_runs(page: Path) -> None:
+    namespace: dict[str, Any] = {"os": os, "vault": Thing(), "structlog": Thing(), "AppConfig": AppConfig}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RABBIT_PASSWORD", "made-up")
+        for block in blocks(page):
+            if block.kind == "python":
+                run(block, namespace)
+    for name in registry.registrations():
+        assert registry.subscription(name).queue.name
+
+
+def run(block: Block, namespace: dict[str, Any]) -> None:
+    """Execute an example as if it stood alone in its file; settings in it must be settings."""
+    namespace["__name__"] = f"{block.page}:{block.line}"
+    namespace.pop("RMQ_RETRY", None)
+    code = compile("\n" * block.line + block.text, f"{ROOT}/docs/{block.page}", "exec")
+    exec(code, namespace)  # noqa: S102 - our own pages
+    if "RMQ_RETRY" in namespace:
+        with override_settings(RMQ_RETRY=namespace["RMQ_RETRY"]):
+            conf.settings()
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    """What a reader may type, in blocks and in running text."""
+    for page in PAGES:
+        for block in blocks(page):
+            yield from ((page.name, line) for line in block.text.splitlines() if block.kind in {"", "sh", "console"})
+        for found in CODE.finditer(TEXTS[page.name]):
+            yield page.name, found[1]
+
+
+@pytest.mark.parametrize(("page", "line"), sorted({one for one in command_lines() if "manage.py " in one[1]}))
+def test_every_command_and_its_options_exist(page: str, line: str) -> None:
+    words = shlex.split(line.partition("manage.py ")[2], comments=True)
+    name, options = words[0], words[1:]
+    if name in THE_BANKS:
+        return
+    parser = load_command_class(get_commands()[name], name).create_parser("manage.py", name)
+    try:
+        unknown = parser.parse_known_args(options)[1]
+    except CommandError as error:
+        # The name alone, in running text, may lack what the command needs.
+        unknown = [str(error)] if options else []
+
+    assert unknown == [], f"{page}: {line}"
+
+
+def test_every_command_is_documented() -> None:
+    assert {name for name in OURS if name not in ALL} == set()
+
+
+def test_every_setting_is_documented() -> None:
+    assert {key for key in conf.KEYS if f"`{key}`" not in TEXTS["settings.md"]} == set()
+
+
+def test_every_setting_that_is_documented_exists() -> None:
+    named = set(re.findall(r"""RMQ_RETRY\[["'](\w+)["']\]""", ALL))
+
+    assert named - set(conf.KEYS) == set()
+
+
+def test_every_variable_of_the_environment_that_is_documented_is_read() -> None:
+    named = {name for name in re.findall(r"\bRMQ_[A-Z_]+\b", ALL) if not CONTRIBUTORS.fullmatch(name)}
+
+    bare = {name.removeprefix("RMQ_") for name in named}
+    assert {name for name in bare if not {name, name.removesuffix("_FILE")} & {*VARIABLES, "RETRY"}} == set()
+
+
+def test_every_check_that_is_documented_exists() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "django_rmq_retry" / "checks").glob("*.py"))
+
+    assert {number for number in re.findall(r"rmq_retry\.([EWI]\d{3})", ALL) if f'"{number}"' not in sources} == set()
+
+
+def test_every_public_name_is_documented() -> None:
+    names = {name for name in django_rmq_retry.__all__ if not name.startswith("__")}
+
+    assert {name for name in names if not re.search(rf"\b{name}\b", ALL)} == set()
+
+
+def test_every_error_is_documented() -> None:
+    found = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)}
+
+    assert {name for name in found if f"`{name}`" not in TEXTS["errors.md"]} == set()
+
+
+def test_every_test_that_is_cited_exists() -> None:
+    written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    cited = set(re.findall(r"`(test_\w+)`", ALL))
+
+    assert cited
+    assert {name for name in cited if f"def {name}(" not in written} == set()
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", TEXTS["README.md"])
+
+    assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
+
+
+def test_no_page_names_a_machine() -> None:
+    assert re.findall(r"/(?:home|root|work)/\S*", ALL) == []
