@@ -128,7 +128,10 @@ class RmqCommand(BaseCommand):
             raise CommandError(f"{question} Nobody is here to answer: add --yes.", returncode=Exit.UNCONFIRMED)
         self.stderr.write(f"{printable(question)} [yes/no] ", lambda text: text, ending="")
         self.stderr.flush()
-        if input().strip().lower() != "yes":
+        answer = ""
+        with suppress(EOFError):
+            answer = input()
+        if answer.strip().lower() != "yes":
             raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+from django_rmq_retry.broker.holding import LAG
 from django_rmq_retry.broker.plans import Item, Plan, State, shown
 from django_rmq_retry.core.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration
 from django_rmq_retry.management.base import RmqCommand
 
+WATCHING = f"Looking for {LAG:g} s whether a message is still under way: the management API is that far behind."
 SIGNS = {
     State.CREATE: "+",
     State.SAME: "=",

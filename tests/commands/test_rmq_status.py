@@ -93,6 +93,20 @@ def test_the_management_api_adds_unacked_messages_and_rates(vhost: Vhost, projec
     assert ran.err == ""
 
 
+def test_a_user_without_rights_on_the_queues_sees_them_through_the_management_api(vhost: Vhost, project: Any) -> None:
+    api, user = vhost.management, vhost.name
+    api.call("PUT", f"users/{user}", {"password": "pw", "tags": "management"})
+    api.call("PUT", f"permissions/{vhost.name}/{user}", {"configure": "^$", "write": "^$", "read": "^$"})
+    with_user = f"{user}:pw@"
+    urls = {"URL": vhost.url.replace("guest:guest@", with_user)}
+    project.RMQ_RETRY = {**urls, "MANAGEMENT_URL": api.url.replace("guest:guest@", with_user)}
+
+    ran = run("rmq_status", "--check")
+    api.call("DELETE", f"users/{user}")
+
+    assert (ran.code, ran.out) == (Exit.DONE, "OK\n")
+
+
 def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, project: Any) -> None:
     project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": "http://app:secret@127.0.0.1:1"}
 

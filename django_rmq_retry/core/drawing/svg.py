@@ -1,14 +1,14 @@
 """A topology as one SVG file: no script, nothing loaded from elsewhere, legible in light and dark."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from django_rmq_retry.core.drawing.placing import Key, Place, places
 from django_rmq_retry.core.drawing.shape import Node, Shape, Way
 
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 250, 46, 110, 24, 24
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 240, 46, 150, 28, 24
 _LEGEND = 34
-_LONGEST_NAME, _LONGEST_LABEL = 34, 22
+_LONGEST_NAME, _LONGEST_LABEL, _MOST_LABELS = 32, 24, 3
 _CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.COPY: "copy"}
 _MEANINGS = (
     (Way.BINDING, "binding"),
@@ -74,10 +74,16 @@ def _edges(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
     # Above all lines, so that none strikes a label out.
     for edge in drawn:
         _, (x, y) = _line(where[edge.source], where[edge.target])
-        if edge.labels:
-            full = ", ".join(edge.labels)
-            words = f'x="{x}" y="{y}">{clean(short(full, _LONGEST_LABEL))}</text>'
-            yield f'<g><title>{clean(full)}</title><text class="label halo" {words}<text class="label" {words}</g>'
+        full = clean(", ".join(edge.labels))
+        for number, line in enumerate(reversed(_shortened(edge.labels))):
+            words = f'x="{x}" y="{y - 13 * number}">{clean(short(line, _LONGEST_LABEL))}</text>'
+            yield f'<g><title>{full}</title><text class="label halo" {words}<text class="label" {words}</g>'
+
+
+def _shortened(labels: Sequence[str]) -> list[str]:
+    if len(labels) <= _MOST_LABELS:
+        return list(labels)
+    return [*labels[: _MOST_LABELS - 1], f"and {len(labels) - _MOST_LABELS + 1} more"]
 
 
 def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
@@ -94,8 +100,8 @@ def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
         (x2, y1, y2), middle = (x2 + WIDTH, y1 + HEIGHT - 8, y2 + HEIGHT - 8), x1 - GAP_X // 2
         return f"M{x1} {y1} C{middle} {y1 + 26} {middle} {y2 + 26} {x2} {y2}", (middle, (y1 + y2) // 2 + 24)
     (x1, y1), (x2, y2) = (x1 + WIDTH // 2, y1 + HEIGHT), (x2 + WIDTH // 2, y2 + HEIGHT)
-    lane = max(y1, y2) + GAP_Y // 2
-    path = f"M{x1} {y1} Q{x1} {lane} {x1 - 30} {lane} H{x2 + 30} Q{x2} {lane} {x2} {y2}"
+    lane = max(y1, y2) + GAP_Y - 8
+    path = f"M{x1} {y1} V{lane - 10} Q{x1} {lane} {x1 - 10} {lane} H{x2 + 10} Q{x2} {lane} {x2} {lane - 10} V{y2}"
     return path, ((x1 + x2) // 2, lane)
 
 

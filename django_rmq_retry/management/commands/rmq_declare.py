@@ -10,7 +10,7 @@ from django_rmq_retry.broker.recreating import Recreated, Recreation
 from django_rmq_retry.core.declarations import Topology
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
 from django_rmq_retry.management.reaching import declarer
-from django_rmq_retry.management.showing import plan_as_data, show_plan, summary
+from django_rmq_retry.management.showing import WATCHING, plan_as_data, show_plan, summary
 
 
 class Command(RmqCommand):
@@ -62,6 +62,8 @@ class Command(RmqCommand):
         return Exit.DONE if (plan.fulfilled if options["check"] else plan.possible) else Exit.DRIFT
 
     def _recreate(self, it: Declarer, topology: Topology, options: Options) -> Recreated:
+        if it.inspector is not None:
+            self.say(WATCHING)
         recreation = Recreation(it, topology, options["recreate"], move_to=options["move_to"])
         return recreation.run(lambda question: self.confirm(question, yes=options["yes"]))
 
@@ -75,6 +77,7 @@ class Command(RmqCommand):
         names = stale(topology, it.inspector.queues())
         if names:
             self.confirm(f"Delete, where empty: {', '.join(names)}?", yes=options["yes"])
+            self.say(WATCHING)
         return delete_queues(it, names)
 
     def _show(self, plan: Plan, address: str, *, done: bool) -> None:

@@ -11,6 +11,7 @@ from django_rmq_retry.broker.recreating import TRIAL
 from django_rmq_retry.core.declarations import Topology
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
 from django_rmq_retry.management.reaching import declarer
+from django_rmq_retry.management.showing import WATCHING
 
 
 class Command(RmqCommand):
@@ -34,7 +35,10 @@ class Command(RmqCommand):
         exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
         with declarer() as it:
             address = it.session.access.shown
-            self.confirm(_question(queues, address, options, seen=it.inspector is not None), yes=options["yes"])
+            seen = it.inspector is not None
+            self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
+            if seen and not options["force"]:
+                self.say(WATCHING)
             done = delete_queues(it, queues, force=options["force"])
             dropped = delete_exchanges(it, exchanges)
         if options["json"]:
@@ -73,7 +77,7 @@ class Command(RmqCommand):
             self.line(f"{what} {name!r} was kept: {reason}", "WARNING")
 
 
-def _question(queues: Sequence[str], address: str, options: Options, *, seen: bool) -> str:
+def _question(names: Sequence[str], address: str, options: Options, *, seen: bool) -> str:
     how = "with all their messages" if options["force"] else "where empty"
     sure = "" if seen or options["force"] else f" {UNSEEN}"
-    return f"Delete on {address}, {how}: {', '.join(queues)}?{sure}"
+    return f"Delete on {address}, {how}: {', '.join(names)}?{sure}"

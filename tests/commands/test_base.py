@@ -1,0 +1,132 @@
+"""What all commands share: codes, streams, colours, questions."""
+
+import io
+import os
+import sys
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError
+
+from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
+from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known, printable
+from tests.commands.running import Terminal
+
+
+class Command(RmqCommand):
+    """Ends as it is told."""
+
+    help = "Do it."
+    examples = ("do_it", "do_it --twice", "do_it --json")
+
+    def __init__(self, ends: Exit | BaseException | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.ends = ends
+
+    def run(self, options: Options) -> Exit | None:
+        if isinstance(self.ends, BaseException):
+            raise self.ends
+        return self.ends
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokerUnreachable("amqp://rabbit/", "no route"), Exit.UNREACHABLE),
+        (BrokerRefused("amqp://rabbit/", "wrong password"), Exit.UNREACHABLE),
+        (Refusal(406, "PRECONDITION_FAILED - no"), Exit.DRIFT),
+        (RmqRetryError("Something."), Exit.ERROR),
+        (ImproperlyConfigured("RMQ_RETRY is wrong."), Exit.ERROR),
+    ],
+)
+def test_an_error_is_one_sentence_and_a_code(error: Exception, code: Exit) -> None:
+    with pytest.raises(CommandError) as raised:
+        Command(error).handle()
+
+    assert raised.value.returncode == code
+
+
+def test_a_code_is_the_processs_exit_code() -> None:
+    with pytest.raises(SystemExit) as ended:
+        Command(Exit.UNHEALTHY).handle()
+
+    assert ended.value.code == 8
+    assert Command(Exit.DONE).handle() is None  # type: ignore[func-returns-value]
+
+
+def test_ctrl_c_is_code_130() -> None:
+    with pytest.raises(SystemExit) as ended:
+        Command(KeyboardInterrupt()).execute(no_color=True, force_color=False, skip_checks=True)
+
+    assert ended.value.code == 130
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+
+        Command(BrokenPipeError()).execute(no_color=True, force_color=False, skip_checks=True)
+
+        pipe.write("what was still in its buffer goes nowhere")
+
+
+def test_the_help_begins_with_three_examples() -> None:
+    text = Command().create_parser("manage.py", "do_it").format_help()
+
+    assert "examples:\n  manage.py do_it\n  manage.py do_it --twice\n  manage.py do_it --json\n\nDo it.\n" in text
+
+
+def test_control_characters_are_written_out() -> None:
+    assert printable("payments\x1b[2J\r\x00\u202e · ✕") == "payments\\x1b[2J\\r\\x00\\u202e · ✕"
+
+
+def test_remarks_go_to_stderr_and_data_to_stdout() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    command = Command(stdout=out, stderr=err)
+
+    command.line("data")
+    command.say("remark")
+    command.table([("a", 1), ("bb", 22)])
+
+    assert out.getvalue() == "data\na\t1\nbb\t22\n"
+    assert err.getvalue() == "remark\n"
+
+
+def test_a_table_is_aligned_on_a_terminal() -> None:
+    out = Terminal()
+
+    Command(stdout=out, no_color=True).table([("a", 1), ("bb", 22)])
+
+    assert out.getvalue() == "a    1\nbb  22\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"), [("yes\n", True), ("YES\n", True), ("y\n", False), ("\n", False), ("", False)]
+)
+def test_only_a_whole_yes_is_a_yes(answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard = Terminal(answer)
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    err = Terminal()
+    command = Command(stderr=err)
+
+    try:
+        command.confirm("Delete it?", yes=False)
+        went_on = True
+    except CommandError as error:
+        went_on = False
+        assert error.returncode == Exit.UNCONFIRMED  # noqa: PT017 - it may also not be raised
+
+    assert went_on is goes_on
+    assert err.getvalue().startswith("Delete it? [yes/no] ")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_all() -> None:
+    with pytest.raises(CommandError, match=r"There is no queue 'chargee'\. Did you mean charge\?"):
+        check_known("queue", ["chargee"], ["charge", "refund"])
+    with pytest.raises(CommandError, match=r"There is no queue 'x'\. Known: charge, refund\."):
+        check_known("queue", ["x"], ["charge", "refund"])
+    check_known("queue", ["charge"], ["charge", "refund"])

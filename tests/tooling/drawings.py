@@ -1,0 +1,57 @@
+"""The drawings of the documentation, made by the product: ``python -m tests.tooling.drawings`` writes them anew."""
+
+from pathlib import Path
+
+from django_rmq_retry.core.backoff import Exponential
+from django_rmq_retry.core.carriers import DeadLetter, WaitQueue
+from django_rmq_retry.core.drawing import Shape, svg
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Exchange, Queue
+
+FOLDER = Path(__file__).parents[2] / "docs" / "drawings"
+
+_payments = Exchange("payments", "topic")
+_main = Exchange("main-exchange", "direct")
+_primary = Exchange("primary-exchange", "direct")
+_loop = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
+_wait = WaitQueue("wait-exchange", "wait-queue")
+_backoff = Exponential(10, factor=3)
+
+HANDLERS: dict[str, tuple[Queue, Policy, str]] = {
+    "ladder": (
+        Queue("payments.charge", bindings=[_payments.bind("charge.#")]),
+        RetryThenPark(attempts=5, backoff=_backoff),
+        "payments.charge.parked",
+    ),
+    "dead-letter": (
+        Queue("main-queue", bindings=[_main.bind("srvc.transact.cash")]),
+        RetryThenPark(attempts=4, via=_loop),
+        "parking-queue",
+    ),
+    "wait-queue": (
+        Queue("primary-queue", bindings=[_primary.bind("routing-key-a"), _primary.bind("routing-key-b")]),
+        RetryThenPark(attempts=4, backoff=_backoff, via=_wait),
+        "primary-queue.parked",
+    ),
+    "stop-the-line": (Queue("ledger.post"), StopTheLine(), "ledger.post.parked"),
+    "one-shot": (Queue("rates.quote"), OneShot(park=True), "rates.quote.parked"),
+}
+
+
+def drawn(name: str) -> str:
+    """The drawing of this name, as the file has to be."""
+    queue, policy, park = HANDLERS[name]
+    found = intakes([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
+    return svg(Shape.of(layout(found), found), title=f"Topology of {queue.name}")
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in HANDLERS:
+        (FOLDER / f"{name}.svg").write_text(drawn(name))
+
+
+if __name__ == "__main__":
+    main()
