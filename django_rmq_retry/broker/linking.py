@@ -13,7 +13,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.address import Access, Host
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.dialing import parameters
 from django_rmq_retry.broker.looping import IoThread
@@ -23,6 +23,8 @@ log = logging.getLogger("django_rmq_retry")
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+MOST_REFUSALS = 8
+"""So often in a row a virtual host may be missing that was there before: somebody deleted it."""
 HEALTHY = 5.0
 """A session of so many seconds counts as a good one."""
 
@@ -51,7 +53,9 @@ class Link:
         self._tries = 0
         self._since = 0.0
         self._ever = False
+        self._missing = 0
         self._wanted = False
+        self._dialled: Connection | None = None
         self._closed_cb: Callable[[], None] | None = None
 
     def open(self) -> None:
@@ -61,8 +65,8 @@ class Link:
     def close(self, closed: Callable[[], None]) -> None:
         """Close for good; ``closed`` is called when the broker knows, or at once where nothing is open."""
         self._wanted = False
-        connection = self.connection
-        if connection is None or not connection.is_open:
+        connection = self.connection or self._dialled
+        if connection is None or connection.is_closing or connection.is_closed:
             closed()
             return
         self._closed_cb = closed
@@ -71,13 +75,14 @@ class Link:
     def _dial(self) -> None:
         if not self._wanted:
             return
-        hosts = self._access.hosts
+        # Without a server there is no host; asking for its parameters says so.
+        hosts = self._access.hosts or (Host("", 0),)
         host = hosts[self._tries % len(hosts)]
         self._tries += 1
         try:
-            dialled = parameters(self._access, host, purpose=self._purpose)
-            Connection(
-                dialled,
+            said = parameters(self._access, host, purpose=self._purpose)
+            self._dialled = Connection(
+                said,
                 on_open_callback=self._opened,
                 on_open_error_callback=self._not_opened,
                 on_close_callback=self._closed,
@@ -87,21 +92,27 @@ class Link:
             self._not_opened(None, error)
 
     def _opened(self, connection: Connection) -> None:
-        if not self._wanted:
+        if not self._wanted or self.connection is not None:
+            # Closed, or closed and opened again, while this one was being dialled.
             connection.close()
             return
-        self.connection = connection
+        self.connection, self._dialled = connection, None
         self._since = time.monotonic()
-        self._ever = True
+        self._ever, self._missing = True, 0
         self._opened_cb(connection)
 
     def _not_opened(self, _connection: object, error: BaseException | str) -> None:
+        self._dialled = None
+        if not self._wanted:
+            self._ended()
+            return
         cause = _root(error)
         if isinstance(cause, ConfigurationError):
             self._give_up(cause)
             return
         refusal = _refusal(cause)
-        if refusal and not self._ever:
+        self._missing = self._missing + 1 if _denied(cause) else 0
+        if refusal and (not self._ever or self._missing >= MOST_REFUSALS):
             self._give_up(BrokerRefused(self._access.shown, refusal))
             return
         self._again(refusal or _words(cause))
@@ -110,15 +121,21 @@ class Link:
         self._wanted = False
         self._refused(error)
 
-    def _closed(self, _connection: object, reason: BaseException) -> None:
+    def _closed(self, connection: object, reason: BaseException) -> None:
+        if connection is not self.connection:
+            return
         self.connection = None
         if not self._wanted:
-            if self._closed_cb is not None:
-                self._closed_cb()
+            self._ended()
             return
         if time.monotonic() - self._since >= HEALTHY:
             self._wait = FIRST_WAIT
         self._again(_words(reason))
+
+    def _ended(self) -> None:
+        closed, self._closed_cb = self._closed_cb, None
+        if closed is not None:
+            closed()
 
     def _again(self, reason: str) -> None:
         wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
@@ -143,11 +160,15 @@ def _refusal(error: object) -> str:
     """What no waiting mends: wrong credentials, no such virtual host, not an AMQP server."""
     if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
         return "it refused the user name or password"
-    if isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED:
+    if _denied(error):
         return "the virtual host does not exist, or this user may not use it"
     if isinstance(error, IncompatibleProtocolError):
         return "what answers there does not speak AMQP 0-9-1"
     return ""
+
+
+def _denied(error: object) -> bool:
+    return isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED
 
 
 def _code(error: object) -> int:

@@ -31,6 +31,7 @@ class Hopeless(Exception):
 POLICIES: Mapping[str, Policy] = {
     "ladder": RetryThenPark(attempts=3, backoff=Steps([0.2, 1]), via=Ladder(), park_on=Hopeless),
     "line": StopTheLine(backoff=Fixed(0.2), attempts=None),
+    "patient_line": StopTheLine(backoff=Fixed(1.5)),
     "ack_first": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=AckFirst()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
 }

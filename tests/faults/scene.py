@@ -93,6 +93,7 @@ class Scene:
         breaks: tuple[str, int] | None = None,
         url: str = "",
         shutdown: float = 30,
+        longest_hold: float = 600,
         **settings: Any,
     ) -> Worker:
         """Start a consumer; it is subscribed some time later."""
@@ -104,6 +105,7 @@ class Scene:
             "threads": threads,
             "breaks": breaks,
             "shutdown": shutdown,
+            "longest_hold": longest_hold,
             "settings": {"URL": url or self.vhost.url, **settings},
         }
         (self.folder / f"worker-{number}.json").write_text(json.dumps(said))

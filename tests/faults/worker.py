@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import django
@@ -38,6 +39,7 @@ def main(folder: Path, number: str) -> int:
         prefetch=said["prefetch"],
         limits=Limits(also=[orphaned], shutdown=said["shutdown"]),
     )
+    made._lines = tuple(replace(line, longest_hold=said["longest_hold"]) for line in made._lines)
     shutdown.listen(made.stop)
     return made.run()
 

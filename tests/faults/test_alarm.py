@@ -1,0 +1,86 @@
+"""A memory alarm: publishers hear of it in time, acks go on, and what waits to be published is not lost."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.errors import MessageUnsent, PublishError, PublishUnknown
+from django_rmq_retry.core.message import Message
+from tests.faults.acting import PARKED, QUEUE
+from tests.faults.scene import Scene
+from tests.tooling.node import Node
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+DEADLINE = 1.0
+
+
+@pytest.fixture
+def publisher(private_scene: Scene) -> Iterator[PikaPublisher]:
+    io = IoThread("test-publish")
+    io.start()
+    made = PikaPublisher(io, Access.parse(private_scene.vhost.url, publish_timeout=DEADLINE))
+    yield made
+    made.close()
+    io.stop(timeout=5)
+
+
+def ended(publisher: PikaPublisher, one: int) -> type[PublishError] | None:
+    began = time.monotonic()
+    try:
+        publisher.publish(Message(body=b'{"id": %d}' % one, routing_key=QUEUE))
+    except PublishError as error:
+        return type(error)
+    finally:
+        assert time.monotonic() - began < DEADLINE + 1
+    return None
+
+
+def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
+    private_scene: Scene, private_node: Node, publisher: PikaPublisher
+) -> None:
+    private_scene.declare()
+    assert ended(publisher, 0) is None
+
+    private_node.raise_alarm()
+    during = [ended(publisher, one) for one in range(1, 4)]
+    private_node.clear_alarm()
+
+    # The first reaches the broker, which answers by blocking; the others are never sent.
+    assert during == [PublishUnknown, MessageUnsent, MessageUnsent]
+    assert wait_until(lambda: ended(publisher, 4) is None, what="publishing works again")
+    private_scene.finish([0, 1, 4], private_scene.worker())
+    assert set(private_scene.did()) == {0, 1, 4}
+
+
+def counts(node: Node, scene: Scene) -> dict[str, int]:
+    """Messages by queue, ready and in hand; the management API would be seconds late."""
+    rows = node.ctl("list_queues", "-q", "-p", scene.vhost.name, "name", "messages", "--no-table-headers")
+    return {name: int(count) for name, count in (row.split() for row in rows.splitlines() if row)}
+
+
+def test_acks_go_on_during_an_alarm_and_retries_leave_after_it(private_scene: Scene, private_node: Node) -> None:
+    private_scene.declare()
+    private_scene.publish([100], fails=1)
+    worker = private_scene.worker(prefetch=5)
+    wait_until(lambda: private_scene.did()[100] == 1, 20, what="both connections have worked")
+    private_scene.publish([0], holds="gate")
+    private_scene.publish(range(1, 3), fails=1)
+    private_scene.publish([3], hopeless=True)
+    private_scene.publish(range(4, 20))
+
+    private_node.raise_alarm()
+    private_scene.open("gate")
+    wait_until(lambda: set(private_scene.did()) >= {0, *range(4, 20)}, 20, what="what succeeds is handled")
+    wait_until(lambda: counts(private_node, private_scene)[QUEUE] == 3, what="all but three have left their queue")
+    assert counts(private_node, private_scene)[PARKED] == 0
+    private_node.clear_alarm()
+
+    private_scene.finish([*range(20), 100], worker)
+    assert set(private_scene.parked_ids()) == {3}
+    assert private_scene.did()[1] >= 1

@@ -1,0 +1,110 @@
+"""What networks do: a publish keeps its deadline, a consumer comes back, nothing is lost and little is doubled."""
+
+import json
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.errors import PublishError
+from django_rmq_retry.core.message import Message
+from tests.faults.acting import QUEUE
+from tests.faults.scene import Scene
+from tests.tooling.proxy import Mode, Proxy, proxy_to
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+DEADLINE, SLACK = 1.5, 1.0
+IN_HAND = 10
+SLOW = {Mode.DELAY, Mode.TRICKLE}
+DEAF = {Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT}
+
+
+@pytest.fixture
+def proxy(scene: Scene) -> Iterator[Proxy]:
+    with proxy_to(urlsplit(scene.vhost.url).port or 5672) as made:
+        yield made
+
+
+@pytest.fixture
+def url(scene: Scene, proxy: Proxy) -> str:
+    """The scene's broker, as seen through the proxy."""
+    parts = urlsplit(scene.vhost.url)
+    return scene.vhost.url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{proxy.port}")
+
+
+@pytest.fixture
+def publisher(url: str) -> Iterator[PikaPublisher]:
+    io = IoThread("test-publish")
+    io.start()
+    made = PikaPublisher(io, Access.parse(url, heartbeat=1, publish_timeout=DEADLINE))
+    yield made
+    made.close()
+    io.stop(timeout=5)
+
+
+def message(one: int) -> Message:
+    return Message(body=json.dumps({"id": one}).encode(), routing_key=QUEUE)
+
+
+def outcome(publisher: PikaPublisher, one: int) -> Outcome:
+    """How a publish ended, and that it did so in time."""
+    began = time.monotonic()
+    try:
+        publisher.publish(message(one))
+        ended = Outcome.CONFIRMED
+    except PublishError as error:
+        ended = next(known for known, kind in ERRORS.items() if type(error) is kind)
+    assert time.monotonic() - began < DEADLINE + SLACK
+    return ended
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.PASS])
+def test_a_publish_keeps_its_deadline_whatever_the_network_does(
+    scene: Scene, proxy: Proxy, publisher: PikaPublisher, mode: Mode
+) -> None:
+    scene.declare()
+    publisher.publish(message(0))
+
+    proxy.set(mode)
+    tried = {one: outcome(publisher, one) for one in range(1, 5)}
+    proxy.set(Mode.PASS)
+    wait_until(lambda: outcome(publisher, 5) is Outcome.CONFIRMED, 20, what="publishing works again")
+
+    scene.finish({one for one, ended in tried.items() if ended is Outcome.CONFIRMED} | {0, 5}, scene.worker())
+    if mode in SLOW:
+        assert set(tried.values()) == {Outcome.CONFIRMED}
+    if mode in DEAF:
+        assert set(tried.values()) <= {Outcome.UNKNOWN, Outcome.UNSENT}
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.PASS])
+def test_a_consumer_comes_back_whatever_the_network_does(scene: Scene, proxy: Proxy, url: str, mode: Mode) -> None:
+    scene.declare()
+    scene.publish(range(10), fails=1)
+    worker = scene.worker(url=url, HEARTBEAT=1, threads=2)
+    wait_until(scene.did, 15, what="it works")
+    if mode in DEAF:
+        wait_until(lambda: len(scene.vhost.connections()) == 2, what="both connections are known", step=0.2)
+
+    proxy.set(mode)
+    scene.publish(range(10, 30), fails=1)
+    if mode in DEAF:
+        wait_until(lambda: not scene.vhost.connections(), 15, what="the broker has given the connections up", step=0.2)
+    proxy.set(Mode.PASS if mode in DEAF else proxy.mode)
+    scene.finish(range(30), worker)
+
+    assert scene.lost(range(30)) == set()
+    doubled = {one for one, count in scene.did().items() if count > 1}
+    if mode in SLOW:
+        assert doubled == set()
+        assert worker.said.count("Connected to") == 1
+    else:
+        assert len(doubled) <= IN_HAND
+        assert worker.said.count("Connected to") >= 2

@@ -1,0 +1,160 @@
+"""A TCP proxy between a client and its broker, that can be told to do what networks do."""
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+
+CHUNK, LOOK = 65536, 0.02
+TO_CLIENT, TO_SERVER = "to client", "to server"
+
+
+class Mode(StrEnum):
+    """What becomes of bytes; the first four are for as long as they are set."""
+
+    PASS = "pass"
+    BLACKHOLE = "blackhole"
+    BLACKHOLE_TO_CLIENT = "blackhole to client"
+    DELAY = "delay"
+    TRICKLE = "trickle"
+    RST = "rst"
+    HALF_CLOSE = "half-close"
+    CORRUPT_TO_CLIENT = "corrupt to client"
+    CORRUPT_TO_SERVER = "corrupt to server"
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it also meets connections that come later; the others hit those that are there, once."""
+        return self in {Mode.PASS, Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT, Mode.DELAY, Mode.TRICKLE}
+
+
+class Pair:
+    """One connection through the proxy: two sockets, and a thread for each direction."""
+
+    def __init__(self, proxy: "Proxy", client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client, self._server = client, server
+        self._corrupt: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def hit(self, mode: Mode) -> None:
+        """What happens to it once."""
+        if mode is Mode.RST:
+            for sock in (self._client, self._server):
+                with suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._over.set()
+        elif mode is Mode.HALF_CLOSE:
+            with suppress(OSError):
+                self._client.shutdown(socket.SHUT_WR)
+        else:
+            self._corrupt.add(TO_CLIENT if mode is Mode.CORRUPT_TO_CLIENT else TO_SERVER)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        back = threading.Thread(target=self._pump, args=(self._server, self._client, TO_CLIENT), daemon=True)
+        back.start()
+        self._pump(self._client, self._server, TO_SERVER)
+        back.join()
+        # Closed when nobody waits in them any more: only then the kernel sends its FIN, or RST.
+        self._client.close()
+        self._server.close()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        with suppress(OSError):
+            while data := self._read(source, way):
+                if way in self._corrupt:
+                    self._corrupt.discard(way)
+                    data = bytes([data[0] ^ 0xFF]) + data[1:]
+                self._write(sink, data)
+        self._over.set()
+
+    def _read(self, source: socket.socket, way: str) -> bytes:
+        """What has come, once it gets through; nothing at the end."""
+        while not self._over.is_set():
+            if select.select([source], [], [], LOOK)[0] and self._proxy.open(way):
+                return source.recv(CHUNK)
+        return b""
+
+    def _write(self, sink: socket.socket, data: bytes) -> None:
+        mode = self._proxy.mode
+        if mode is Mode.DELAY:
+            self._proxy.rest(0.1)
+        if mode is not Mode.TRICKLE:
+            sink.sendall(data)
+            return
+        for at in range(0, len(data), 8):
+            sink.sendall(data[at : at + 8])
+            self._proxy.rest(0.001)
+
+
+class Proxy:
+    """Listens on a port of its own and passes everything on to another, or not."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.mode = Mode.PASS
+        self._upstream = (host, port)
+        self._pairs: list[Pair] = []
+        self._ended = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def set(self, mode: Mode) -> None:
+        """From now on; a mode that does not last hits what is connected."""
+        if mode.lasting:
+            self.mode = mode
+            return
+        for pair in list(self._pairs):
+            pair.hit(mode)
+
+    def open(self, way: str) -> bool:
+        """Whether bytes get through now; those that do not are not lost, as TCP would send them again."""
+        holes = {Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT} if way == TO_CLIENT else {Mode.BLACKHOLE}
+        if self.mode in holes:
+            self.rest(LOOK)
+        return self.mode not in holes
+
+    def rest(self, seconds: float) -> None:
+        self._ended.wait(seconds)
+
+    def close(self) -> None:
+        self._ended.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for pair in self._pairs:
+            pair.close()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self._upstream, 5)
+            except OSError:
+                client.close()
+                continue
+            self._pairs.append(Pair(self, client, server))
+
+
+@contextmanager
+def proxy_to(port: int) -> Iterator[Proxy]:
+    """A proxy that is gone afterwards, with its threads and sockets."""
+    proxy = Proxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
