@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class Diary:
         self._path = path
 
     def note(self, word: str, message: int, attempt: int) -> None:
-        entry = json.dumps({"word": word, "id": message, "attempt": attempt, "pid": os.getpid()}) + "\n"
+        now = time.monotonic_ns() // 1_000_000
+        entry = json.dumps({"word": word, "id": message, "attempt": attempt, "pid": os.getpid(), "at": now}) + "\n"
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(file, entry.encode())

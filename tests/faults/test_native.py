@@ -1,0 +1,45 @@
+"""RabbitMQ's own delayed retry: it waits longer each time and ends in the parked queue, where the broker can do it."""
+
+import pytest
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.core.layout import layout
+from tests.faults.acting import intake
+from tests.faults.scene import Scene
+
+FIRST_WITH_IT = (4, 3)
+
+
+def version(scene: Scene) -> tuple[int, ...]:
+    return tuple(int(part) for part in scene.vhost.version.split(".")[:2])
+
+
+@pytest.mark.contract
+@pytest.mark.slow
+def test_native_retries_wait_longer_each_time_and_end_in_the_parked_queue(scene: Scene) -> None:
+    if version(scene) < FIRST_WITH_IT:
+        pytest.skip(f"RabbitMQ {scene.vhost.version} has no delayed retry of its own")
+    scene.declare("native")
+    scene.publish([0], fails=99)
+    scene.publish([1], fails=2)
+
+    scene.finish([0, 1], scene.worker())
+
+    assert [entry["attempt"] for entry in scene.diary.entries("began") if entry["id"] == 0] == [1, 2, 3]
+    assert scene.parked() == [(0, "retries exhausted")]
+    assert scene.did() == {1: 1}
+    first, second, third = (entry["at"] for entry in scene.diary.entries("began") if entry["id"] == 0)
+    assert 300 <= second - first < 600 <= third - second < 1500
+
+
+@pytest.mark.contract
+def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: Scene) -> None:
+    if version(scene) >= FIRST_WITH_IT:
+        pytest.skip(f"RabbitMQ {scene.vhost.version} can")
+    with Session(Access.parse(scene.vhost.url)) as session:
+        plan = Declarer(session).plan(layout([intake("native", scene.folder)]))
+
+    assert not plan.possible
+    assert any("4.3" in item.problem for item in plan.items if item.problem)
