@@ -12,6 +12,7 @@ from django.db import transaction
 
 from django_rmq_retry import wiring
 from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.deaths import BROKERS_OWN
 from django_rmq_retry.core.errors import ConfigurationError, NotDelayable, PublishError
@@ -99,7 +100,10 @@ def message_of(
     if options.delay:
         if subscription is None or expiration is not None:
             raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
-        exchange, routing_key, expiration, headers = _delayed(subscription, options.delay, headers)
+        check_seconds("delay=…", options.delay)
+        exchange, routing_key, expiration, headers = _delayed(
+            subscription, options.delay, (exchange, routing_key), headers
+        )
     properties = Properties(
         content_type=codec.content_type,
         headers=Headers.of(headers) if headers else EMPTY,
@@ -199,10 +203,12 @@ def _addressed(
 
 
 def _delayed(
-    subscription: Subscription, delay: float, headers: Mapping[str, object]
+    subscription: Subscription, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
 ) -> tuple[str, str, int | None, Mapping[str, object]]:
     way = subscription.policy.via.delayed(subscription.route, delay)
     if way is None:
         raise NotDelayable(subscription.name, type(subscription.policy.via).__name__)
     exchange, key, expiration, stamp = way
+    # Written down as in a retry: when the wait is over, its handler is found by the key it would have come by.
+    stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=subscription.queue.name)
     return exchange, key, expiration, {**headers, **stamp.headers()}

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from django_rmq_retry.core.backoff import LONGEST
-from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.deaths import returns
 from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders
@@ -16,7 +15,7 @@ from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
 from django_rmq_retry.core.settling import settle, unhandled, waits_on
-from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, Stamp
+from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park
 from django_rmq_retry.runtime.journal import Attempt, Journal
@@ -92,15 +91,12 @@ class Attempts:
 
     def _crashed(self, came_back: int, delivery: Delivery, subscription: Subscription) -> bool:
         """Whether it came back more often than its own retries and the limit allow."""
-        limit, policy = self._out.crash_limit, subscription.policy
+        limit = self._out.crash_limit
         # A line that is halted gives its message back again and again, and never gives it up for that.
-        if limit is None or came_back < limit or policy.ordered:
+        if limit is None or came_back < limit or subscription.policy.ordered:
             return False
-        if isinstance(policy.via, DeadLetter):
-            return came_back - limit >= policy.via.attempt(subscription.route, delivery) - 1
-        if isinstance(policy.via, (Native, Requeue)):
-            return policy.attempts is not None and came_back - limit >= policy.attempts - 1
-        return True
+        own = subscription.policy.via.returns(subscription.route, delivery)
+        return own is not None and came_back >= limit + own
 
     def _attempt(self, delivery: Delivery, subscription: Subscription, began: float) -> Settlement:
         error: BaseException | None = None
@@ -140,7 +136,7 @@ class Attempts:
 
     def _judge(self, subscription: Subscription, delivery: Delivery, error: BaseException) -> Verdict:
         """The policy's verdict; a policy that fails itself costs no message."""
-        since = Stamp.read(delivery.headers).since if MARK in delivery.raw else 0
+        since = story(delivery).since
         age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
         failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
         try:
@@ -207,7 +203,10 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
 
 
 def _restore_origin(delivery: Delivery) -> None:
-    """After a wait a message arrives by the default exchange; handlers see where it was first published to."""
-    stamp = Stamp.read(delivery.headers)
-    if stamp.queue:
+    """After a wait a message arrives by the default exchange; handlers see where it was first published to.
+
+    One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
+    """
+    stamp = story(delivery)
+    if stamp.queue and not delivery.exchange and delivery.routing_key == delivery.queue:
         delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key

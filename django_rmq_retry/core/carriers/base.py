@@ -60,6 +60,10 @@ class Carrier(ABC):
         """The number of this attempt, counted in a header of our own."""
         return story(delivery).attempts + 1
 
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        """How many of the times that the queue took it back were retries, not crashes; None if any number may be."""
+        return 0
+
     def additions(self, route: Route) -> Additions:
         """By default only the way to the parked queue for what the broker itself gives up."""
         return Additions(arguments=parked_by_broker(route))

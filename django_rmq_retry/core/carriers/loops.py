@@ -48,6 +48,9 @@ class DeadLetter(Carrier):
     def attempt(self, route: Route, delivery: Delivery) -> int:
         return story(delivery).attempts + rejections(delivery.headers, route.work.name) + 1
 
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return self.attempt(route, delivery) - 1
+
     def refusal(self, route: Route) -> str | None:
         leaving = _leaves_by_itself(route.work)
         if leaving:

@@ -33,6 +33,9 @@ class Native(Carrier):
         count = delivery.headers.get("x-delivery-count", 0) if delivery.redelivered else 0
         return count + 1 if type(count) is int and count > 0 else 1
 
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return None if route.attempts is None else route.attempts - 1
+
     def refusal(self, route: Route) -> str | None:
         if route.work.type == "quorum":
             return None

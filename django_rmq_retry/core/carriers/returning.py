@@ -20,6 +20,9 @@ class Requeue(Carrier):
     def attempt(self, route: Route, delivery: Delivery) -> int:
         return 2 if delivery.redelivered else 1
 
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return None if route.attempts is None else route.attempts - 1
+
     def refusal(self, route: Route) -> str | None:
         if route.attempts not in (1, 2, None):
             return (
