@@ -13,8 +13,8 @@ from django_rmq_retry.core.carriers import AckFirst, Republish, Requeue, WaitQue
 from django_rmq_retry.core.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.core.subscription import Intake, Subscription
 
-CONSUMER_TIMEOUT = 30 * 60
-"""Seconds after which a broker takes a message back that nobody settled, where it is not told otherwise."""
+LONG = 60
+"""Seconds of waiting in hand that are worth a word."""
 
 
 @register(TAG)
@@ -122,12 +122,12 @@ def _holds_too_long(subscription: Subscription) -> Iterable[CheckMessage]:
         ),
         default=0,
     )
-    if longest >= CONSUMER_TIMEOUT:
+    if longest >= LONG:
         yield warning(
             "W008",
-            f"{type(subscription.policy.via).__name__} waits up to {longest:g} s with the message in hand, but a "
-            f"broker takes it back after {CONSUMER_TIMEOUT} s (consumer_timeout).",
-            hint="Give the back-off a cap below that, or use via=Ladder(), which waits in the broker.",
+            f"{type(subscription.policy.via).__name__} waits up to {longest:g} s with the message in hand, which "
+            "takes one place of the prefetch for so long.",
+            hint="Give the back-off a lower cap, or use via=Ladder(), which waits in the broker.",
             at=subscription.name,
         )
 
