@@ -109,11 +109,21 @@ class Scene:
             "settings": {"URL": url or self.vhost.url, **settings},
         }
         (self.folder / f"worker-{number}.json").write_text(json.dumps(said))
-        log = self.folder / f"worker-{number}.log"
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings"}
-        words = [sys.executable, "-m", "tests.faults.worker", str(self.folder), str(number)]
+        return self._started("tests.faults.worker", str(self.folder), str(number), project="tests.settings")
+
+    def command(self, *options: str) -> Worker:
+        """Start ``manage.py rmq_consume``, for a scene with the policy "ladder"."""
+        return self._started(
+            "django", "rmq_consume", "--max-runtime", "120", *options, project="tests.faults.project.settings"
+        )
+
+    def _started(self, *words: str, project: str) -> Worker:
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        own = {"FAULTS_FOLDER": str(self.folder), "FAULTS_URL": self.vhost.url}
+        env = {**os.environ, **own, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": project}
+        command = [sys.executable, "-m", *words]
         with log.open("wb") as out:
-            process = subprocess.Popen(words, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         worker = Worker(process, log)
         self.workers.append(worker)
         return worker

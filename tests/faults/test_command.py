@@ -1,0 +1,43 @@
+"""The real command, with faults of all kinds at once."""
+
+import signal
+
+import pytest
+
+from tests.faults.scene import Scene
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_command_loses_nothing_whatever_happens_to_it(scene: Scene) -> None:
+    scene.declare()
+    worker = scene.command("--threads", "2", "--processes", "2")
+    scene.publish(range(100, 120))
+    wait_until(lambda: len(scene.did()) == 20, 20, what="both processes may work")
+    pids = {entry["pid"] for entry in scene.diary.entries("did")}
+
+    scene.publish([0], dies=True)
+    scene.publish(range(1, 20), fails=1)
+    scene.publish(range(20, 25), hopeless=True)
+    wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
+    scene.publish(range(25, 40), fails=2)
+
+    scene.finish([*range(40), *range(100, 120)], worker, timeout=60)
+    assert set(scene.parked()) >= {(0, "stopped its worker"), *((one, "permanent error") for one in range(20, 25))}
+    assert {entry["pid"] for entry in scene.diary.entries("did")} - pids
+
+
+def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> None:
+    scene.declare()
+    scene.publish(range(3), holds="gate")
+    worker = scene.command("--threads", "1", "--prefetch", "1")
+    wait_until(scene.began, 20, what="it has begun")
+
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: "Stopping" in worker.said, what="it has heard")
+    scene.open("gate")
+
+    assert worker.ended() == 0
+    assert scene.did() == {0: 1}
+    assert scene.left() == {"work": 2}
