@@ -101,6 +101,9 @@ def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_
     if pika.level == logging.NOTSET:
         # It tells each lost connection in six lines of its own; what matters of it is in ours.
         pika.setLevel(logging.INFO if verbosity == len(LEVELS) - 1 else logging.CRITICAL)
+    for logger in (log, root):
+        # Of a command that ran before in this process, as tests do it.
+        logger.handlers[:] = [one for one in logger.handlers if not isinstance(one, Console)]
     theirs = [one for one in (*log.handlers, *(root.handlers if log.propagate else ())) if _on_console(one)]
     if (theirs or log.handlers) and not json_logs:
         return False

@@ -197,6 +197,14 @@ def test_pika_is_heard_only_by_who_asks_for_everything() -> None:
 
 
 @pytest.mark.usefixtures("loggers")
+def test_a_second_command_in_one_process_doubles_no_line() -> None:
+    install(io.StringIO())
+    install(io.StringIO())
+
+    assert len(ours()) == 1
+
+
+@pytest.mark.usefixtures("loggers")
 def test_a_broken_stream_harms_nobody() -> None:
     stream = io.StringIO()
     install(stream)

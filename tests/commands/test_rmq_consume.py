@@ -53,6 +53,11 @@ def depth(amqp: BlockingChannel, queue: str = ORDERS) -> int:
     return int(amqp.queue_declare(queue, passive=True).method.message_count)
 
 
+def touched(path: Path) -> bool:
+    path.touch()
+    return True
+
+
 def written(path: Path) -> Any:
     """The liveness file's content, once it is there."""
     return json.loads(wait_until(lambda: path.read_text() if path.exists() else "", what=str(path)))
@@ -306,6 +311,19 @@ def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_process_of_several_that_holds_too_much_is_replaced(shop: Shop, send: Send) -> None:
+    with shop.running("rmq_consume", "--processes", "2", "--max-memory", "250") as consumer:
+        consumer.says("Connected", times=2)
+        send("eat", mb=300)
+        consumer.says("has ended; a fresh one starts in")
+        consumer.says("Connected", times=3)
+        consumer.signal()
+
+        assert consumer.code() == 0
+    assert shop.noted("end") == ["end eat"]
+
+
+@pytest.mark.slow
 def test_a_poisonous_message_does_not_take_the_supervisor_down(shop: Shop, send: Send) -> None:
     send("die")
     with shop.running("rmq_consume", "--processes", "2") as consumer:
@@ -341,8 +359,9 @@ def test_a_change_of_code_lets_handlers_finish_and_starts_anew(shop: Shop, send:
     with shop.running("rmq_consume", "--reload", SHOP_APPS="fresh", PYTHONPATH=path) as consumer:
         send("wait", **{"for": str(go)})
         wait_until(lambda: shop.noted("begin"))
-        code.write_text("from tests.shop.handlers import order, post  # changed\n")
-        consumer.says("Stopping (the code has changed, or Ctrl-C): finishing 1 message")
+        stopping = "Stopping (the code has changed, or Ctrl-C): finishing 1 message"
+        # Again and again, for the reloader does not say when it begins to look.
+        wait_until(lambda: touched(code) and stopping in consumer.text, timeout=20, what=stopping)
         go.touch()
         consumer.says("Connected", times=2)
         os.killpg(consumer.pid, signal.SIGINT)

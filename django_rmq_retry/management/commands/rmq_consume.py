@@ -61,14 +61,14 @@ class Command(RmqCommand):
             autoreload.run_with_reloader(self._reloadable, start, lines=lines)
             return None
         self._greet(start, lines=lines)
-        if many:
-            sys.exit(supervised(start))
-        process = Process(start)
-        code = process.run()
-        if code and not shown:
+        process = None if many else Process(start)
+        code = process.run() if process else supervised(start)
+        if code and process and not shown:
             # The project's own logging may show it or not; whoever looks at a process that ended must see why.
             raise CommandError(process.why, returncode=code)
-        sys.exit(code)
+        if code:
+            sys.exit(code)
+        return None
 
     def _chosen(self, queues: Sequence[str]) -> Sequence[Intake]:
         known = {intake.queue.name: intake for intake in registry.intakes()}
