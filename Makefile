@@ -8,7 +8,7 @@ ARGS ?=
 .PHONY: help demo test lanes lint bench docs services brokers contract clean
 
 help:
-	@echo "make demo      a small bank with a flaky gateway, to play with"
+	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--once: without the admin)"
 	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make lint      ruff, mypy, missing migrations"
 	@echo "make bench     messages per second, beside a bare pika loop"
@@ -30,7 +30,7 @@ $(DOCS_READY): $(READY)
 	touch $@
 
 demo: $(READY)
-	$(PY) testproject/manage.py demo
+	$(PY) testproject/manage.py demo $(ARGS)
 
 test: $(READY) services
 	$(PY) -m tests.tooling.lanes --main $(ARGS)

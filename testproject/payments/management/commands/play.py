@@ -52,7 +52,7 @@ class Command(BaseCommand):
             with beside("runserver", "--noreload", "--verbosity", "0", f"127.0.0.1:{port}") as server:
                 self.stdout.write(HINTS.format(port=port))
                 server.wait()
-                raise CommandError(f"The admin could not be served on port {port}; try make demo with another --port.")
+                raise CommandError(f"Port {port} is taken. Another one: make demo ARGS='--port 8001'")
 
     def _say(self, text: str) -> None:
         self.stdout.write("\n" + self.style.MIGRATE_HEADING(f"» {text}"))
