@@ -172,7 +172,7 @@ class StopTheLine(Policy):
         delay = _own_delay(failure.error, self.via)
         if delay is None:
             delay = self.backoff.delay(failure.attempt, failure.chance)
-        return halt(delay, cause, detail=f"The line is halted at attempt {failure.attempt}: {cause}")
+        return halt(delay, cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,7 +247,7 @@ class TestStopTheLine:
         verdict = judged(StopTheLine(), TIMEOUT, 3)
 
         assert (verdict.kind, verdict.after) == (Kind.HALT, 4)
-        assert verdict.detail == "The line is halted at attempt 3: BankDown: timeout"
+        assert str(verdict.error) == "BankDown: timeout"
 
     def test_it_never_gives_up_by_itself(self) -> None:
         verdict = judged(StopTheLine(), TIMEOUT, 10**9)
