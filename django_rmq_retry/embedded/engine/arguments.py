@@ -1,0 +1,154 @@
+"""A queue as it is declared: its arguments, checked and compared as RabbitMQ does, and what they mean."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from django_rmq_retry.embedded.engine.behaviour import Behaviour
+from django_rmq_retry.embedded.engine.refusals import Refused, shown
+from django_rmq_retry.embedded.engine.terms import (
+    check_arguments,
+    check_equal,
+    integer_problem,
+    lease_problem,
+    time_problem,
+    type_name,
+)
+
+Problem = Callable[[object], str | None]
+PRIORITIES = 255
+
+
+def _one_of(*values: str, otherwise: str) -> Problem:
+    def check(value: object) -> str | None:
+        if not isinstance(value, str):
+            return f"{{unacceptable_type,{type_name(value)}}}"
+        return None if value in values else otherwise.format(value)
+
+    return check
+
+
+def _text(value: object) -> str | None:
+    return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _flag(value: object) -> str | None:
+    return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _priority(value: object) -> str | None:
+    problem = integer_problem(value)
+    return problem or (f"{{max_value_exceeded,{value}}}" if isinstance(value, int) and value > PRIORITIES else None)
+
+
+def _anything(_: object) -> str | None:
+    return None
+
+
+_CHECKS: Mapping[str, Problem] = {
+    "x-expires": lease_problem,
+    "x-message-ttl": time_problem,
+    "x-dead-letter-exchange": _anything,
+    "x-dead-letter-routing-key": _text,
+    "x-dead-letter-strategy": _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
+    "x-max-length": integer_problem,
+    "x-max-length-bytes": integer_problem,
+    "x-max-priority": _priority,
+    "x-overflow": _one_of("drop-head", "reject-publish", "reject-publish-dlx", otherwise="invalid_overflow"),
+    "x-queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
+    "x-queue-version": _anything,
+    "x-single-active-consumer": _flag,
+    "x-queue-type": _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\""),
+    "x-quorum-initial-group-size": _anything,
+    "x-delivery-limit": _anything,
+    "x-delayed-retry-type": _anything,
+    "x-delayed-retry-min": _anything,
+    "x-delayed-retry-max": _anything,
+    "x-consumer-timeout": _anything,
+}
+_FOREIGN = {
+    "classic": frozenset({"x-dead-letter-strategy", "x-quorum-initial-group-size", "x-delivery-limit"}),
+    "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version"}),
+}
+_DELAYING = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """What a client said of a queue."""
+
+    name: str
+    vhost: str = "/"
+    durable: bool = False
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def quorum(self) -> bool:
+        return self.arguments.get("x-queue-type") == "quorum"
+
+    @property
+    def thing(self) -> str:
+        return shown("queue", self.name, self.vhost)
+
+    def seconds(self, name: str) -> float | None:
+        value = self.arguments.get(name)
+        return value / 1000 if isinstance(value, int) else None
+
+    def number(self, name: str) -> int | None:
+        value = self.arguments.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def text(self, name: str) -> str | None:
+        value = self.arguments.get(name)
+        return value if isinstance(value, str) else None
+
+    def check(self, behaviour: Behaviour, *, server_named: bool = False) -> None:
+        """Refuse what RabbitMQ refuses at the first declaration."""
+        for name, problem_of in _CHECKS.items():
+            if name in self.arguments and (problem := problem_of(self.arguments[name])):
+                raise Refused(406, f"invalid arg '{name}' for {self.thing}: {problem}")
+        self._check_dead_letter()
+        kind = "quorum" if self.quorum else "classic"
+        foreign = _FOREIGN[kind] | (frozenset() if self.quorum else behaviour.classic_refuses)
+        for name in self.arguments:
+            if name in foreign:
+                raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{kind}_queue")
+        if self.quorum:
+            self._check_quorum(server_named=server_named)
+
+    def _check_dead_letter(self) -> None:
+        exchange = self.arguments.get("x-dead-letter-exchange")
+        if exchange is not None and not isinstance(exchange, str):
+            thing = f"queue '{self.name}' in vhost '{self.vhost}'"
+            raise Refused(406, f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange' in {thing}")
+        if exchange is None and "x-dead-letter-routing-key" in self.arguments:
+            why = "routing_key_but_no_dlx_defined"
+            raise Refused(406, f"invalid arg 'x-dead-letter-routing-key' for {self.thing}: {why}")
+
+    def _check_quorum(self, *, server_named: bool) -> None:
+        if server_named:
+            raise Refused(406, "Cannot declare a server-named queue for type rabbit_quorum_queue")
+        wrong = {
+            "auto-delete": self.auto_delete,
+            "exclusive-owner": self.exclusive,
+            "non-durable": not self.durable,
+        }
+        for name, found in wrong.items():
+            if found:
+                raise Refused(406, f"invalid property '{name}' for {self.thing}")
+
+    def check_same(self, other: "QueueSpec", behaviour: Behaviour) -> None:
+        """Refuse a second declaration that says something else."""
+        check_equal("durable", self.thing, current=self.durable, received=other.durable)
+        check_equal("auto_delete", self.thing, current=self.auto_delete, received=other.auto_delete)
+        names = tuple(name for name in _CHECKS if behaviour.delayed_retry or name not in _DELAYING)
+        check_arguments(names, self.thing, current=_typed(self, behaviour), received=_typed(other, behaviour))
+
+
+def _typed(spec: QueueSpec, behaviour: Behaviour) -> Mapping[str, object]:
+    if behaviour.names_classic:
+        return {"x-queue-type": "classic", **spec.arguments}
+    if spec.arguments.get("x-queue-type") == "classic":
+        return {name: value for name, value in spec.arguments.items() if name != "x-queue-type"}
+    return spec.arguments

@@ -1,0 +1,71 @@
+"""Time, handed in: a clock that only moves when it is told to, and the timers that run when it passes them."""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+_FEW = 64
+
+
+class Timer:
+    """One call at one time; cancelled, it stays in the heap until its time comes or many like it are cleared."""
+
+    __slots__ = ("_clock", "due", "run")
+
+    def __init__(self, clock: "Clock", due: float, run: Callable[[], None]) -> None:
+        self._clock = clock
+        self.due = due
+        self.run: Callable[[], None] | None = run
+
+    def cancel(self) -> None:
+        if self.run is not None:
+            self.run = None
+            self._clock.forget_one()
+
+
+class Clock:
+    """Seconds on any scale; `epoch` is what to add to get Unix time. Several virtual hosts may share one."""
+
+    __slots__ = ("_cancelled", "_heap", "_numbers", "epoch", "now")
+
+    def __init__(self, now: float = 0.0, *, epoch: float = 0.0) -> None:
+        self.now = now
+        self.epoch = epoch
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = count()
+        self._cancelled = 0
+
+    def at(self, due: float, run: Callable[[], None]) -> Timer:
+        timer = Timer(self, due, run)
+        heappush(self._heap, (due, next(self._numbers), timer))
+        return timer
+
+    def next_due(self) -> float | None:
+        """When `advance` will have something to do; never later than that, now and then earlier."""
+        heap = self._heap
+        while heap and heap[0][2].run is None:
+            heappop(heap)
+            self._cancelled -= 1
+        return heap[0][0] if heap else None
+
+    def advance(self, now: float) -> None:
+        """Let time pass; each timer sees its own time as the present, in order."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            due, _, timer = heappop(heap)
+            run, timer.run = timer.run, None
+            if run is None:
+                self._cancelled -= 1
+                continue
+            self.now = max(self.now, due)
+            run()
+        self.now = max(self.now, now)
+
+    def forget_one(self) -> None:
+        """Count a cancelled timer, and clear them away once they are most of the heap."""
+        self._cancelled += 1
+        if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
+            # In place: advance() holds this very list while a timer that it runs cancels others.
+            self._heap[:] = [item for item in self._heap if item[2].run is not None]
+            heapify(self._heap)
+            self._cancelled = 0

@@ -1,0 +1,118 @@
+"""Who takes a queue's messages: consumers, what they may hold at once, and whose turn it is."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django_rmq_retry.embedded.engine.entries import Entry
+
+
+class Credit:
+    """How many deliveries a channel may hold and holds; a limit of 0 is none."""
+
+    __slots__ = ("in_hand", "limit")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.in_hand = 0
+
+
+class Consumer:
+    """One basic.consume; `take` is how it gets a message, `gone` how it learns that its queue is no more."""
+
+    __slots__ = (
+        "arguments", "credit", "exclusive", "gone", "in_hand", "listed", "no_ack", "prefetch", "priority", "tag",
+        "take", "waits",
+    )  # fmt: skip
+
+    take: Callable[[Entry], None]
+    gone: Callable[[], None]
+
+    def __init__(
+        self,
+        tag: str,
+        credit: Credit,
+        *,
+        no_ack: bool,
+        prefetch: int,
+        exclusive: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tag = tag
+        self.credit = credit
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.exclusive = exclusive
+        self.arguments = arguments or {}
+        self.priority: int = self.arguments.get("x-priority", 0)
+        self.in_hand = 0
+        self.listed = False
+        self.waits = False
+        """It stands in the roster's line of those that can take."""
+
+    def full(self) -> bool:
+        if self.no_ack:
+            return False
+        credit = self.credit
+        return bool(
+            (self.prefetch and self.in_hand >= self.prefetch) or (credit.limit and credit.in_hand >= credit.limit)
+        )
+
+
+class Roster:
+    """The consumers of one queue, in turn; with `single`, only the first of them takes."""
+
+    __slots__ = ("_line", "_ranked", "members", "single")
+
+    def __init__(self, *, single: bool) -> None:
+        self.single = single
+        self.members: list[Consumer] = []
+        self._line: deque[Consumer] = deque()
+        self._ranked = False
+
+    def add(self, consumer: Consumer) -> None:
+        self.members.append(consumer)
+        consumer.listed = True
+        self._ranked = self._ranked or consumer.priority != 0
+        self.wake(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        self.members.remove(consumer)
+        consumer.listed = False
+        if consumer.waits:
+            self._line.remove(consumer)
+            consumer.waits = False
+        if self.single and self.members:
+            self.wake(self.members[0])
+
+    def wake(self, consumer: Consumer) -> None:
+        """It may have room again."""
+        if consumer.waits or (self.single and self.members and self.members[0] is not consumer):
+            return
+        if consumer.listed:
+            self._line.append(consumer)
+            consumer.waits = True
+
+    def next(self) -> Consumer | None:
+        """Whose turn it is; those that are full leave the line until they are woken."""
+        line = self._line
+        while line:
+            consumer = line[0]
+            if self._ranked:
+                consumer = max(line, key=_rank)
+            if not consumer.full():
+                if len(line) > 1:
+                    line.remove(consumer)
+                    line.append(consumer)
+                return consumer
+            line.remove(consumer)
+            consumer.waits = False
+        return None
+
+    @property
+    def exclusive(self) -> bool:
+        return any(consumer.exclusive for consumer in self.members)
+
+
+def _rank(consumer: Consumer) -> int:
+    return consumer.priority

@@ -1,0 +1,166 @@
+"""One message in one queue, and the order in which a queue gives its messages out."""
+
+from collections import deque
+from heapq import heappop, heappush
+
+from django_rmq_retry.embedded.engine.messages import Message
+
+NEVER = float("inf")
+_HIGH = 5
+_TWO = 2
+_HIGH_RUN = 2
+
+
+class Entry:
+    """A message's place in a queue, and what the queue remembers of it."""
+
+    __slots__ = ("acquired", "count", "expires", "message", "position", "redelivered")
+
+    def __init__(self, message: Message, position: int, expires: float) -> None:
+        self.message = message
+        self.position = position
+        self.expires = expires
+        self.count = 0
+        self.acquired = 0
+        self.redelivered = False
+
+
+class Lane:
+    """One line of messages; what came back goes before what was never given out."""
+
+    __slots__ = ("back", "fresh")
+
+    def __init__(self) -> None:
+        self.fresh: deque[Entry] = deque()
+        self.back: list[tuple[int, Entry]] = []
+
+    def head(self) -> Entry | None:
+        if self.back:
+            return self.back[0][1]
+        return self.fresh[0] if self.fresh else None
+
+    def take(self) -> Entry:
+        return heappop(self.back)[1] if self.back else self.fresh.popleft()
+
+
+class Ready:
+    """The messages that wait for a consumer. Of lanes, the first that has something gives."""
+
+    __slots__ = ("_by_position", "_lanes", "_numbers", "_run", "bytes", "count", "sizes")
+
+    def __init__(self, lanes: int, *, by_position: bool) -> None:
+        self._lanes = tuple(Lane() for _ in range(lanes))
+        self._by_position = by_position
+        self._numbers = 0
+        self._run = 0
+        self.count = 0
+        self.bytes = 0
+
+    def put(self, entry: Entry) -> None:
+        """At the back of its lane."""
+        lanes = self._lanes
+        lane = lanes[0] if len(lanes) == 1 else self._lane_of(entry)
+        lane.fresh.append(entry)
+        self.count += 1
+        self.bytes += len(entry.message.body)
+
+    def restore(self, entry: Entry) -> None:
+        """Where it was (classic queues), or behind what came back before it (quorum queues)."""
+        self._numbers += 1
+        lane = self._lane_back(entry)
+        heappush(lane.back, (entry.position if self._by_position else self._numbers, entry))
+        self.count += 1
+        self.bytes += len(entry.message.body)
+
+    def take(self) -> Entry:
+        lanes = self._lanes
+        entry = (lanes[0] if len(lanes) == 1 else self._next_lane()).take()
+        self.count -= 1
+        self.bytes -= len(entry.message.body)
+        return entry
+
+    def head(self) -> Entry | None:
+        """What `take` would give."""
+        return self._lane_ahead().head()
+
+    def take_from(self, lane: Lane) -> Entry:
+        entry = lane.take()
+        self.count -= 1
+        self.bytes -= len(entry.message.body)
+        return entry
+
+    def lines(self) -> tuple[Lane, ...]:
+        """The lanes whose heads expire on their own: here only the one that gives next."""
+        return (self._lane_ahead(),)
+
+    def clear(self) -> list[Entry]:
+        found = []
+        while self.count:
+            found.append(self.take())
+        return found
+
+    def _lane_of(self, entry: Entry) -> Lane:
+        """Lanes stand highest first; a classic queue takes a priority above its highest for its highest."""
+        top = len(self._lanes) - 1
+        return self._lanes[top - min(entry.message.priority, top)]
+
+    def _lane_back(self, entry: Entry) -> Lane:
+        return self._lanes[0] if len(self._lanes) == 1 else self._lane_of(entry)
+
+    def _lane_ahead(self) -> Lane:
+        lanes = self._lanes
+        return lanes[0] if len(lanes) == 1 else next((lane for lane in lanes if lane.head()), lanes[0])
+
+    def _next_lane(self) -> Lane:
+        return self._lane_ahead()
+
+
+class TwoLanes(Ready):
+    """RabbitMQ 4.0's quorum queue: what came back, then two high ones to each low one that is older."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(3, by_position=False)
+
+    def _lane_of(self, entry: Entry) -> Lane:
+        return self._lanes[1 if entry.message.priority >= _HIGH else 2]
+
+    def _lane_back(self, entry: Entry) -> Lane:
+        return self._lanes[0]
+
+    def _lane_ahead(self) -> Lane:
+        returned, high, low = self._lanes
+        if returned.back:
+            return returned
+        first, second = high.head(), low.head()
+        if first and second and self._run == _HIGH_RUN:
+            return high if first.position < second.position else low
+        return high if first else low
+
+    def _next_lane(self) -> Lane:
+        lane = self._lane_ahead()
+        if lane is not self._lanes[0]:
+            self._run = 0 if self._run == _HIGH_RUN else self._run + 1
+        return lane
+
+
+class ManyLanes(Ready):
+    """RabbitMQ 4.3's quorum queue: each priority is a line of its own, and expires on its own."""
+
+    __slots__ = ()
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__(lanes, by_position=False)
+
+    def lines(self) -> tuple[Lane, ...]:
+        return self._lanes
+
+
+def ready_for(highest_priority: int | None, quorum_lanes: int) -> Ready:
+    """What fits a queue: a classic one (no quorum lanes) with its highest priority, or a quorum one."""
+    if not quorum_lanes:
+        return Ready((highest_priority or 0) + 1, by_position=True)
+    if quorum_lanes == 1:
+        return Ready(1, by_position=False)
+    return TwoLanes() if quorum_lanes == _TWO else ManyLanes(quorum_lanes)

@@ -1,0 +1,156 @@
+"""Exchanges: which of the things bound to one get a message."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Union
+
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.topology import matches
+from django_rmq_retry.embedded.engine.messages import Message
+from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.terms import same, shown_value, type_name
+
+TYPES = ("direct", "fanout", "topic", "headers")
+_MATCHES = ("all", "any", "all-with-x", "any-with-x")
+_REMEMBERED = 10_000
+
+Destination = Union[Queue, "Exchange"]
+
+
+class Binding:
+    """One way out of an exchange."""
+
+    __slots__ = ("arguments", "destination", "key", "source")
+
+    def __init__(self, source: "Exchange", destination: Destination, key: str, arguments: Mapping[str, object]) -> None:
+        self.source = source
+        self.destination = destination
+        self.key = key
+        self.arguments = arguments
+
+    def like(self, other: "Binding") -> bool:
+        return (
+            self.destination is other.destination and self.key == other.key and dict(self.arguments) == other.arguments
+        )
+
+
+class Exchange:
+    """An exchange and its bindings."""
+
+    __slots__ = (
+        "_found", "alternate", "arguments", "auto_delete", "bindings", "by_key", "durable", "internal", "name", "plain",
+        "type",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        kind: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        self.name = name
+        self.type = kind
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments = arguments or {}
+        alternate = self.arguments.get("alternate-exchange")
+        self.alternate = alternate if isinstance(alternate, str) else None
+        self.bindings: dict[Binding, None] = {}
+        self.by_key: dict[str, list[Binding]] = {}
+        self.plain = self.alternate is None
+        """Messages go to queues at once: no alternate, no further exchange."""
+        self._found: dict[str, tuple[Destination, ...]] = {}
+
+    def add(self, binding: Binding) -> bool:
+        """Bind; False: that binding is there already."""
+        if any(one.like(binding) for one in self.by_key.get(binding.key, ())):
+            return False
+        self.bindings[binding] = None
+        self.by_key.setdefault(binding.key, []).append(binding)
+        self._changed()
+        return True
+
+    def remove(self, binding: Binding) -> None:
+        del self.bindings[binding]
+        bound = self.by_key[binding.key]
+        bound.remove(binding)
+        if not bound:
+            del self.by_key[binding.key]
+        self._changed()
+
+    def find(self, binding: Binding) -> Binding | None:
+        """The binding that says the same."""
+        return next((one for one in self.by_key.get(binding.key, ()) if one.like(binding)), None)
+
+    def route(self, message: Message) -> Sequence[Destination]:
+        """What gets the message, each once."""
+        if self.type == "headers":
+            return _once(one for one in self.bindings if headers_match(one.arguments, message))
+        if not message.more:
+            return self._by_key(message.key)
+        return tuple(dict.fromkeys(chain.from_iterable(map(self._by_key, message.keys))))
+
+    def _by_key(self, key: str) -> tuple[Destination, ...]:
+        if self.type == "fanout":
+            key = ""
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            found = self._found[key] = self._match(key)
+        return found
+
+    def _match(self, key: str) -> tuple[Destination, ...]:
+        if self.type == "fanout":
+            return _once(self.bindings)
+        if self.type == "direct":
+            return _once(self.by_key.get(key, ()))
+        return _once(chain.from_iterable(bound for pattern, bound in self.by_key.items() if matches(pattern, key)))
+
+    def _changed(self) -> None:
+        self._found.clear()
+        self.plain = self.alternate is None and not any(isinstance(one.destination, Exchange) for one in self.bindings)
+
+
+def _once(bindings: Iterable[Binding]) -> tuple[Destination, ...]:
+    return tuple(dict.fromkeys(one.destination for one in bindings))
+
+
+def check_match(arguments: Mapping[str, object]) -> None:
+    """Refuse a binding to a headers exchange whose x-match means nothing."""
+    if "x-match" not in arguments:
+        return
+    told = arguments["x-match"]
+    if not isinstance(told, str):
+        what = f"type {type_name(told)} (value {shown_value(told)}); expected longstr"
+        raise Refused(406, f"Invalid x-match field {what}")
+    if told not in _MATCHES:
+        what = f'value <<"{told}">>; expected all, any, all-with-x, or any-with-x'
+        raise Refused(406, f"Invalid x-match field {what}")
+
+
+def headers_match(asked: Mapping[str, object], message: Message) -> bool:
+    """Whether a headers exchange passes the message by a binding's arguments."""
+    mode = asked.get("x-match", "all")
+    all_keys = mode in ("all-with-x", "any-with-x")
+    wanted = {key: value for key, value in asked.items() if key != "x-match" and (all_keys or not key.startswith("x-"))}
+    headers = message.headers
+    hits = (_hit(headers, key, value) for key, value in wanted.items())
+    return any(hits) if mode in ("any", "any-with-x") else all(hits)
+
+
+def _hit(headers: Headers, key: str, value: object) -> bool:
+    """No value at all asks only that the header is there."""
+    if key not in headers:
+        return False
+    try:
+        return value is None or same(value, headers[key])
+    except UndecodableHeaders:
+        return False

@@ -1,0 +1,178 @@
+"""Messages as the broker keeps them: bytes, and the few properties that it acts upon."""
+
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.properties import Properties, decode_properties
+from django_rmq_retry.embedded.engine.refusals import Refused
+
+PERSISTENT = 2
+# The flags of the properties, in the order in which their values follow.
+_TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = (
+    1 << place for place in range(15, 7, -1)
+)
+_USER_ID = 1 << 4
+_UNUSED = 0b11
+_LENGTH = struct.Struct(">I")
+_FLAGS = struct.Struct(">H")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One entry of x-death."""
+
+    queue: str
+    reason: str
+    exchange: str
+    keys: tuple[str, ...]
+    time: int
+    count: int = 1
+    expiration: str | None = None
+
+
+class Message:
+    """What was published, shared by all queues that hold it and never changed."""
+
+    __slots__ = (
+        "bcc", "body", "count", "deaths", "exchange", "expiration", "key", "more", "persistent", "priority", "raw"
+    )  # fmt: skip
+
+    def __init__(self, exchange: str, key: str, raw: bytes, body: bytes) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.raw = raw
+        self.body = body
+        self.persistent = False
+        self.priority = 0
+        self.expiration: str | None = None
+        self.more: tuple[str, ...] = ()
+        """The keys of CC and BCC."""
+        self.bcc: tuple[str, ...] = ()
+        self.deaths: tuple[Death, ...] = ()
+        self.count: int | None = None
+        """The failed deliveries of the queues that it died in, as far as the version carries them on."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key, *self.more)
+
+    @property
+    def headers(self) -> Headers:
+        return Headers(table_of(self.raw))
+
+    @property
+    def properties(self) -> Properties:
+        return decode_properties(self.raw)
+
+
+class Glance:
+    """The properties that decide what the broker does, read without decoding the others."""
+
+    __slots__ = ("expiration", "flags", "mode", "priority", "reply_to")
+
+    def __init__(self, raw: bytes) -> None:
+        self.flags = flags = raw[0] << 8 | raw[1]
+        if flags & _UNUSED:
+            raise IndexError
+        self.mode = self.priority = self.reply_to = self.expiration = None
+        at = _skip_to_headers(raw, flags)
+        if flags & _HEADERS:
+            at += 4 + _LENGTH.unpack_from(raw, at)[0]
+        if flags & _MODE:
+            self.mode = raw[at]
+            at += 1
+        if flags & _PRIORITY:
+            self.priority = raw[at]
+            at += 1
+        if flags & _CORRELATION:
+            at += 1 + raw[at]
+        if flags & _REPLY_TO:
+            self.reply_to = raw[at + 1 : at + 1 + raw[at]]
+            at += 1 + raw[at]
+        if flags & _EXPIRATION:
+            self.expiration = raw[at + 1 : at + 1 + raw[at]].decode("utf-8", "replace")
+
+    mode: int | None
+    priority: int | None
+    reply_to: bytes | None
+    expiration: str | None
+
+    @property
+    def names_user(self) -> bool:
+        return bool(self.flags & _USER_ID)
+
+    @property
+    def has_headers(self) -> bool:
+        return bool(self.flags & _HEADERS)
+
+
+def glance(raw: bytes) -> Glance:
+    try:
+        return Glance(raw)
+    except (IndexError, struct.error):
+        raise Refused(502, "content properties cannot be decoded") from None
+
+
+def _skip_to_headers(raw: bytes, flags: int) -> int:
+    at = 2
+    if flags & _TYPE:
+        at += 1 + raw[at]
+    if flags & _ENCODING:
+        at += 1 + raw[at]
+    return at
+
+
+def checked_headers(raw: bytes) -> Headers:
+    """The headers of what a client sent."""
+    try:
+        return Headers(table_of(raw))
+    except (UndecodableHeaders, IndexError):
+        raise Refused(502, "the header table cannot be decoded") from None
+
+
+def decoded(raw: bytes) -> Properties:
+    """All properties of what a client sent."""
+    try:
+        return decode_properties(raw)
+    except UndecodableHeaders as error:
+        raise Refused(502, f"content properties cannot be decoded: {error.problem}") from None
+
+
+def table_of(raw: bytes) -> bytes:
+    """The header table as it stands in the properties."""
+    flags = raw[0] << 8 | raw[1]
+    at = _skip_to_headers(raw, flags)
+    return raw[at + 4 : at + 4 + _LENGTH.unpack_from(raw, at)[0]] if flags & _HEADERS else b""
+
+
+def with_table(raw: bytes, *, drop: Collection[str], add: bytes) -> bytes:
+    """Properties with encoded entries put behind the other headers; every other byte is the same."""
+    flags = raw[0] << 8 | raw[1]
+    at = _skip_to_headers(raw, flags)
+    rest = at
+    table = b""
+    if flags & _HEADERS:
+        rest = at + 4 + _LENGTH.unpack_from(raw, at)[0]
+        table = raw[at + 4 : rest]
+        if any(name.encode() in table for name in drop):
+            table = Headers(table).replacing(drop=drop).raw
+    table += add
+    if not table and not flags & _HEADERS:
+        return raw
+    return b"".join((_FLAGS.pack(flags | _HEADERS), raw[2:at], _LENGTH.pack(len(table)), table, raw[rest:]))
+
+
+def without_expiration(raw: bytes) -> bytes:
+    """Properties that have an expiration, without it; every other byte is the same."""
+    flags = raw[0] << 8 | raw[1]
+    at = _skip_to_headers(raw, flags)
+    if flags & _HEADERS:
+        at += 4 + _LENGTH.unpack_from(raw, at)[0]
+    at += bool(flags & _MODE) + bool(flags & _PRIORITY)
+    for flag in (_CORRELATION, _REPLY_TO):
+        if flags & flag:
+            at += 1 + raw[at]
+    return _FLAGS.pack(flags & ~_EXPIRATION) + raw[2:at] + raw[at + 1 + raw[at] :]

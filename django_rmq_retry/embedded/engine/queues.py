@@ -1,0 +1,249 @@
+"""One queue: taking messages in, giving them out in order, dropping them when their time has come."""
+
+from collections.abc import Iterable
+
+from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.behaviour import Return
+from django_rmq_retry.embedded.engine.clock import Timer
+from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
+from django_rmq_retry.embedded.engine.entries import NEVER, Entry, ready_for
+from django_rmq_retry.embedded.engine.leasing import Lease
+from django_rmq_retry.embedded.engine.limits import Limits
+from django_rmq_retry.embedded.engine.messages import Message
+from django_rmq_retry.embedded.engine.returning import Counts
+from django_rmq_retry.embedded.engine.surroundings import Surroundings
+
+_LIMITING = ("x-max-length", "x-max-length-bytes")
+
+
+class Queue:
+    """A queue and its messages. Nothing here routes: what dies is left in `around.graves`."""
+
+    __slots__ = (
+        "_arms_when_alone", "_expires_any", "_timer", "around", "closed", "counts", "delayed", "held", "lease",
+        "limits", "name", "owner", "pending", "position", "ready", "roster", "spec", "stores", "ttl",
+    )  # fmt: skip
+
+    def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.around = around
+        self.owner = owner
+        """The session of an exclusive queue."""
+        self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
+        self.roster = Roster(single=spec.arguments.get("x-single-active-consumer") is True)
+        self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
+        self.counts = Counts(spec, around.behaviour) if spec.quorum else None
+        self.ttl = spec.seconds("x-message-ttl")
+        self.stores = (2 if spec.quorum else 1) if spec.durable else 0
+        self.position = 0
+        self.held = 0
+        """Messages that clients hold."""
+        self.pending = 0
+        """Dead letters that no queue has taken yet (at-least-once)."""
+        self.delayed: dict[Entry, Timer] = {}
+        self.lease: Lease | None = None
+        self.closed = False
+        self._expires_any = False
+        # A classic queue with priorities looks at the time of the first message only (rabbit_amqqueue_process).
+        self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
+        self._timer: Timer | None = None
+
+    def offer(self, message: Message) -> bool:
+        """Take a message in; False: the queue is full and refuses it."""
+        ready = self.ready
+        if self.limits is not None and not self._has_room(self.limits, message):
+            return False
+        self.position += 1
+        entry = Entry(message, self.position, self._end_of(message))
+        if message.count is not None and self.counts is not None:
+            self.counts.carry(entry)
+        if self.stores and (self.stores > 1 or message.persistent):
+            self.around.store.enqueued(self.name, entry.position, message, entry.expires)
+        ready.put(entry)
+        if self.roster.members:
+            # An empty queue gives a message to a waiting consumer even if its time is 0.
+            consumer = self.roster.next() if ready.count == 1 else None
+            if consumer is not None:
+                self.held += 1
+                consumer.take(ready.take())
+                return True
+            self.dispatch()
+        if entry.expires < NEVER:
+            self._expires_any = True
+            if ready.count == 1 or not self._arms_when_alone:
+                self.watch()
+        if self.limits is not None:
+            self._shed(self.limits)
+        return True
+
+    def dispatch(self) -> None:
+        """Give out what consumers can take."""
+        ready, roster = self.ready, self.roster
+        while ready.count:
+            consumer = roster.next()
+            if consumer is None:
+                return
+            if self._expires_any:
+                self.expire()
+                if not ready.count:
+                    return
+            self.held += 1
+            consumer.take(ready.take())
+
+    def fetch(self) -> Entry | None:
+        """Give out one message to basic.get."""
+        if self._expires_any:
+            self.expire()
+        if not self.ready.count:
+            return None
+        self.held += 1
+        entry = self.ready.take()
+        if self._expires_any:
+            self.watch()
+        return entry
+
+    def done(self, entry: Entry) -> None:
+        """A client has dealt with it."""
+        self.held -= 1
+        if self.stores:
+            self.forget(entry)
+
+    def reject(self, entry: Entry, how: Return) -> None:
+        """A client wants it no more."""
+        if self.closed:
+            return
+        self.held -= 1
+        behaviour = self.around.behaviour
+        if how in behaviour.carrying and (self.counts is not None or behaviour.classic_carries):
+            entry.count += 1
+        self.bury(entry, "rejected")
+
+    def give_back(self, entries: Iterable[Entry], how: Return) -> None:
+        """Clients did not deal with these."""
+        if self.closed:
+            return
+        for entry in entries:
+            self.held -= 1
+            entry.redelivered = True
+            if self.counts is None:
+                self.ready.restore(entry)
+            else:
+                self._give_back_counted(entry, how, self.counts)
+        if self.limits is not None:
+            self._shed(self.limits)
+        self.dispatch()
+        if self._expires_any:
+            self.watch()
+
+    def freed(self, consumer: Consumer) -> None:
+        """A consumer has room again."""
+        if not consumer.waits:
+            self.roster.wake(consumer)
+        if self.ready.count:
+            self.dispatch()
+
+    def bury(self, entry: Entry, reason: str) -> None:
+        self.around.graves.append((self, entry, reason))
+
+    def forget(self, entry: Entry) -> None:
+        """It is nowhere in this queue any more."""
+        if self.stores and not self.closed and (self.stores > 1 or entry.message.persistent):
+            self.around.store.removed(self.name, entry.position)
+
+    def expire(self) -> None:
+        """Bury what is at the head and past its time; what stands behind a younger message waits for it."""
+        ready, now = self.ready, self.around.clock.now
+        stale = True
+        while stale:
+            stale = False
+            for lane in ready.lines():
+                while (head := lane.head()) is not None and head.expires <= now:
+                    self.bury(ready.take_from(lane), "expired")
+                    stale = True
+        self.watch()
+
+    def watch(self) -> None:
+        """See to it that `expire` runs when the next message's time has come."""
+        heads = [head.expires for lane in self.ready.lines() if (head := lane.head()) is not None]
+        due = min(heads, default=NEVER)
+        if due == NEVER:
+            return
+        clock, timer = self.around.clock, self._timer
+        if due <= clock.now:
+            self.expire()
+        elif timer is None or timer.run is None or timer.due > due:
+            if timer is not None:
+                timer.cancel()
+            self._timer = clock.at(due, self._on_time)
+
+    def purge(self) -> int:
+        """Drop what is ready, and what is delayed."""
+        dropped = self.ready.clear()
+        for entry, timer in self.delayed.items():
+            timer.cancel()
+            dropped.append(entry)
+        self.delayed.clear()
+        for entry in dropped:
+            self.forget(entry)
+        self.around.lost["purged"] += len(dropped)
+        return len(dropped)
+
+    def close(self) -> int:
+        """The queue is deleted; return how many messages go with it."""
+        for timer in (self._timer, *self.delayed.values()):
+            if timer is not None:
+                timer.cancel()
+        if self.lease is not None:
+            self.lease.stop()
+        gone = self.ready.count + len(self.delayed) + self.pending + self.held
+        self.ready.clear()
+        self.delayed.clear()
+        self.closed = True
+        return gone
+
+    def _give_back_counted(self, entry: Entry, how: Return, counts: Counts) -> None:
+        if counts.exhausted(entry, how):
+            self.bury(entry, "delivery_limit")
+        elif (delay := counts.delay(entry, how)) > 0:
+            clock = self.around.clock
+            self.delayed[entry] = clock.at(clock.now + delay, lambda: self._undelay(entry))
+        elif counts.to_back:
+            self.ready.put(entry)
+        else:
+            self.ready.restore(entry)
+
+    def _on_time(self) -> None:
+        self.expire()
+        self.around.settle()
+
+    def _undelay(self, entry: Entry) -> None:
+        del self.delayed[entry]
+        self.ready.restore(entry)
+        self.dispatch()
+        self.watch()
+        self.around.settle()
+
+    def _end_of(self, message: Message) -> float:
+        ttl = self.ttl
+        if message.expiration is not None:
+            own = int(message.expiration) / 1000
+            ttl = own if ttl is None else min(ttl, own)
+        return NEVER if ttl is None else self.around.clock.now + ttl
+
+    def _has_room(self, limits: Limits, message: Message) -> bool:
+        verdict = limits.judge(self._count(), self.ready.bytes, more=len(message.body))
+        if verdict == "bury":
+            self.bury(Entry(message, 0, NEVER), "maxlen")
+        return verdict == "take"
+
+    def _shed(self, limits: Limits) -> None:
+        ready = self.ready
+        if not limits.drops:
+            limits.note(self._count(), ready.bytes)
+            return
+        while ready.count and limits.over(ready.count, ready.bytes):
+            self.bury(ready.take(), "maxlen")
+
+    def _count(self) -> int:
+        return self.ready.count + self.pending + len(self.delayed)

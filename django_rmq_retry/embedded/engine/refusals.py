@@ -1,0 +1,86 @@
+"""The broker's refusals, in RabbitMQ's words: an exception that says whether the channel or the connection closes."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from django_rmq_retry.core.errors import RmqRetryError
+
+NAMES = {
+    403: "ACCESS_REFUSED",
+    404: "NOT_FOUND",
+    405: "RESOURCE_LOCKED",
+    406: "PRECONDITION_FAILED",
+    502: "SYNTAX_ERROR",
+    503: "COMMAND_INVALID",
+    504: "CHANNEL_ERROR",
+    530: "NOT_ALLOWED",
+    540: "NOT_IMPLEMENTED",
+    541: "INTERNAL_ERROR",
+}
+HARD = 500
+TEXT_LIMIT = 255
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Refused(RmqRetryError):
+    """What a client asked for is refused: its channel closes, or (hard) its whole connection."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        self.code = code
+        self.reason = reason
+        self.class_id = 0
+        self.method_id = 0
+        super().__init__(self.text)
+
+    @property
+    def hard(self) -> bool:
+        return self.code >= HARD
+
+    @property
+    def text(self) -> str:
+        """The reply text as it fits into a short string."""
+        whole = f"{NAMES[self.code]} - {self.reason}".encode()
+        cut = whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 3] + b"..."
+        return cut.decode("utf-8", "ignore")
+
+
+def method(class_id: int, method_id: int) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
+    """Name the AMQP method that a refusal answers."""
+
+    def named(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+        @wraps(function)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(self, *args, **kwargs)
+            except Refused as refused:
+                refused.class_id, refused.method_id = class_id, method_id
+                raise
+
+        return call
+
+    return named
+
+
+def shown(what: str, name: str, vhost: str) -> str:
+    """A resource as RabbitMQ writes it: queue 'payments' in vhost '/'."""
+    return f"{what} '{name}' in vhost '{vhost}'"
+
+
+def missing(what: str, name: str, vhost: str) -> Refused:
+    return Refused(404, f"no {shown(what, name, vhost)}")
+
+
+def locked(queue: str, vhost: str) -> Refused:
+    return Refused(
+        405,
+        f"cannot obtain exclusive access to locked {shown('queue', queue, vhost)}. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original declaration.",
+    )
+
+
+def unequal(argument: str, thing: str, received: str, current: str) -> Refused:
+    return Refused(406, f"inequivalent arg '{argument}' for {thing}: received {received} but current is {current}")

@@ -1,0 +1,73 @@
+"""A virtual host, and the sessions of the clients connected to it."""
+
+from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
+from django_rmq_retry.embedded.engine.channels import Channel
+from django_rmq_retry.embedded.engine.clock import Clock
+from django_rmq_retry.embedded.engine.host import Chance, Host, Outbox
+from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.store import NullStore, Store
+
+
+class Session(Outbox):
+    """One connection: its channels, its exclusive queues, and what it has to be told."""
+
+    def __init__(self, host: Host, *, user: str) -> None:
+        super().__init__(host.busy)
+        self.host = host
+        self.user = user
+        self.channels: dict[int, Channel] = {}
+
+    def channel(self, number: int) -> Channel:
+        """Open a channel, which must not be open."""
+        channel = self.channels[number] = Channel(self.host, self, number, user=self.user)
+        return channel
+
+    def close_channel(self, number: int) -> None:
+        channel = self.channels.pop(number, None)
+        if channel is not None:
+            channel.close()
+
+    def close(self) -> None:
+        """The connection is gone, in whatever way: no consumer of it may get what another channel of it held."""
+        channels = list(self.channels.values())
+        self.channels.clear()
+        ended: list[Queue] = []
+        for channel in channels:
+            ended += channel.stop_consuming()
+        for channel in channels:
+            channel.let_go()
+        for channel in channels[:1]:
+            channel.wake(ended)
+        for queue in [one for one in self.host.router.queues.values() if one.owner is self]:
+            self.host.remove_queue(queue)
+        self.drain()
+
+
+class Vhost(Host):
+    """A broker for the clients of one virtual host.
+
+    ``vhost = Vhost("/", Clock(), chance=iter_names)``; ``channel = vhost.connect().channel(1)``; after every call
+    the sessions in ``vhost.busy`` have something in their outbox: ``session.drain()``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        behaviour: Behaviour = V4_0,
+        *,
+        chance: Chance,
+        store: Store | None = None,
+    ) -> None:
+        super().__init__(name, clock, behaviour, chance=chance, store=store or NullStore())
+
+    def connect(self, user: str = "guest") -> Session:
+        return Session(self, user=user)
+
+    def next_due(self) -> float | None:
+        """When something will happen by itself; None: never."""
+        return self.clock.next_due()
+
+    def advance(self, now: float) -> None:
+        """Let time pass until now."""
+        self.clock.advance(now)

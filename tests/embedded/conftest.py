@@ -1,0 +1,29 @@
+"""The same statement on the engine, in each version that it knows, and on RabbitMQ."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.embedded.engine_rig import EngineRig
+from tests.embedded.rabbit_rig import RabbitRig
+from tests.embedded.rig import BOTH, Rig
+
+
+@pytest.fixture(params=["engine-3.10", "engine-4.0", "engine-4.3", "rabbitmq"])
+def rig(request: pytest.FixtureRequest, broker_version: str | None) -> Iterator[Rig]:  # noqa: ARG001 - see plugin
+    """A broker to make statements about; `broker_version` is asked for so that `contract` can name versions."""
+    kind, _, version = str(request.param).partition("-")
+    found: Rig
+    if kind == "engine":
+        found = EngineRig(version)
+    else:
+        vhost = request.getfixturevalue("vhost")
+        found = RabbitRig(vhost.url, vhost.version)
+    yield found
+    found.close()
+
+
+@pytest.fixture(params=sorted(BOTH))
+def kind(request: pytest.FixtureRequest) -> str:
+    """A type of queue."""
+    return str(request.param)

@@ -1,0 +1,234 @@
+"""Dead-lettering: why, how often, in which order, and where it ends."""
+
+import pytest
+
+from tests.embedded.rig import BOTH, QUORUM, Arrival, Client, Rig
+
+pytestmark = pytest.mark.contract
+
+BACK = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "main"}
+AWAY = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+
+
+def loop(client: Client, kind: str) -> None:
+    """main, whose rejected messages wait and come back."""
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"})
+    client.queue("wait", {**BOTH[kind], **BACK, "x-message-ttl": 60})
+
+
+def taken(client: Client, queue: str) -> Arrival:
+    found = client.get(queue)
+    assert found is not None
+    return found
+
+
+def test_a_loop_counts_each_queue_and_reason_with_the_newest_first(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    loop(client, kind)
+    client.publish("main", "a")
+    seen = []
+    for _ in range(4):
+        arrival = taken(client, "main")
+        seen.append(arrival.deaths)
+        client.nack(arrival, requeue=False)
+
+    assert seen == [
+        [],
+        [("wait", "expired", 1), ("main", "rejected", 1)],
+        [("wait", "expired", 2), ("main", "rejected", 2)],
+        [("wait", "expired", 3), ("main", "rejected", 3)],
+    ]
+
+
+def test_the_first_and_the_last_death_have_headers_of_their_own(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    loop(client, kind)
+    client.publish("main", "a")
+    client.reject(taken(client, "main"), requeue=False)
+    headers = taken(client, "main").headers
+    first = [headers.get(f"x-first-death-{name}") for name in ("queue", "reason", "exchange")]
+    last = [headers.get(f"x-last-death-{name}") for name in ("queue", "reason", "exchange")]
+
+    assert first == ["main", "rejected", ""]
+    assert last == (["wait", "expired", ""] if rig.version >= (4, 0) else [None, None, None])
+
+
+def test_a_death_tells_where_the_message_had_been_published(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("in", "topic")
+    client.queue("main", {**BOTH[kind], **AWAY})
+    client.queue("dead")
+    client.bind("main", "in", "a.*")
+    client.publish("a.b", "x", exchange="in")
+    client.reject(taken(client, "main"), requeue=False)
+    arrival = taken(client, "dead")
+    death = arrival.headers["x-death"][0]
+
+    assert (arrival.exchange, arrival.key) == ("", "dead")
+    assert (death["exchange"], death["routing-keys"], death["count"]) == ("in", ["a.b"], 1)
+    assert "original-expiration" not in death
+
+
+def test_without_a_key_of_its_own_a_dead_letter_keeps_its_key(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("dlx", "topic")
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "dlx"})
+    client.queue("dead")
+    client.bind("dead", "dlx", "ma*.#")
+    client.bind("dead", "dlx", "main")
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+    arrival = taken(client, "dead")
+
+    assert (arrival.exchange, arrival.key) == ("dlx", "main")
+    assert client.get("dead", within=0.1) is None
+
+
+def test_an_expiration_is_taken_off_and_told_in_x_death(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("main", {**BOTH[kind], **AWAY})
+    client.queue("dead")
+    client.publish("main", "x", expiration="50", headers={"mine": 7}, message_id="m1")
+    arrival = taken(client, "dead")
+
+    assert arrival.expiration is None
+    assert arrival.headers["mine"] == 7
+    assert arrival.headers["x-death"][0]["original-expiration"] == "50"
+    assert arrival.deaths == [("main", "expired", 1)]
+
+
+def test_three_automatic_deaths_are_ordered_by_recency_since_version_4(rig: Rig) -> None:
+    client = rig.connect()
+    for name, after in (("q4", "q2"), ("q2", "q0"), ("q0", "end")):
+        client.queue(name, {"x-message-ttl": 20, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": after})
+    client.queue("end")
+    client.publish("q4", "x")
+    names = [queue for queue, _, _ in taken(client, "end").deaths]
+
+    assert names == (["q0", "q2", "q4"] if rig.version >= (4, 0) else ["q0", "q4", "q2"])
+
+
+def test_a_loop_without_a_rejection_drops_the_message(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue(
+        "a", {**BOTH[kind], "x-message-ttl": 30, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
+    )
+    client.queue(
+        "b", {**BOTH[kind], "x-message-ttl": 30, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a"}
+    )
+    client.publish("a", "x")
+    rig.wait(0.4)
+
+    assert client.get("a", within=0) is None
+    assert client.get("b", within=0) is None
+
+
+def test_a_message_of_the_main_queue_that_expires_cycles_on_3_10_only(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("main", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait", "x-message-ttl": 50})
+    client.queue("wait", {**BACK, "x-message-ttl": 50})
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+    rig.wait(0.4)
+    left = client.get("main", within=0.5)
+
+    assert (left is not None) == (rig.version < (4, 0))
+
+
+def test_a_message_dropped_for_length_dies_oldest_first(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("main", {**BOTH[kind], **AWAY, "x-max-length": 2})
+    client.queue("dead")
+    for number in range(5):
+        client.publish("main", str(number))
+    found = [taken(client, "dead") for _ in range(3)]
+
+    assert [one.text for one in found] == ["0", "1", "2"]
+    assert found[0].deaths == [("main", "maxlen", 1)]
+    assert [taken(client, "main").text for _ in range(2)] == ["3", "4"]
+
+
+def test_a_message_is_lost_where_no_exchange_or_queue_takes_it(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "nowhere"})
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+
+    assert client.get("main", within=0.1) is None
+
+
+def test_at_least_once_keeps_what_no_queue_takes(rig: Rig) -> None:
+    client = rig.connect()
+    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    client.queue("main", {**QUORUM, **careful, "x-dead-letter-exchange": "nowhere"})
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+    client.exchange("nowhere", "fanout")
+    client.queue("dead")
+    client.bind("dead", "nowhere")
+
+    assert client.queue("main", passive=True).messages == 0
+    assert client.get("dead", within=0.2) is None
+
+
+def test_at_least_once_arrives_where_a_queue_takes_it(rig: Rig) -> None:
+    client = rig.connect()
+    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    client.queue("main", {**QUORUM, **careful, **AWAY})
+    client.queue("dead", QUORUM)
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+
+    assert taken(client, "dead").deaths == [("main", "rejected", 1)]
+
+
+def test_an_x_death_that_a_client_sent_counts_on_3_10_only(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("main", AWAY)
+    client.queue("dead")
+    forged = [{"queue": "main", "reason": "rejected", "count": 99, "exchange": "", "routing-keys": ["main"]}]
+    client.publish("main", "x", headers={"x-death": forged})
+    first = taken(client, "main")
+    client.reject(first, requeue=False)
+
+    assert first.deaths == [("main", "rejected", 99)]
+    assert taken(client, "dead").deaths == [("main", "rejected", 100 if rig.version < (4, 0) else 1)]
+
+
+def test_copies_die_by_every_key_again(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("dlx", "direct")
+    client.queue("main", {"x-dead-letter-exchange": "dlx"})
+    for name in ("one", "two"):
+        client.queue(name)
+        client.bind(name, "dlx", "main" if name == "one" else "copy")
+    client.publish("main", "x", headers={"CC": ["copy"]})
+    client.reject(taken(client, "main"), requeue=False)
+    found = [taken(client, "one"), taken(client, "two")]
+
+    assert [one.headers["x-death"][0]["routing-keys"] for one in found] == [["main", "copy"]] * 2
+
+
+def test_a_dead_letter_key_replaces_the_copies_too(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("main", AWAY)
+    for name in ("dead", "copy"):
+        client.queue(name)
+    client.publish("main", "x", headers={"CC": ["copy"]})
+    assert taken(client, "copy").text == "x"
+    client.reject(taken(client, "main"), requeue=False)
+    arrival = taken(client, "dead")
+
+    assert ("CC" in arrival.headers) == (rig.version >= (4, 0))
+    assert client.get("copy", within=0.1) is None
+
+
+def test_reject_publish_dlx_refuses_and_buries_on_a_classic_queue(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("main", {**AWAY, "x-max-length": 1, "x-overflow": "reject-publish-dlx"})
+    client.queue("dead")
+    outcomes = [client.publish("main", name) for name in "ab"]
+
+    assert outcomes == ["ack", "nack"]
+    assert taken(client, "dead").deaths == [("main", "maxlen", 1)]
+    assert taken(client, "main").text == "a"
