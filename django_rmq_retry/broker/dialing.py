@@ -11,6 +11,7 @@ from django_rmq_retry.broker.address import NOT_YET, Access, Host, Tls
 from django_rmq_retry.core.errors import ConfigurationError
 
 PRODUCT = "django-rmq-retry"
+PUBLISHING = "publish"
 TCP_TIMEOUT = 10.0
 
 
@@ -26,7 +27,9 @@ def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionPa
         virtual_host=now.vhost,
         credentials=PlainCredentials(now.user, now.password.reveal()),
         heartbeat=now.heartbeat,
-        blocked_connection_timeout=now.blocked_timeout,
+        # What a blocked broker has of a connection that is given up it stores when its alarm is over: a publisher that
+        # dialled again and again would double its messages each time. Its publishes have deadlines of their own.
+        blocked_connection_timeout=None if purpose == PUBLISHING else now.blocked_timeout,
         # pika wants the whole bring-up (TCP, TLS, AMQP) to have at least the time of its first part.
         socket_timeout=min(TCP_TIMEOUT, now.connect_timeout),
         stack_timeout=now.connect_timeout,

@@ -1,4 +1,4 @@
-"""A memory alarm: publishers hear of it in time, acks go on, and what waits to be published is not lost."""
+"""A memory alarm, or a broker that stands still: publishers hear of it in time, acks go on, and what waits to be published is not lost."""
 
 import time
 from collections.abc import Iterator
@@ -84,3 +84,36 @@ def test_acks_go_on_during_an_alarm_and_retries_leave_after_it(private_scene: Sc
     private_scene.finish([*range(20), 100], worker)
     assert set(private_scene.parked_ids()) == {3}
     assert private_scene.did()[1] >= 1
+
+
+def test_a_long_alarm_doubles_a_retry_once_at_most(private_scene: Scene, private_node: Node) -> None:
+    private_scene.declare()
+    private_scene.publish([100], fails=1)
+    worker = private_scene.worker(prefetch=5, BLOCKED_TIMEOUT=1, PUBLISH_TIMEOUT=1)
+    wait_until(lambda: private_scene.did()[100] == 1, 20, what="both connections have worked")
+
+    private_scene.publish(range(5), holds="gate", fails=1)
+    private_node.raise_alarm()
+    private_scene.open("gate")
+    wait_until(lambda: worker.said.count("is not stored") >= 20, 30, what="it has tried again and again")
+    private_node.clear_alarm()
+
+    private_scene.finish([*range(5), 100], worker)
+    assert max(private_scene.did().values()) <= 2
+
+
+def test_a_broker_that_stands_still_is_noticed_within_the_deadline(
+    private_scene: Scene, private_node: Node, publisher: PikaPublisher
+) -> None:
+    private_scene.declare()
+    assert ended(publisher, 0) is None
+    worker = private_scene.worker()
+    wait_until(lambda: private_scene.did()[0] == 1, 20, what="the consumer works")
+
+    private_node.pause()
+    during = [ended(publisher, one) for one in range(1, 3)]
+    private_node.resume()
+
+    assert during == [PublishUnknown, PublishUnknown]
+    assert wait_until(lambda: ended(publisher, 3) is None, what="publishing works again")
+    private_scene.finish([0, 3], worker)
