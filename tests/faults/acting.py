@@ -39,7 +39,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 class Diary:
-    """What handlers did, one line each; a line is written whole or not at all, and outlives its process."""
+    """What handlers did, one line each; each outlives its process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,7 +56,8 @@ class Diary:
     def entries(self, word: str) -> list[dict[str, int]]:
         if not self._path.exists():
             return []
-        found = [json.loads(line) for line in self._path.read_text().splitlines()]
+        whole, _, _being_written = self._path.read_text().rpartition("\n")
+        found = [json.loads(line) for line in whole.splitlines()]
         return [entry for entry in found if entry["word"] == word]
 
     def ids(self, word: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""A memory alarm, or a broker that stands still: publishers hear of it in time, acks go on, and what waits to be published is not lost."""
+"""A memory alarm, or a broker that stands still: publishers hear of it in time, acks go on, and nothing is lost."""
 
 import time
 from collections.abc import Iterator
