@@ -54,8 +54,9 @@ def password(key: str, value: object) -> Password | None:
 def management(key: str, value: object) -> Secret | None:
     if value is None:
         return None
-    if isinstance(value, str) and urlsplit(value).scheme in ("http", "https"):
-        return Secret(value)
+    given = Secret(value) if isinstance(value, str) else value
+    if isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}:
+        return given
     raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
 
 

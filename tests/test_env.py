@@ -127,3 +127,17 @@ def test_every_key_of_the_settings_has_its_variable() -> None:
     by_variable = {name for name in VARIABLES if not name.startswith("TLS_")} | {"TLS"}
 
     assert by_variable == set(conf.KEYS)
+
+
+def test_each_variable_is_one_that_the_settings_take() -> None:
+    told = rmq_settings(
+        env_of(
+            RMQ_URL="amqp://app:pw@rabbit/bank",
+            RMQ_MANAGEMENT_URL="http://app:pw@rabbit:15672",
+            RMQ_PREFETCH="20",
+            RMQ_QUEUE_TYPE="classic",
+        )
+    )
+    with override_settings(RMQ_RETRY=told):
+        assert conf.settings().management_url == Secret("http://app:pw@rabbit:15672")
+        assert conf.settings().access().shown == "amqp://app@rabbit:5672/bank"

@@ -5,6 +5,7 @@ A Delivery is made for every message on the hot path: it keeps the broker's byte
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.properties import Properties, decode_properties
@@ -60,7 +61,7 @@ class Delivery:
         self.redelivered = redelivered
         self.token = token
         self.attempt = 1
-        self.data: object = None
+        self.data: Any = None
         self._properties: Properties | None = None
 
     @property
