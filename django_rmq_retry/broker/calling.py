@@ -3,8 +3,11 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.broker.address import Access
 from django_rmq_retry.broker.connection import Connection
@@ -12,7 +15,13 @@ from django_rmq_retry.broker.delivering import DeliverTo, Received
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.broker.linking import Link
 from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.core.errors import CallUnanswered, MessageReturned, RmqRetryError
+from django_rmq_retry.core.errors import (
+    CallUnanswered,
+    MessageReturned,
+    MessageUnsent,
+    RmqRetryError,
+    UndecodableHeaders,
+)
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import decode_properties, encode_properties
 
@@ -24,6 +33,9 @@ log = logging.getLogger("django_rmq_retry")
 
 DIRECT = "amq.rabbitmq.reply-to"
 """The broker's own way to the asking channel: no queue is made for it, and it lives as long as the channel."""
+REOPEN = 0.2
+"""Seconds until a channel that the broker closed is opened anew."""
+LAST_WORDS = 2.0
 
 
 class Request:
@@ -70,7 +82,17 @@ class PikaCaller:
 
     def close(self) -> None:
         """Close the connection; nobody waits for an answer any more."""
-        self._io.call(lambda: self._link.close(lambda: None))
+        if not self._io.alive:
+            return
+        closed = threading.Event()
+        self._io.call(lambda: self._close(closed.set))
+        if not self._io.current:
+            closed.wait(LAST_WORDS)
+
+    def _close(self, closed: Callable[[], None]) -> None:
+        self._dialling = False
+        self._forsake("the connection was closed")
+        self._link.close(closed)
 
     def _forget(self, name: str) -> None:
         self._open.pop(name, None)
@@ -87,25 +109,29 @@ class PikaCaller:
         connection, channel, message = self._link.connection, self._channel, request.message
         if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
             return
-        request.sent = True
-        properties = replace(message.properties, reply_to=self._answers_to)
-        connection.send_raw(
-            marshal_publish(
+        try:
+            frames = marshal_publish(
                 channel.channel_number,
-                encode_properties(properties),
+                encode_properties(replace(message.properties, reply_to=self._answers_to)),
                 message.body,
                 exchange=message.exchange,
                 routing_key=message.routing_key,
                 mandatory=True,
                 frame_max=connection.frame_max,
             )
-        )
+        except Exception as error:  # noqa: BLE001 - one question must not end the thread of all others
+            self._open.pop(message.properties.correlation_id or "", None)
+            request.end(error=MessageUnsent(message.exchange, message.routing_key, said=str(error)))
+            return
+        request.sent = True
+        connection.send_raw(frames)
 
     def _opened(self, connection: Connection) -> None:
         connection.channel(on_open_callback=self._channel_opened)
 
     def _channel_opened(self, channel: "Channel") -> None:
         self._channel = channel
+        channel.add_on_close_callback(self._channel_closed)
         channel.add_on_return_callback(self._returned)
         if not self._exclusive:
             self._listen(DIRECT)
@@ -119,7 +145,7 @@ class PikaCaller:
     def _listen(self, queue: str) -> None:
         def listening(_frame: object) -> None:
             self._answers_to = queue
-            for request in self._open.values():
+            for request in list(self._open.values()):
                 self._send(request)
 
         assert self._channel is not None  # noqa: S101 - it has just been opened
@@ -128,7 +154,12 @@ class PikaCaller:
     def _answered(self, *received: *Received) -> None:
         *_, raw, body = received
         delivery = Delivery(queue=self._answers_to, body=body, raw=raw)
-        request = self._open.pop(delivery.correlation_id or "", None)
+        try:
+            name = delivery.correlation_id or ""
+        except UndecodableHeaders as error:
+            log.warning("An answer cannot be read: %s", error)
+            return
+        request = self._open.pop(name, None)
         if request is None:
             log.info("An answer came after its caller had gone")
             return
@@ -142,9 +173,25 @@ class PikaCaller:
             said: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
             request.end(error=MessageReturned(message.exchange, message.routing_key, said=said))
 
+    def _channel_closed(self, _channel: object, reason: BaseException) -> None:
+        """A question to an exchange that is missing costs the channel, and with it the answers to all others."""
+        if not isinstance(reason, ChannelClosedByBroker):
+            return
+        log.warning("The channel for calls was closed: %s %s", reason.reply_code, reason.reply_text)
+        self._forsake(f"{reason.reply_code} {reason.reply_text}")
+        self._io.later(REOPEN, self._reopen)
+
+    def _reopen(self) -> None:
+        connection = self._link.connection
+        if connection is not None and connection.is_open and self._channel is None:
+            connection.channel(on_open_callback=self._channel_opened)
+
     def _lost(self, reason: str, retry_in: float) -> None:
-        """Answers to what was sent cannot arrive any more; what was not sent waits for the next connection."""
         log.warning("No connection for calls (%s), next try in %.1f s", reason, retry_in)
+        self._forsake(reason)
+
+    def _forsake(self, reason: str) -> None:
+        """Answers to what was sent cannot arrive any more; what was not sent waits for the next channel."""
         self._answers_to, self._channel = "", None
         for name, request in list(self._open.items()):
             if request.sent:

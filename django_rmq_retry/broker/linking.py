@@ -89,6 +89,7 @@ class Link:
                 custom_ioloop=self._io.loop,
             )
         except Exception as error:  # noqa: BLE001 - a certificate or a credentials provider may fail in any way
+            self._dialled = None
             self._not_opened(None, error)
 
     def _opened(self, connection: Connection) -> None:
@@ -101,11 +102,12 @@ class Link:
         self._ever, self._missing = True, 0
         self._opened_cb(connection)
 
-    def _not_opened(self, _connection: object, error: BaseException | str) -> None:
-        self._dialled = None
-        if not self._wanted:
+    def _not_opened(self, connection: Connection | None, error: BaseException | str) -> None:
+        if not self._wanted or connection is not self._dialled:
+            # Given up while it was dialled; another may be on its way by now.
             self._ended()
             return
+        self._dialled = None
         cause = _root(error)
         if isinstance(cause, ConfigurationError):
             self._give_up(cause)

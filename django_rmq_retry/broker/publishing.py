@@ -51,6 +51,8 @@ class PikaPublisher:
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
+        if window < 1:
+            raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
         batch = _Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
         for message in messages:
             batch.begin(message)
@@ -71,9 +73,13 @@ class PikaPublisher:
         if not self._io.alive:
             return
         closed = threading.Event()
-        self._io.call(lambda: self._link.close(closed.set))
+        self._io.call(lambda: self._close(closed.set))
         if not self._io.current:
             closed.wait(self._timeout)
+
+    def _close(self, closed: Callable[[], None]) -> None:
+        self._dialling = False
+        self._link.close(closed)
 
     def _hand_over(self, message: Message, done: Done, timeout: float | None) -> None:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
@@ -87,8 +93,8 @@ class PikaPublisher:
     def _take(self) -> None:
         while self._handed:
             pending = self._handed.popleft()
-            connection = self._link.connection
-            if connection is None or self._blocked:
+            connection = self._usable
+            if connection is None:
                 self._waiting.append(pending)
             else:
                 self._channel(connection, pending.message.exchange).send(pending)
@@ -98,6 +104,12 @@ class PikaPublisher:
         if not self._looking:
             self._looking = True
             self._io.later(LOOK, self._look)
+
+    @property
+    def _usable(self) -> Connection | None:
+        """The connection, if it takes messages: a lost one tells its channels of it before it tells us."""
+        connection = self._link.connection
+        return None if connection is None or not connection.is_open or self._blocked else connection
 
     def _channel(self, connection: Connection, exchange: str) -> ConfirmChannel:
         channel = self._channels.get(exchange)
@@ -129,12 +141,13 @@ class PikaPublisher:
 
     def _resume(self) -> None:
         """Send what waited, in its order."""
-        if self._link.connection is None or self._blocked:
+        connection = self._usable
+        if connection is None:
             return
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
             if not pending.ended:
-                self._channel(self._link.connection, pending.message.exchange).send(pending)
+                self._channel(connection, pending.message.exchange).send(pending)
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._trouble = reason
