@@ -39,14 +39,14 @@ def test_a_message_that_kills_its_worker_is_parked_and_one_at_a_time_harms_no_ot
     assert scene.did() == dict.fromkeys(set(IDS) - {POISON}, 1)
 
 
-def test_ten_in_hand_are_parked_beside_the_poison_at_most_and_none_of_them_is_lost(scene: Scene) -> None:
+def test_what_is_in_hand_beside_the_poison_shares_its_count_and_is_parked_with_it(scene: Scene) -> None:
     scene.declare()
     scene.publish([POISON], dies=True)
     scene.publish(set(IDS) - {POISON})
 
-    until_it_is_bounded(scene, prefetch=10)
+    deaths = until_it_is_bounded(scene, prefetch=10)
 
-    assert (POISON, "stopped its worker") in scene.parked()
-    assert {reason for _, reason in scene.parked()} == {"stopped its worker"}
-    assert set(scene.did()) | set(scene.parked_ids()) == set(IDS)
-    assert set(scene.did()) & set(scene.parked_ids()) == set()
+    # The broker's count is all there is to go by; prefetch 1 spares the innocent, as the test above shows.
+    assert deaths == LIMIT
+    assert sorted(scene.parked()) == [(one, "stopped its worker") for one in IDS]
+    assert scene.did() == {}
