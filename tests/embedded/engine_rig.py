@@ -106,7 +106,8 @@ class EngineClient:
             vhost.advance(due)
 
     def consume(self, queue: str, *, prefetch: int = 0, **options: Any) -> str:
-        self.channel.qos(prefetch)
+        if prefetch:
+            self.channel.qos(prefetch)
         return self.channel.consume(queue, **options)
 
     def cancel(self, tag: str) -> None:

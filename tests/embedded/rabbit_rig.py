@@ -2,11 +2,18 @@
 
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import pika
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
 from tests.embedded.rig import SOON, Arrival, Declared, Refusal
 
@@ -27,7 +34,7 @@ class RabbitRig:
 
     def wait(self, seconds: float) -> None:
         deadline = monotonic() + seconds
-        client = self.clients[0] if self.clients else self.connect()
+        client = next((one for one in self.clients if one.connection.is_open), None) or self.connect()
         while (left := deadline - monotonic()) > 0:
             client.connection.process_data_events(time_limit=left)
 
@@ -107,7 +114,8 @@ class RabbitClient:
             self.connection.process_data_events(time_limit=STEP)
 
     def consume(self, queue: str, *, prefetch: int = 0, **options: Any) -> str:
-        self.channel.basic_qos(prefetch_count=prefetch)
+        if prefetch:
+            self.channel.basic_qos(prefetch_count=prefetch)
         names = {"no_ack": "auto_ack", "tag": "consumer_tag"}
         words = {names.get(name, name): value for name, value in options.items()}
         return self.channel.basic_consume(queue, self._delivered, **words)
@@ -155,6 +163,9 @@ class RabbitClient:
         """pika's own close() would cancel its consumers first."""
         connection: Any = self.connection
         connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
+        with suppress(AMQPConnectionError):
+            while True:
+                self.connection.process_data_events(time_limit=STEP)
 
     def _synced(self) -> None:
         """An ack is not answered: a declaration behind it is, also where the ack was refused."""

@@ -34,7 +34,8 @@ class Channel(Publishing):
         if size:
             raise Refused(540, f"prefetch_size!=0 ({size})")
         if not channel_wide or not self.host.behaviour.channel_prefetch:
-            self._prefetch = prefetch
+            # RabbitMQ lets the second kind of limit end the first (rabbit_channel, basic.qos).
+            self._prefetch, self._credit.limit = prefetch, 0
             return
         self._credit.limit = prefetch
         self._wake_all()

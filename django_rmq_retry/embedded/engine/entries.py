@@ -1,7 +1,9 @@
 """One message in one queue, and the order in which a queue gives its messages out."""
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
+from operator import itemgetter
 
 from django_rmq_retry.embedded.engine.messages import Message
 
@@ -92,6 +94,12 @@ class Ready:
     def lines(self) -> tuple[Lane, ...]:
         """The lanes whose heads expire on their own: here only the one that gives next."""
         return (self._lane_ahead(),)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """What waits, lane by lane, for somebody who only looks."""
+        for lane in self._lanes:
+            yield from (entry for _, entry in sorted(lane.back, key=itemgetter(0)))
+            yield from lane.fresh
 
     def clear(self) -> list[Entry]:
         found = []

@@ -1,0 +1,204 @@
+"""Where a message goes: exchange types, bindings, alternates, copies."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.embedded.rig import Client, Rig
+
+pytestmark = pytest.mark.contract
+
+
+def queues(client: Client, *names: str) -> None:
+    for name in names:
+        client.queue(name)
+
+
+def counts(client: Client, *names: str) -> list[int]:
+    return [client.queue(name, passive=True).messages for name in names]
+
+
+def test_a_direct_exchange_routes_by_the_whole_key(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "direct")
+    queues(client, "one", "two")
+    client.bind("one", "e", "a")
+    client.bind("two", "e", "b")
+    client.bind("two", "e", "a")
+
+    assert [client.publish(key, "x", exchange="e", mandatory=True) for key in ("a", "b", "a.b")] == [
+        "ack",
+        "ack",
+        "returned",
+    ]
+    assert counts(client, "one", "two") == [1, 2]
+
+
+def test_a_fanout_exchange_gives_each_queue_one_copy(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "fanout")
+    queues(client, "one", "two")
+    for key in ("a", "b"):
+        client.bind("one", "e", key)
+    client.bind("two", "e")
+    client.publish("whatever", "x", exchange="e")
+
+    assert counts(client, "one", "two") == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "passes"),
+    [
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a.#", "a", True),
+        ("#.z", "a.b.z", True),
+        ("#", "", True),
+        ("*", "", False),
+        ("a.#.z", "a.z", True),
+        ("*.*", "a.", True),
+        ("", "", True),
+    ],
+)
+def test_a_topic_exchange_routes_by_words(rig: Rig, pattern: str, key: str, passes: bool) -> None:
+    client = rig.connect()
+    client.exchange("e", "topic")
+    queues(client, "q")
+    client.bind("q", "e", pattern)
+
+    assert (client.publish(key, "x", exchange="e", mandatory=True) == "ack") == passes
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "passes"),
+    [
+        ({"x-match": "all", "a": 1, "b": "z"}, {"a": 1, "b": "z", "c": 0}, True),
+        ({"a": 1, "b": "z"}, {"a": 1}, False),
+        ({"x-match": "any", "a": 1, "b": "z"}, {"a": 1}, True),
+        ({"x-match": "any", "a": 1}, {"a": 2}, False),
+        ({"x-match": "all", "a": None}, {"a": "whatever"}, True),
+        ({"x-match": "all", "x-a": 1}, {}, True),
+        ({"x-match": "any", "x-a": 1}, {"x-a": 1}, False),
+        ({"x-match": "any-with-x", "x-a": 1}, {"x-a": 1}, True),
+        ({"x-match": "all-with-x", "x-a": 1}, {"x-a": 2}, False),
+        ({"x-match": "all", "a": True}, {"a": 1}, False),
+        ({"x-match": "all", "a": "1"}, {"a": 1}, False),
+        ({}, {"a": 1}, True),
+        ({"x-match": "any"}, {"a": 1}, False),
+    ],
+)
+def test_a_headers_exchange_compares_headers(
+    rig: Rig, asked: Mapping[str, object], headers: Mapping[str, object], passes: bool
+) -> None:
+    client = rig.connect()
+    client.exchange("e", "headers")
+    queues(client, "q")
+    client.bind("q", "e", "", asked)
+
+    assert (client.publish("", "x", exchange="e", mandatory=True, headers=headers) == "ack") == passes
+
+
+def test_exchanges_bound_to_exchanges_pass_on_once_even_in_a_circle(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("a", "fanout")
+    client.exchange("b", "topic")
+    client.exchange("c", "direct", internal=True)
+    queues(client, "q", "r")
+    client.bind_exchange("b", "a")
+    client.bind_exchange("c", "b", "k.#")
+    client.bind_exchange("a", "c", "k.x")
+    client.bind("q", "a")
+    client.bind("q", "c", "k.x")
+    client.bind("r", "c", "k.x")
+    client.publish("k.x", "x", exchange="a")
+
+    assert counts(client, "q", "r") == [1, 1]
+
+
+def test_an_alternate_exchange_takes_what_no_binding_takes(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("spare", "fanout")
+    client.exchange("e", "direct", arguments={"alternate-exchange": "spare"})
+    client.exchange("lame", "direct", arguments={"alternate-exchange": "nowhere"})
+    queues(client, "q", "rest")
+    client.bind("q", "e", "a")
+
+    assert client.publish("b", "x", exchange="e", mandatory=True) == "returned"
+    client.bind("rest", "spare")
+    outcomes = [client.publish(key, "x", exchange="e", mandatory=True) for key in ("a", "b")]
+    assert outcomes == ["ack", "ack"]
+    assert client.publish("b", "x", exchange="lame", mandatory=True) == "returned"
+    assert counts(client, "q", "rest") == [1, 1]
+
+
+def test_cc_and_bcc_add_keys_and_bcc_is_never_seen(rig: Rig) -> None:
+    client = rig.connect()
+    queues(client, "q", "cc", "bcc")
+    client.publish("q", "x", headers={"CC": ["cc", "nowhere"], "BCC": ["bcc"], "mine": 1})
+    found = [client.get(name) for name in ("q", "cc", "bcc")]
+
+    assert [one and (one.key, dict(one.headers)) for one in found] == [
+        ("q", {"CC": ["cc", "nowhere"], "mine": 1}),
+    ] * 3
+
+
+def test_the_predeclared_exchanges_are_there(rig: Rig) -> None:
+    client = rig.connect()
+    for name, kind in {"direct": "direct", "topic": "topic", "fanout": "fanout", "match": "headers"}.items():
+        client.exchange(f"amq.{name}", kind, durable=True)
+    client.exchange("amq.headers", "headers", durable=True)
+
+
+def test_an_unbound_queue_gets_nothing_more(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "direct")
+    queues(client, "q")
+    client.bind("q", "e", "a")
+    client.bind("q", "e", "a")
+    client.unbind("q", "e", "a")
+    client.unbind("q", "e", "a")
+
+    assert client.publish("a", "x", exchange="e", mandatory=True) == "returned"
+
+
+def test_a_deleted_queue_takes_its_bindings_along(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "direct")
+    queues(client, "q")
+    client.bind("q", "e", "a")
+    client.delete_queue("q")
+    queues(client, "q")
+
+    assert client.publish("a", "x", exchange="e", mandatory=True) == "returned"
+
+
+def test_an_auto_delete_exchange_goes_with_its_last_binding(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "direct", auto_delete=True)
+    queues(client, "q")
+    client.bind("q", "e", "a")
+    client.bind("q", "e", "b")
+    client.unbind("q", "e", "a")
+    client.exchange("e", passive=True)
+    client.delete_queue("q")
+    client.exchange("e", "topic", auto_delete=True)
+
+
+def test_a_message_with_no_queue_is_returned_only_if_mandatory(rig: Rig) -> None:
+    client = rig.connect()
+
+    assert client.publish("nowhere", "x") == "ack"
+    assert client.publish("nowhere", "x", mandatory=True) == "returned"
+
+
+def test_a_copy_for_a_full_queue_is_a_nack_though_the_other_queue_has_its_own(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("e", "fanout")
+    client.queue("full", {"x-max-length": 0, "x-overflow": "reject-publish"})
+    queues(client, "free")
+    for name in ("full", "free"):
+        client.bind(name, "e")
+
+    assert client.publish("", "x", exchange="e") == "nack"
+    assert counts(client, "full", "free") == [0, 1]
