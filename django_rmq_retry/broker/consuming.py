@@ -33,7 +33,7 @@ class PikaSource:
     def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
         self._io = io
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
-        self._settler = Settler(io, publisher, again=self._again, renew=self._renew)
+        self._settler = Settler(io, publisher, again=self._again, renew=self._renew, remember=self._remember)
         self._lines: dict[str, OpenLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._tries: dict[str, int] = {}
@@ -124,7 +124,6 @@ class PikaSource:
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Give an ordered line's message back, in its place, and take it again when its wait is over."""
-        self._remember(delivery)
         line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
         line.close()
         self._lines.pop(line.line.queue, None)
@@ -179,6 +178,7 @@ class _Look:
 
     def __init__(self, lines: Sequence[OpenLine], told: Callable[[bool], None]) -> None:
         self._left = len(lines)
+        self._lines = lines
         self._found = sum(line.in_hand for line in lines)
         self._told = told
         for line in lines:
@@ -188,7 +188,8 @@ class _Look:
         self._left -= 1
         self._found += ready
         if not self._left:
-            self._told(self._found == 0)
+            # What was ready a moment ago may have come into our hand since we asked.
+            self._told(self._found == 0 and not any(line.in_hand for line in self._lines))
 
 
 def _hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:

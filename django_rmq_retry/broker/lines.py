@@ -101,7 +101,7 @@ class OpenLine:
         channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._subscribe(channel))
 
     def _subscribe(self, channel: "Channel") -> None:
-        if not self._open:
+        if not self._open or self._quiet:
             return
         self._tag = channel.basic_consume(
             self.line.queue, DeliverTo(self._receive), callback=lambda _frame: self._owner.subscribed(self)

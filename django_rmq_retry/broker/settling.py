@@ -30,16 +30,18 @@ class Settler:
         *,
         again: Callable[[Delivery], None],
         renew: Callable[[Delivery, float], None],
+        remember: Callable[[Delivery], None],
     ) -> None:
         self._io = io
         self._publisher = publisher
         self._again = again
         self._renew = renew
+        self._remember = remember
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._held: dict[Delivery, Timer] = {}
         self._stopping = False
         self.copying = 0
-        """Copies under way: until the last is confirmed, its original must not be let go."""
+        """Copies under way: until the last is confirmed, nothing may be closed."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         self._handed.append((delivery, settlement))
@@ -75,6 +77,8 @@ class Settler:
         if self._stopping:
             self._give_back(delivery)
             return
+        if settlement.tell is Tell.AGAIN:
+            self._remember(delivery)
         line = _line(delivery)
         if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
             self._renew(delivery, settlement.hold)
@@ -96,7 +100,8 @@ class Settler:
             _line(delivery).tell(delivery, settlement.tell)
         elif settlement.ack_first:
             _line(delivery).tell(delivery, settlement.tell)
-            self._publisher.send(settlement.copy, _copied_late)
+            self.copying += 1
+            self._publisher.send(settlement.copy, self._copied_late)
         else:
             self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
 
@@ -129,6 +134,11 @@ class Settler:
         if _line(delivery).open:
             self._copy(delivery, settlement, copy, pause)
 
+    def _copied_late(self, outcome: Outcome, said: str) -> None:
+        self.copying -= 1
+        if outcome is not Outcome.CONFIRMED:
+            log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
+
     def _give_back(self, delivery: Delivery) -> None:
         """An ordered line keeps its message until its channel closes: a nack may move it behind others."""
         line = _line(delivery)
@@ -144,8 +154,3 @@ def _line(delivery: Delivery) -> OpenLine:
 def _answered(outcome: Outcome, said: str) -> None:
     if outcome is not Outcome.CONFIRMED:
         log.warning("An answer did not reach its caller (%s %s)", outcome.value, said)
-
-
-def _copied_late(outcome: Outcome, said: str) -> None:
-    if outcome is not Outcome.CONFIRMED:
-        log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)

@@ -1,0 +1,153 @@
+"""One line on a connection without a socket: what it says is read back from the bytes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pika import frame, spec
+from pika.exceptions import ChannelClosedByBroker
+
+from django_rmq_retry.broker.base import Line
+from django_rmq_retry.broker.lines import OpenLine
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settlement import Tell
+from tests.broker.offline import Wire, delivery, method, wire
+
+TAGS = {Tell.ACK: spec.Basic.Ack, Tell.REQUEUE: spec.Basic.Nack, Tell.REJECT: spec.Basic.Nack}
+
+
+class Owned:
+    """A line on channel 2 and what it tells its owner."""
+
+    def __init__(self, at: Wire, *, ordered: bool = False) -> None:
+        self.at = at
+        self.arrivals: list[Delivery] = []
+        self.subscriptions = 0
+        self.interruptions: list[BaseException | str] = []
+        self.line = OpenLine(at.connection, Line(queue="q", prefetch=5, ordered=ordered), self)
+
+    def arrived(self, arrival: Delivery) -> None:
+        self.arrivals.append(arrival)
+
+    def subscribed(self, line: OpenLine) -> None:
+        self.subscriptions += 1
+
+    def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
+        self.interruptions.append(reason)
+
+    def hear(self, *methods: Any) -> "Owned":
+        for one in methods:
+            self.at.feed(method(one, channel=2))
+        return self
+
+    def subscribe(self) -> "Owned":
+        self.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
+        self.hear(spec.Basic.ConsumeOk(self.line._tag))
+        self.said()
+        return self
+
+    def deliver(self, number: int) -> None:
+        self.at.feed(delivery(tag=self.line._tag, delivery_tag=number, channel=2))
+
+    def said(self) -> list[tuple[str, object]]:
+        """The methods sent since the last question, each with its delivery tag, if it has one."""
+        data, found = b"".join(self.at.sent), []
+        self.at.sent.clear()
+        while data:
+            size, one = frame.decode_frame(data)
+            data = data[size:]
+            assert isinstance(one, frame.Method)
+            found.append((str(one.method.NAME), getattr(one.method, "delivery_tag", None)))
+        return found
+
+
+@pytest.fixture
+def owned() -> Iterator[Owned]:
+    with wire() as at:
+        yield Owned(at)
+
+
+@pytest.fixture
+def ordered() -> Iterator[Owned]:
+    with wire() as at:
+        yield Owned(at, ordered=True)
+
+
+def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
+    assert owned.said() == [("Channel.Open", None)]
+    assert owned.hear(spec.Channel.OpenOk()).said() == [("Basic.Qos", None)]
+    assert owned.hear(spec.Basic.QosOk()).said() == [("Basic.Consume", None)]
+    assert owned.subscriptions == 0
+
+
+def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk())
+    owned.line.quiesce()
+    owned.said()
+
+    assert owned.hear(spec.Basic.QosOk()).said() == []
+
+
+@pytest.mark.parametrize(
+    ("tell", "name"),
+    [
+        (Tell.ACK, "Basic.Ack"),
+        (Tell.REQUEUE, "Basic.Nack"),
+        (Tell.REJECT, "Basic.Nack"),
+        (Tell.COUNTED_REQUEUE, "Basic.Reject"),
+    ],
+)
+def test_each_word_is_told_as_its_method(owned: Owned, tell: Tell, name: str) -> None:
+    owned.subscribe().deliver(1)
+    owned.line.tell(owned.arrivals[0], tell)
+
+    assert owned.said() == [(name, 1)]
+    assert owned.line.in_hand == 0
+
+
+def test_nothing_is_told_once_the_channel_is_gone(owned: Owned) -> None:
+    owned.subscribe().deliver(1)
+    owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0)).said()
+    owned.line.tell(owned.arrivals[0], Tell.ACK)
+
+    assert owned.said() == []
+    assert [type(reason) for reason in owned.interruptions] == [ChannelClosedByBroker]
+
+
+def test_a_cancel_by_the_broker_is_an_interruption_and_the_channel_is_closed(owned: Owned) -> None:
+    owned.subscribe()
+    owned.hear(spec.Basic.Cancel(owned.line._tag))
+
+    assert owned.interruptions == ["the broker cancelled the subscription"]
+    assert ("Channel.Close", None) in owned.said()
+    assert not owned.line.open
+
+
+def test_quiescing_cancels_and_closing_does_not(owned: Owned) -> None:
+    owned.subscribe()
+    owned.line.quiesce()
+    assert owned.said() == [("Basic.Cancel", None)]
+    owned.hear(spec.Basic.CancelOk(owned.line._tag))
+    owned.line.close()
+
+    assert owned.said() == [("Channel.Close", None)]
+    assert owned.interruptions == []
+
+
+def test_an_ordered_line_is_never_cancelled_and_gives_nothing_back_by_itself(ordered: Owned) -> None:
+    ordered.subscribe().deliver(1)
+    ordered.line.quiesce()
+    ordered.deliver(2)
+    assert ordered.said() == []
+    ordered.line.close()
+
+    assert ordered.said() == [("Channel.Close", None)]
+    assert [arrival.token for arrival in ordered.arrivals] == [(ordered.line, 1)]
+
+
+def test_a_line_closes_once(owned: Owned) -> None:
+    owned.subscribe()
+    for _ in range(2):
+        owned.line.close()
+
+    assert owned.said() == [("Channel.Close", None)]

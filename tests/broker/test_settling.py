@@ -1,0 +1,225 @@
+"""How settlements are carried out: the broker is real, the confirms of copies come when the test says so."""
+
+import logging
+import threading
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker import settling as room
+from django_rmq_retry.broker.base import Line, Outcome
+from django_rmq_retry.broker.consuming import PikaSource
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from tests.broker.live import Held, Seen, consuming, to
+from tests.broker.test_consuming import LINE, depth, fill, queue, quiet
+from tests.tooling.waiting import wait_until
+
+COPY = Settlement(tell=Tell.ACK, copy=to("waiting", b"copy"))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "FIRST_PAUSE", 0.02)
+
+
+def tell(source: PikaSource, held: Held, outcome: Outcome) -> None:
+    """Let the next copy end like this."""
+    _, done = held.sent.get(timeout=5)
+    source._io.call(lambda: done(outcome, "so it is"))
+
+
+def in_hand(source: PikaSource) -> int:
+    return sum(line.in_hand for line in source._lines.values())
+
+
+def settled(source: PikaSource) -> None:
+    """Until the I/O thread has done what was handed to it."""
+    over = threading.Event()
+    source._io.call(over.set)
+    assert over.wait(5)
+
+
+def stop(source: PikaSource, seen: Seen) -> None:
+    source.stop()
+    assert seen.has_drained.wait(5)
+
+
+def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        message, done = held.sent.get(timeout=5)
+        settled(source)
+        assert in_hand(source) == 1
+        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        wait_until(lambda: in_hand(source) == 0)
+        stop(source, seen)
+
+    assert message.body == b"copy"
+    assert depth(amqp) == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("outcome", [Outcome.RETURNED, Outcome.NACKED, Outcome.UNKNOWN, Outcome.UNSENT])
+def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
+    broker_url: str, amqp: BlockingChannel, outcome: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        for _ in range(3):
+            tell(source, held, outcome)
+        assert in_hand(source) == 1
+        tell(source, held, Outcome.CONFIRMED)
+        wait_until(lambda: in_hand(source) == 0)
+        stop(source, seen)
+
+    assert depth(amqp) == 0
+    assert caplog.text.count("the message stays in hand") == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_waiting_queue_that_is_missing_holds_the_message_until_it_is_declared(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE) as (source, seen):
+        source.settle(seen.next(), COPY)
+        wait_until(lambda: "is not stored (returned" in caplog.text)
+        queue(amqp, "waiting")
+        wait_until(lambda: depth(amqp, "waiting") == 1)
+        stop(source, seen)
+
+    assert depth(amqp) == 0
+    assert depth(amqp, "waiting") == 1
+
+
+def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        _, done = held.sent.get(timeout=5)
+        source.stop()
+        settled(source)
+        assert not seen.has_drained.wait(0.2)
+        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        assert seen.has_drained.wait(5)
+
+    assert depth(amqp) == 0
+
+
+def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        _, done = held.sent.get(timeout=5)
+        assert in_hand(source) == 0
+        source.stop()
+        assert not seen.has_drained.wait(0.2)
+        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        assert seen.has_drained.wait(5)
+
+
+def test_what_was_acknowledged_first_is_never_copied_twice(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        tell(source, held, Outcome.UNKNOWN)
+        wait_until(lambda: "is lost: AckFirst" in caplog.text)
+
+        assert held.sent.empty()
+
+
+@pytest.mark.parametrize(("word", "count"), [(Tell.REQUEUE, 1), (Tell.COUNTED_REQUEUE, 1)], ids=["requeue", "counted"])
+def test_what_is_requeued_comes_back_and_is_counted_by_the_queue(
+    broker_url: str, amqp: BlockingChannel, word: Tell, count: int
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=word))
+        again = seen.next()
+
+        assert again.redelivered
+        assert again.headers.get("x-delivery-count") == count
+
+
+def test_what_is_rejected_goes_where_its_queue_sends_it(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, "dead")
+    arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    amqp.queue_declare("q", durable=True, arguments=arguments)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=Tell.REJECT))
+        wait_until(lambda: depth(amqp, "dead") == 1)
+
+        assert quiet(seen, 0.1)
+
+
+def test_a_message_is_held_for_its_time_and_blocks_no_other(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1", b"2")
+    with consuming(broker_url, LINE) as (source, seen):
+        held = seen.next()
+        source.settle(held, Settlement(tell=Tell.REQUEUE, hold=0.3))
+        source.settle(seen.next(), DONE)
+        assert quiet(seen, 0.15)
+
+        assert seen.next().body == b"1"
+
+
+def test_what_is_settled_after_the_stop_harms_nothing(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE) as (source, seen):
+        arrival = seen.next()
+        stop(source, seen)
+        for settlement in (DONE, COPY, Settlement(tell=Tell.REQUEUE, hold=1), Settlement(tell=Tell.AGAIN)):
+            source.settle(arrival, settlement)
+        settled(source)
+
+    assert wait_until(lambda: depth(amqp) == 1)
+
+
+def test_an_answer_that_nobody_takes_never_holds_its_message_up(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    with caplog.at_level(logging.WARNING), consuming(broker_url, LINE) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=Tell.ACK, answer=to("nobody")))
+        wait_until(lambda: "An answer did not reach its caller" in caplog.text)
+        stop(source, seen)
+
+    assert depth(amqp) == 0
+
+
+def test_a_halted_line_that_is_stopped_keeps_its_message_in_its_place(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp, ordered=True)
+    fill(amqp, b"1", b"2")
+    line = Line(queue="q", prefetch=1, ordered=True)
+    with consuming(broker_url, line) as (source, seen):
+        source.settle(seen.next(), Settlement(tell=Tell.AGAIN, hold=60))
+        settled(source)
+        stop(source, seen)
+    with consuming(broker_url, line) as (source, seen):
+        order = []
+        for _ in range(2):
+            arrival = seen.next()
+            order.append(arrival.body)
+            source.settle(arrival, DONE)
+
+    assert order == [b"1", b"2"]
