@@ -1,6 +1,7 @@
 """Whatever clients do: a message is in one place, was taken care of, or was dropped for a reason that is counted."""
 
 from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -12,10 +12,10 @@ class Timer:
 
     __slots__ = ("_clock", "due", "run")
 
-    def __init__(self, clock: "Clock", due: float, run: Callable[[], None]) -> None:
+    def __init__(self, clock: "Clock", due: float, run: Callable[[], object]) -> None:
         self._clock = clock
         self.due = due
-        self.run: Callable[[], None] | None = run
+        self.run: Callable[[], object] | None = run
 
     def cancel(self) -> None:
         if self.run is not None:
@@ -35,7 +35,7 @@ class Clock:
         self._numbers = count()
         self._cancelled = 0
 
-    def at(self, due: float, run: Callable[[], None]) -> Timer:
+    def at(self, due: float, run: Callable[[], object]) -> Timer:
         timer = Timer(self, due, run)
         heappush(self._heap, (due, next(self._numbers), timer))
         return timer

@@ -14,7 +14,8 @@ PERSISTENT = 2
 _TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = (
     1 << place for place in range(15, 7, -1)
 )
-_USER_ID = 1 << 4
+_MESSAGE_ID, _TIMESTAMP, _KIND, _USER_ID, _APP_ID, _CLUSTER_ID = (1 << place for place in range(7, 1, -1))
+_REST = 0b1111_1100
 _UNUSED = 0b11
 _LENGTH = struct.Struct(">I")
 _FLAGS = struct.Struct(">H")
@@ -94,6 +95,11 @@ class Glance:
             at += 1 + raw[at]
         if flags & _EXPIRATION:
             self.expiration = raw[at + 1 : at + 1 + raw[at]].decode("utf-8", "replace")
+            at += 1 + raw[at]
+        if flags & _REST:
+            at = _skip_rest(raw, flags, at)
+        if at != len(raw):
+            raise IndexError
 
     mode: int | None
     priority: int | None
@@ -122,6 +128,17 @@ def _skip_to_headers(raw: bytes, flags: int) -> int:
         at += 1 + raw[at]
     if flags & _ENCODING:
         at += 1 + raw[at]
+    return at
+
+
+def _skip_rest(raw: bytes, flags: int, at: int) -> int:
+    if flags & _MESSAGE_ID:
+        at += 1 + raw[at]
+    if flags & _TIMESTAMP:
+        at += 8
+    for flag in (_KIND, _USER_ID, _APP_ID, _CLUSTER_ID):
+        if flags & flag:
+            at += 1 + raw[at]
     return at
 
 

@@ -1,0 +1,263 @@
+"""The engine by itself: time, confirms, what a file would be told, and what hostile clients can do."""
+
+import tracemalloc
+from collections.abc import Mapping
+
+import pytest
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.clock import Clock
+from django_rmq_retry.embedded.engine.events import Ack, Nack
+from django_rmq_retry.embedded.engine.messages import Message
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.store import NullStore
+from django_rmq_retry.embedded.engine.vhost import Vhost
+from tests.embedded.engine_rig import EPOCH, EngineRig
+from tests.embedded.rig import QUORUM
+
+PLAIN = b"\0\0"
+LASTING = encode_properties(Properties(delivery_mode=2))
+
+
+class Remembering(NullStore):
+    """What a file would hold."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def queue_declared(self, spec: QueueSpec) -> None:
+        self.told.append(f"+queue {spec.name}")
+
+    def queue_deleted(self, name: str) -> None:
+        self.told.append(f"-queue {name}")
+
+    def bound(
+        self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
+    ) -> None:
+        self.told.append(f"+binding {source} {destination} {key}")
+
+    def enqueued(self, queue: str, position: int, message: Message, expires: float) -> None:
+        self.told.append(f"+{queue} {position}")
+
+    def removed(self, queue: str, position: int) -> None:
+        self.told.append(f"-{queue} {position}")
+
+
+def vhost(store: NullStore | None = None) -> Vhost:
+    return Vhost("/", Clock(epoch=EPOCH), chance=lambda: "made-up", store=store)
+
+
+def test_timers_run_in_order_each_at_its_own_time() -> None:
+    clock = Clock(100.0)
+    seen: list[tuple[str, float]] = []
+    clock.at(103.0, lambda: seen.append(("late", clock.now)))
+    clock.at(101.0, lambda: clock.at(102.0, lambda: seen.append(("nested", clock.now))))
+    never = clock.at(101.5, lambda: seen.append(("never", clock.now)))
+    never.cancel()
+    clock.advance(110.0)
+
+    assert seen == [("nested", 102.0), ("late", 103.0)]
+    assert (clock.now, clock.next_due()) == (110.0, None)
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    clock = Clock()
+    for _ in range(10_000):
+        clock.at(1.0, lambda: None).cancel()
+    clock.at(5.0, lambda: None)
+
+    assert len(clock._heap) < 200
+    assert clock.next_due() == 5.0
+
+
+def test_a_chain_of_deaths_happens_at_the_times_it_would_have() -> None:
+    rig = EngineRig("4.0")
+    client = rig.connect()
+    client.queue("a", {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
+    client.queue("b", {"x-message-ttl": 2000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})
+    client.queue("end")
+    client.publish("a", "x")
+    rig.wait(60)
+    found = client.get("end")
+    assert found is not None
+    times = [death["time"].timestamp() - EPOCH for death in found.headers["x-death"]]
+
+    assert times == [3.0, 1.0]
+
+
+def test_nothing_is_due_where_nothing_waits() -> None:
+    host = vhost()
+    channel = host.connect().channel(1)
+    channel.queue_declare("q", durable=True)
+    channel.publish("", "q", PLAIN, b"x")
+
+    assert host.next_due() is None
+
+
+def test_confirms_in_a_row_become_one_and_a_refusal_stands_between() -> None:
+    host = vhost()
+    session = host.connect()
+    channel = session.channel(1)
+    channel.confirm_select()
+    channel.queue_declare("q", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+    for _ in range(5):
+        channel.publish("", "q", PLAIN, b"x")
+    channel.publish("", "nowhere", PLAIN, b"x")
+    told = [(type(one), one.number) for one in session.drain() if isinstance(one, Ack | Nack)]
+
+    assert told == [(Ack, 3), (Nack, 4), (Nack, 5), (Ack, 6)]
+    assert not host.busy
+
+
+def test_whoever_has_news_is_known_to_the_face() -> None:
+    host = vhost()
+    quiet, busy = host.connect(), host.connect()
+    quiet.channel(1).queue_declare("q")
+    busy.channel(1).consume("q")
+    quiet.channels[1].publish("", "q", PLAIN, b"x")
+
+    assert list(host.busy) == [busy]
+    assert len(busy.drain()) == 1
+    assert not host.busy
+
+
+def test_a_file_would_be_told_what_must_outlive_the_broker() -> None:
+    store = Remembering()
+    channel = vhost(store).connect().channel(1)
+    channel.exchange_declare("e", durable=True)
+    channel.queue_declare("c", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    channel.queue_declare("q", durable=True, arguments=QUORUM)
+    channel.queue_declare("passing")
+    channel.queue_bind("c", "e", "k")
+    channel.queue_bind("passing", "e", "k")
+    channel.publish("", "c", LASTING, b"kept")
+    channel.publish("", "c", PLAIN, b"not kept")
+    channel.publish("", "passing", LASTING, b"not kept")
+    for _ in range(2):
+        got = channel.get("c")
+        assert got is not None
+        channel.nack(got.tag, requeue=False)
+    channel.queue_delete("c")
+
+    assert store.told == [
+        "+queue c", "+queue q", "+binding e c k", "+c 1", "+q 1", "-c 1", "+q 2", "-queue c"
+    ]  # fmt: skip
+
+
+def test_at_least_once_tries_again_after_three_minutes_and_only_what_is_missing() -> None:
+    rig = EngineRig("4.0")
+    client = rig.connect()
+    client.exchange("dlx", "fanout")
+    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    client.queue("main", {**QUORUM, **careful, "x-dead-letter-exchange": "dlx"})
+    client.queue("free")
+    client.queue("full", {"x-max-length": 0, "x-overflow": "reject-publish"})
+    for name in ("free", "full"):
+        client.bind(name, "dlx")
+    client.publish("main", "x")
+    found = client.get("main")
+    assert found is not None
+    client.reject(found, requeue=False)
+    assert rig.vhost.router.queues["main"].pending == 1
+    client.delete_queue("full")
+    client.queue("full")
+    client.bind("full", "dlx")
+    rig.wait(179)
+    early = client.queue("full", passive=True).messages
+    rig.wait(1)
+
+    assert early == 0
+    assert [client.queue(name, passive=True).messages for name in ("free", "full")] == [1, 1]
+    assert rig.vhost.router.queues["main"].pending == 0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x80",
+        b"\x80\0",
+        b"\x80\0\x05ab",
+        b"\0\1",
+        b"\x20\0\0\0\0\x09\x01aS",
+        b"\x20\0\0\0\0\x03\x01aZ",
+        b"\0\0xyz",
+    ],
+)
+def test_properties_that_are_broken_are_refused_and_change_nothing(raw: bytes) -> None:
+    channel = vhost().connect().channel(1)
+    channel.queue_declare("q")
+    with pytest.raises(Refused) as refused:
+        channel.publish("", "q", raw, b"x")
+
+    assert (refused.value.code, refused.value.hard, refused.value.class_id, refused.value.method_id) == (
+        502, True, 60, 40
+    )  # fmt: skip
+    assert channel.queue_declare("q", passive=True).messages == 0
+
+
+def test_what_a_publisher_wrote_stays_as_it_is_through_a_death() -> None:
+    channel = vhost().connect().channel(1)
+    channel.queue_declare("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})
+    channel.queue_declare("end")
+    odd = Headers(b"\x02u8B\xff\x01fd\x40\x0e\0\0\0\0\0\0\x02hiS\0\0\0\x02\xff\xfe")
+    sent = Properties(
+        content_type="a", content_encoding="b", headers=odd, delivery_mode=2, priority=3, correlation_id="c",
+        reply_to="d", expiration="5", message_id="e", timestamp=6, type="f", user_id="guest", app_id="g", cluster_id="h",
+    )  # fmt: skip
+    channel.publish("", "q", encode_properties(sent), b"x")
+    channel.host.clock.advance(1)
+    got = channel.get("end")
+    assert got is not None
+    found = decode_properties(got.raw)
+
+    assert found.headers.raw.startswith(odd.raw)
+    assert found.expiration is None
+    names = [name for name in Properties.__dataclass_fields__ if name not in ("headers", "expiration")]
+    assert [getattr(found, name) for name in names] == [getattr(sent, name) for name in names]
+
+
+def test_a_long_refusal_is_cut_to_a_short_string() -> None:
+    channel = vhost().connect().channel(1)
+    with pytest.raises(Refused) as refused:
+        channel.queue_declare("q" * 255, passive=True)
+
+    assert len(refused.value.text) == 255
+    assert refused.value.text.endswith("q...")
+
+
+def test_transactions_are_refused_in_a_sentence() -> None:
+    with pytest.raises(Refused) as refused:
+        vhost().connect().channel(1).tx_select()
+
+    assert refused.value.text == "NOT_IMPLEMENTED - the embedded broker has no transactions; use publisher confirms"
+
+
+def test_a_waiting_message_costs_little_beyond_its_body() -> None:
+    channel = vhost().connect().channel(1)
+    channel.queue_declare("end", durable=True, arguments=QUORUM)
+    back = {"x-message-ttl": 60_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"}
+    channel.queue_declare("wait", durable=True, arguments={**QUORUM, **back})
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(5000):
+        properties = Properties(delivery_mode=2, message_id=f"{number:032x}", headers=Headers.of({"attempt": number}))
+        channel.publish("", "wait", encode_properties(properties), b"")
+    each = (tracemalloc.get_traced_memory()[0] - before) / 5000
+    tracemalloc.stop()
+
+    assert each < 600
+    assert len(channel.host.clock._heap) == 1
+
+
+def test_a_thousand_queues_in_a_row_do_not_end_the_stack() -> None:
+    channel = vhost().connect().channel(1)
+    for number in range(1500):
+        following = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"q{number + 1}"}
+        channel.queue_declare(f"q{number}", arguments={"x-message-ttl": 0, **following})
+    channel.queue_declare("q1500")
+    channel.publish("", "q0", PLAIN, b"x")
+
+    assert channel.queue_declare("q1500", passive=True).messages == 1
