@@ -205,7 +205,8 @@ def test_what_a_publisher_wrote_stays_as_it_is_through_a_death() -> None:
     odd = Headers(b"\x02u8B\xff\x01fd\x40\x0e\0\0\0\0\0\0\x02hiS\0\0\0\x02\xff\xfe")
     sent = Properties(
         content_type="a", content_encoding="b", headers=odd, delivery_mode=2, priority=3, correlation_id="c",
-        reply_to="d", expiration="5", message_id="e", timestamp=6, type="f", user_id="guest", app_id="g", cluster_id="h",
+        reply_to="d", expiration="5", message_id="e", timestamp=6, type="f", user_id="guest", app_id="g",
+        cluster_id="h",
     )  # fmt: skip
     channel.publish("", "q", encode_properties(sent), b"x")
     channel.host.clock.advance(1)

@@ -1,0 +1,127 @@
+"""The engine and RabbitMQ do the same made-up work, step by step, and must see the same."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.embedded.engine_rig import EngineRig
+from tests.embedded.rabbit_rig import RabbitRig
+from tests.embedded.rig import Arrival, Client
+from tests.tooling.vhosts import Vhost
+
+pytestmark = pytest.mark.contract
+
+STEPS = 120
+KEYS = ("a", "a.b", "a.c", "b", "")
+PATTERNS = ("a", "a.*", "#", "b", "*.b", "")
+QUEUES: dict[str, dict[str, object]] = {
+    "first": {"x-dead-letter-exchange": "topic"},
+    "second": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "third", "x-max-length": 4},
+    "third": {"x-max-priority": 3, "x-dead-letter-exchange": "direct"},
+    "fourth": {"x-max-length": 3, "x-overflow": "reject-publish"},
+    "fifth": {"x-max-length-bytes": 9, "x-overflow": "drop-head", "x-dead-letter-exchange": "fanout"},
+}
+EXCHANGES = ("direct", "topic", "fanout")
+
+
+class Work:
+    """The same choices for two clients; each step returns what it saw."""
+
+    def __init__(self, seed: int, client: Client) -> None:
+        self.chance = random.Random(seed)
+        self.client = client
+        self.held: list[int] = []
+        self.seen: list[object] = []
+        self.steps: list[Callable[[], object]] = [
+            self.publish, self.publish, self.publish, self.get, self.get, self.ack, self.nack, self.reject, self.bind,
+            self.unbind, self.count, self.purge,
+        ]  # fmt: skip
+        for name in EXCHANGES:
+            client.exchange(name, name)
+        for name, arguments in QUEUES.items():
+            client.queue(name, arguments)
+
+    def run(self) -> list[object]:
+        for _ in range(STEPS):
+            step = self.chance.choice(self.steps)
+            self.seen.append((step.__name__, step()))
+        return self.seen
+
+    def publish(self) -> object:
+        exchange = self.chance.choice(["", "", *EXCHANGES])
+        key = self.chance.choice(list(QUEUES) if not exchange else KEYS)
+        headers = self.chance.choice([None, {"CC": ["first", "a"]}, {"BCC": ["fourth"]}, {"n": 1}])
+        priority = self.chance.choice([None, 0, 2, 7])
+        size = self.chance.randint(0, 5)
+        words = {} if headers is None else {"headers": headers}
+        return self.client.publish(key, "x" * size, exchange=exchange, mandatory=True, priority=priority, **words)
+
+    def get(self) -> object:
+        found = self.client.get(self.chance.choice(list(QUEUES)), within=0)
+        if found is None:
+            return None
+        self.held.append(found.tag)
+        return look(found)
+
+    def ack(self) -> object:
+        multiple = self.chance.random() < 0.3
+        tag = self.some_tag(multiple=multiple)
+        if tag:
+            self.client.ack(tag, multiple=multiple)
+        return tag
+
+    def nack(self) -> object:
+        multiple = self.chance.random() < 0.3
+        requeue = self.chance.random() < 0.5
+        tag = self.some_tag(multiple=multiple)
+        if tag:
+            self.client.nack(tag, multiple=multiple, requeue=requeue)
+        return tag
+
+    def reject(self) -> object:
+        requeue = self.chance.random() < 0.5
+        tag = self.some_tag(multiple=False)
+        if tag:
+            self.client.reject(tag, requeue=requeue)
+        return tag
+
+    def bind(self) -> None:
+        self.client.bind(self.chance.choice(list(QUEUES)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS))
+
+    def unbind(self) -> None:
+        self.client.unbind(
+            self.chance.choice(list(QUEUES)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS)
+        )
+
+    def count(self) -> object:
+        return {name: self.client.queue(name, passive=True).messages for name in QUEUES}
+
+    def purge(self) -> object:
+        return self.client.purge(self.chance.choice(list(QUEUES))) if self.chance.random() < 0.2 else None
+
+    def some_tag(self, *, multiple: bool) -> int:
+        if not self.held:
+            return 0
+        tag = self.chance.choice(self.held)
+        self.held = [one for one in self.held if (one > tag if multiple else one != tag)]
+        return tag
+
+
+def look(arrival: Arrival) -> tuple[object, ...]:
+    counts = [(death["queue"], death["reason"], death["count"]) for death in arrival.headers.get("x-death", [])]
+    keys = [death["routing-keys"] for death in arrival.headers.get("x-death", [])]
+    others = {name: value for name, value in arrival.headers.items() if name != "x-death"}
+    return (arrival.text, arrival.exchange, arrival.key, arrival.redelivered, counts, keys, others)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_made_up_work_looks_the_same_on_both(vhost: Vhost, seed: int) -> None:
+    rabbit = RabbitRig(vhost.url, vhost.version)
+    version = ".".join(vhost.version.split(".")[:2])
+    theirs = Work(seed, rabbit.connect()).run()
+    rabbit.close()
+    ours = Work(seed, EngineRig(version).connect()).run()
+
+    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert (step, one) == (step, other)
