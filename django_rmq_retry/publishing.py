@@ -12,18 +12,23 @@ from django.db import transaction
 
 from django_rmq_retry import wiring
 from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.broker.calling import DIRECT
+from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.deaths import BROKERS_OWN
-from django_rmq_retry.core.errors import ConfigurationError, NotDelayable, PublishError
+from django_rmq_retry.core.errors import ConfigurationError, NotDelayable
 from django_rmq_retry.core.headers import EMPTY, Headers
 from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.core.stamps import PREFIX
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.core.topology import milliseconds
 
 log = logging.getLogger("django_rmq_retry")
+
+FRAME_MAX = 131_072
+"""What RabbitMQ and pika agree on, unless somebody changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ def message_of(
         exchange, routing_key, options = _addressed(subscription, exchange, routing_key, options)
         codec = subscription.codec
     headers = _headers(options.headers)
+    _check(options)
     expiration = None if options.expiration is None else milliseconds(options.expiration)
     if options.delay:
         if subscription is None or expiration is not None:
@@ -125,6 +131,7 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
     if at_once or not transaction.get_connection().in_atomic_block:
         wiring.publisher().publish(message, timeout=timeout)
     else:
+        _check_writable(message)
         # Robust: one that fails must not keep the messages after it from leaving.
         transaction.on_commit(lambda: _after_commit(message, timeout), robust=True)
     return name
@@ -156,7 +163,7 @@ def _after_commit(message: Message, timeout: float | None) -> None:
     """What was committed stays so whatever happens here: say which message is missing, and let the others go."""
     try:
         wiring.publisher().publish(message, timeout=timeout)
-    except PublishError as error:
+    except Exception as error:
         log.critical(
             "Committed, but message %r was not published: %s",
             message.properties.message_id,
@@ -179,7 +186,34 @@ def _headers(headers: Mapping[str, object] | None) -> Mapping[str, object]:
     for name in headers or ():
         if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
             raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
+        if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
+            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
     return headers or {}
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _check(options: Options) -> None:
+    """Refuse what the broker answers by closing the channel, at the cost of everybody else's messages on it."""
+    if options.expiration:
+        check_seconds("expiration=…", options.expiration)
+    if options.reply_to == DIRECT:
+        raise ConfigurationError(f"reply_to={DIRECT!r} works only for who consumes it; use call(…) for an answer.")
+
+
+def _check_writable(message: Message) -> None:
+    """What cannot be written is to fail inside its transaction, not after the commit."""
+    marshal_publish(
+        1,
+        encode_properties(message.properties),
+        b"",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        mandatory=message.mandatory,
+        frame_max=FRAME_MAX,
+    )
 
 
 def _addressed(

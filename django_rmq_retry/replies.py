@@ -5,6 +5,7 @@ import uuid
 from dataclasses import replace
 
 from django_rmq_retry import wiring
+from django_rmq_retry.core.codec import JSON
 from django_rmq_retry.core.errors import CallFailed
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.stamps import ANSWER, FAILED
@@ -46,9 +47,10 @@ def _question(data: object, subscription: Subscription, options: Options) -> Mes
 
 
 def _read(answer: Delivery, subscription: Subscription) -> object:
-    data = subscription.codec.decode(answer.body, answer.properties)
     if answer.headers.get(ANSWER) != FAILED:
-        return data
+        return subscription.codec.decode(answer.body, answer.properties)
+    # An error is JSON, whatever codec the handler's own data has.
+    data = JSON.decode(answer.body, answer.properties)
     error = data.get("error") if isinstance(data, dict) else None
     told = error if isinstance(error, dict) else {}
     raise CallFailed(str(told.get("type", "an error")), str(told.get("message", "")))

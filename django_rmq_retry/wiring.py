@@ -16,21 +16,21 @@ from django_rmq_retry.conf import settings
 class _Process:
     """What this process has open. A child that was forked has nothing open, whatever its parent has."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
     io: IoThread | None = None
     publisher: Publisher | None = None
     callers: dict[bool, PikaCaller] = field(default_factory=dict)
 
 
 _process = _Process()
+_lock = threading.RLock()
 _parents: list[_Process] = []
 """What belongs to the process we were forked from: never used, and kept so that nothing of it is closed here."""
 
 
 def publisher() -> Publisher:
     """The publishing connection of this process, for all its threads."""
-    _renew()
-    with _process.lock:
+    with _lock:
+        _renew()
         if _process.publisher is None:
             _process.publisher = PikaPublisher(io("rmq-publish"), settings().access())
         return _process.publisher
@@ -38,8 +38,8 @@ def publisher() -> Publisher:
 
 def caller(*, exclusive: bool = False) -> PikaCaller:
     """The calling connection of this process, with a direct or an exclusive answer queue."""
-    _renew()
-    with _process.lock:
+    with _lock:
+        _renew()
         found = _process.callers.get(exclusive)
         if found is None:
             found = PikaCaller(io("rmq-publish"), settings().access(), exclusive=exclusive)
@@ -50,7 +50,8 @@ def caller(*, exclusive: bool = False) -> PikaCaller:
 def close() -> None:
     """Close what this process has open; the next use opens it anew."""
     global _process
-    process, _process = _process, _Process()
+    with _lock:
+        process, _process = _process, _Process()
     if process.publisher is not None:
         process.publisher.close()
     for one in process.callers.values():
@@ -61,7 +62,8 @@ def close() -> None:
 
 def io(name: str) -> IoThread:
     """The I/O thread of this process; whoever comes first names it."""
-    with _process.lock:
+    with _lock:
+        _renew()
         if _process.io is None:
             _process.io = IoThread(name)
             _process.io.start()
@@ -76,8 +78,9 @@ def _renew() -> None:
 
 
 def _forked() -> None:
-    """In the child: the parent's connections are the parent's."""
-    global _process  # noqa: PLW0603 - there is one process
+    """In the child: the parent's connections are the parent's, and so is whoever held its lock."""
+    global _lock, _process  # noqa: PLW0603 - there is one process
+    _lock = threading.RLock()
     _parents.append(_process)
     _process = _Process()
 

@@ -1,0 +1,269 @@
+"""Publishing from Django: what leaves, when, and what is refused where it is written."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import TestCase
+
+from django_rmq_retry import publishing, wiring
+from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.broker.confirming import Done
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.codec import Raw
+from django_rmq_retry.core.errors import (
+    ConfigurationError,
+    HeadersTooLarge,
+    MessageReturned,
+    NotDelayable,
+    UnencodableData,
+)
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.policy import OneShot, RetryThenPark
+from django_rmq_retry.publishing import Options, adispatch, apublish, dispatch, message_of, options_of, publish
+from tests.core.made import subscription
+
+
+class Post:
+    """A publisher that keeps what it is given; keys in `bad` are returned."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.bad: set[str] = set()
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        self.sent.append(message)
+        if message.routing_key in self.bad:
+            raise ERRORS[Outcome.RETURNED](message.exchange, message.routing_key)
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        self.sent += messages
+        return len(self.sent)
+
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
+        self.sent.append(message)
+        done(Outcome.RETURNED if message.routing_key in self.bad else Outcome.CONFIRMED, "")
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def keys(self) -> list[str]:
+        return [message.routing_key for message in self.sent]
+
+
+@pytest.fixture
+def post(monkeypatch: pytest.MonkeyPatch) -> Post:
+    made = Post()
+    monkeypatch.setattr(wiring, "publisher", lambda: made)
+    return made
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_outside_a_transaction_a_message_leaves_at_once(post: Post) -> None:
+    name = publish({"a": 1}, routing_key="q")
+
+    assert [message.properties.message_id for message in post.sent] == [name]
+    assert post.sent[0].body == b'{"a":1}'
+    assert post.sent[0].properties.delivery_mode == 2
+    assert post.sent[0].mandatory
+
+
+@pytest.mark.usefixtures("transactional_db")
+class TestTransactions:
+    def test_inside_one_it_leaves_on_commit(self, post: Post) -> None:
+        with transaction.atomic():
+            publish(1, routing_key="q")
+            assert post.keys == []
+
+        assert post.keys == ["q"]
+
+    def test_a_rollback_takes_it_back(self, post: Post) -> None:
+        with transaction.atomic():
+            publish(1, routing_key="q")
+            transaction.set_rollback(True)
+
+        assert post.keys == []
+
+    def test_a_savepoint_that_is_rolled_back_takes_only_its_own(self, post: Post) -> None:
+        with transaction.atomic():
+            publish(1, routing_key="outer")
+            with transaction.atomic():
+                publish(1, routing_key="inner")
+                transaction.set_rollback(True)
+            publish(1, routing_key="last")
+
+        assert post.keys == ["outer", "last"]
+
+    def test_it_may_leave_at_once_all_the_same(self, post: Post) -> None:
+        with transaction.atomic():
+            publish(1, routing_key="q", at_once=True)
+            transaction.set_rollback(True)
+
+        assert post.keys == ["q"]
+
+    def test_one_that_fails_after_the_commit_is_named_and_holds_no_other_back(
+        self, post: Post, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        post.bad.add("bad")
+        with transaction.atomic():
+            publish(1, routing_key="first")
+            name = publish(1, routing_key="bad")
+            publish(1, routing_key="last")
+
+        assert post.keys == ["first", "bad", "last"]
+        (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
+        assert record.message_id == name  # type: ignore[attr-defined]  # from extra
+        assert "Committed, but message" in record.getMessage()
+
+    @pytest.mark.parametrize("error", [RuntimeError("x"), OSError("y"), ValueError("z")])
+    def test_whatever_fails_after_the_commit_names_the_message(
+        self, post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    ) -> None:
+        def fail(_message: Message, **_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(post, "publish", fail)
+        with transaction.atomic():
+            name = publish(1, routing_key="q")
+
+        assert name in caplog.text
+        assert "Committed, but message" in caplog.text
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"priority": 300},
+            {"message_id": "x" * 256},
+            {"type": "x" * 256},
+            {"routing_key": "k" * 256},
+            {"headers": {"big": "x" * 140_000}},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_what_cannot_be_written_fails_before_the_commit(self, post: Post, options: dict[str, Any]) -> None:
+        with pytest.raises((ValueError, HeadersTooLarge)), transaction.atomic():
+            publish(1, **{"routing_key": "q", **options})
+
+        assert post.keys == []
+
+
+class TestInATestCase(TestCase):
+    def test_messages_are_seen_by_capturing_the_commit(self) -> None:
+        post = Post()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wiring, "publisher", lambda: post)
+            with self.captureOnCommitCallbacks(execute=True) as callbacks:
+                publish(1, routing_key="q")
+
+            assert len(callbacks) == 1
+            assert post.keys == ["q"]
+
+
+@pytest.mark.parametrize("name", ["rmq-retry-attempts", "rmq-retry-new", "x-death", "x-delivery-count", "x-delay"])
+def test_headers_of_ours_and_of_the_brokers_are_not_a_publishers_to_set(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        message_of(1, options=Options(headers={name: 1}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expiration": -1},
+        {"expiration": float("nan")},
+        {"expiration": 1e12},
+        {"reply_to": "amq.rabbitmq.reply-to"},
+        {"headers": {"CC": "one"}},
+        {"headers": {"BCC": [7]}},
+    ],
+    ids=str,
+)
+def test_what_would_cost_others_their_channel_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        message_of(1, options=options_of(options))
+
+
+def test_other_queues_may_be_named() -> None:
+    assert message_of(1, options=Options(headers={"CC": ["a", "b"]})).headers["CC"] == ["a", "b"]
+
+
+def test_an_option_that_is_not_known_is_refused() -> None:
+    with pytest.raises(TypeError, match="does not know prio"):
+        publish(1, routing_key="q", prio=3)
+
+
+def test_data_that_cannot_be_written_is_refused_where_it_is_written() -> None:
+    with pytest.raises(UnencodableData):
+        message_of(object())
+    with pytest.raises(UnencodableData):
+        message_of({"not": "bytes"}, codec=Raw())
+
+
+@pytest.mark.parametrize(
+    ("delay", "key", "expiration"),
+    [(30, "payments.retry.30s", None), (5, "payments.retry.30s", "5000"), (90, "payments.retry.30s", None)],
+)
+def test_a_delay_goes_through_the_ladder(delay: float, key: str, expiration: str | None) -> None:
+    handler = subscription(RetryThenPark(attempts=3, backoff=Fixed(30)))
+    message = message_of(1, options=Options(delay=delay), subscription=handler)
+
+    assert (message.exchange, message.routing_key) == ("", key)
+    assert message.properties.expiration == expiration
+    assert message.headers.get("rmq-retry-wait") == (60_000 if delay == 90 else None)
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
+def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        message_of(1, options=Options(delay=delay), subscription=subscription(RetryThenPark()))
+
+
+def test_who_is_waited_for_cannot_be_delayed() -> None:
+    with pytest.raises(NotDelayable, match="Ladder"):
+        message_of(1, options=Options(delay=5), subscription=subscription(OneShot()))
+
+
+def test_a_delay_needs_a_handler_and_no_expiration() -> None:
+    with pytest.raises(ConfigurationError):
+        message_of(1, options=Options(delay=5))
+    with pytest.raises(ConfigurationError):
+        message_of(1, options=Options(delay=5, expiration=5), subscription=subscription(RetryThenPark()))
+
+
+def test_publishing_awaits_its_confirm(post: Post) -> None:
+    name = asyncio.run(apublish({"a": 1}, routing_key="q"))
+
+    assert post.sent[0].properties.message_id == name
+
+
+def test_an_awaited_publish_raises_what_became_of_it(post: Post) -> None:
+    post.bad.add("q")
+    with pytest.raises(MessageReturned):
+        asyncio.run(apublish(1, routing_key="q"))
+
+
+def test_whoever_gave_up_waiting_harms_nobody(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Done] = []
+    monkeypatch.setattr(post, "send", lambda _message, done, **_: late.append(done))
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(adispatch(message_of(1, routing_key="q")), 0.01)
+        late[0](Outcome.CONFIRMED, "")
+
+    asyncio.run(impatient())
+    late[0](Outcome.CONFIRMED, "")
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_batch_leaves_at_once(post: Post) -> None:
+    assert publishing.publish_many([message_of(1, routing_key="q"), message_of(2, routing_key="q")]) == 2
+    assert post.keys == ["q", "q"]
+
+
+@pytest.mark.usefixtures("transactional_db", "post")
+def test_the_id_that_was_given_is_kept() -> None:
+    assert dispatch(message_of(1, routing_key="q", options=Options(message_id="mine"))) == "mine"
