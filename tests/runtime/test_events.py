@@ -1,0 +1,109 @@
+"""The log of verdicts: one line for each, and never what a sender wrote as it is."""
+
+import logging
+
+import pytest
+
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, discard, halt, park, retry
+from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.journal import Attempt
+from tests.core.made import delivery, subscription
+
+NOTE = ErrorNote(kind="BankDown", text="timeout")
+
+
+def attempt(verdict: Verdict, arrival: Delivery | None = None, *, handled: bool = True) -> Attempt:
+    made = subscription(RetryThenPark(attempts=5)) if handled else None
+    return Attempt(delivery=arrival or delivery(message_id="m-1"), verdict=verdict, subscription=made, seconds=0.012)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "level", "said"),
+    [
+        (ACK, "INFO", "ack payments.handlers.charge id='m-1' attempt=1/5 ms=12.0"),
+        (
+            retry(30, NOTE),
+            "WARNING",
+            "retry payments.handlers.charge id='m-1' attempt=1/5 ms=12.0 after=30s 'BankDown: timeout'",
+        ),
+        (
+            park(Reason.EXHAUSTED, "Gave up."),
+            "ERROR",
+            "park payments.handlers.charge id='m-1' attempt=1/5 ms=12.0 'Gave up.'",
+        ),
+        (discard("Old."), "WARNING", "discard payments.handlers.charge id='m-1' attempt=1/5 ms=12.0 'Old.'"),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Verdict) else "",
+)
+def test_each_verdict_is_one_line(verdict: Verdict, level: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Events(lambda: 1.0).note(attempt(verdict))
+    (record,) = caplog.records
+
+    assert (record.levelname, record.getMessage()) == (level, said)
+    assert record.event == verdict.kind.value  # type: ignore[attr-defined]  # from extra
+
+
+def test_what_a_sender_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    arrival = delivery(message_id="a\nERROR forged\x1b[31m")
+    with caplog.at_level(logging.INFO):
+        Events(lambda: 1.0).note(attempt(park(Reason.PERMANENT, "x\ny\x1b[0m"), arrival))
+
+    assert "\n" not in caplog.records[0].getMessage()
+    assert "\x1b" not in caplog.records[0].getMessage()
+
+
+def test_a_message_whose_properties_cannot_be_read_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    broken = delivery(raw=b"\x00\x01")
+    Events(lambda: 1.0).note(attempt(park(Reason.UNDECODABLE_HEADERS, "x"), broken, handled=False))
+
+    assert caplog.records[0].getMessage() == "park payments id=None attempt=1/∞ ms=12.0 'x'"
+
+
+def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        Events(lambda: 1.0).note(attempt(retry(1, NOTE), delivery(body=b"card 4111")))
+
+    assert "4111" not in caplog.text
+
+
+def test_a_line_that_stands_still_is_known_until_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    clock = iter([10.0, 20.0])
+    events = Events(lambda: next(clock))
+    line = subscription(StopTheLine())
+
+    def note(verdict: Verdict, number: int) -> None:
+        arrival = delivery(message_id="m", attempt=number)
+        events.note(Attempt(delivery=arrival, verdict=verdict, subscription=line, seconds=0.0))
+
+    note(halt(1, NOTE), 1)
+    note(halt(2, NOTE), 2)
+    (standing,) = events.halts
+    assert (standing.queue, standing.since, standing.attempt) == ("payments", 10.0, 2)
+    assert (standing.error, standing.message_id) == ("BankDown: timeout", "m")
+    assert events.notes_acks
+    note(ACK, 3)
+
+    assert events.halts == ()
+    assert "goes on" in caplog.text
+
+
+def test_successes_are_wanted_only_where_somebody_looks() -> None:
+    logging.getLogger("django_rmq_retry").setLevel(logging.WARNING)
+    try:
+        assert not Events(lambda: 1.0).notes_acks
+        assert Events(lambda: 1.0, [lambda _: None]).notes_acks
+    finally:
+        logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
+
+
+def test_observers_are_told_and_verdicts_counted() -> None:
+    seen: list[Kind] = []
+    events = Events(lambda: 1.0, [lambda one: seen.append(one.verdict.kind)])
+    for verdict in (ACK, ACK, retry(1, NOTE)):
+        events.note(attempt(verdict))
+
+    assert seen == [Kind.ACK, Kind.ACK, Kind.RETRY]
+    assert (events.counts[Kind.ACK], events.counts[Kind.RETRY], events.counts[Kind.PARK]) == (2, 1, 0)
