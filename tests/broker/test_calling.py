@@ -19,6 +19,8 @@ from tests.broker.between import between
 from tests.broker.live import calling, to
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.contract
+
 Answer = Callable[[BlockingChannel, pika.BasicProperties, bytes], None]
 
 

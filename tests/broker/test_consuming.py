@@ -17,6 +17,8 @@ from tests.broker.live import Held, Seen, consuming, to
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.contract
+
 LINE = Line(queue="q", prefetch=10)
 ORDERED = Line(queue="q", prefetch=1, ordered=True)
 AGAIN = Settlement(tell=Tell.AGAIN, hold=0.1)

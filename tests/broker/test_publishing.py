@@ -26,6 +26,8 @@ from tests.tooling.node import Node, free_ports
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.contract
+
 SLACK = 0.5
 """Seconds by which a publish may outlast its time-out."""
 
