@@ -301,3 +301,20 @@ def test_an_answer_finds_its_channel_without_a_queue(rig: Rig) -> None:
     assert told.consumers == 1
     assert [one.text for one in answer] == ["answer"]
     assert outcome == ("ack" if rig.version >= (4, 3) else "returned")
+
+
+def test_an_ended_consumer_of_several_leaves_its_turn_to_the_next(rig: Rig, kind: str) -> None:
+    client, other = rig.connect(), rig.connect()
+    filled(client, kind, "", single_active_consumer=True)
+    tag = client.consume("q", prefetch=1)
+    other.consume("q", prefetch=5)
+    for body in "abc":
+        client.publish("q", body)
+    held = client.arrivals(1)
+    client.cancel(tag)
+
+    stalled = kind == "classic" and rig.version < (4, 0)
+
+    assert texts(other, 2, within=0.3) == ("" if stalled else "bc")
+    client.nack(held[0])
+    assert texts(other, 3, within=0.5) == ("abc" if stalled else "a")

@@ -42,6 +42,8 @@ class Behaviour:
     delayed_retry: bool = False
     channel_prefetch: bool = True
     """basic.qos global=true limits the channel."""
+    cancel_hands_over: bool = True
+    """Classic queue with a single active consumer: its cancel gives the next one what is ready, without more ado."""
     names_classic: bool = True
     """A queue declared without x-queue-type counts as declared with 'classic'."""
     classic_refuses: frozenset[str] = frozenset()
@@ -51,6 +53,10 @@ class Behaviour:
     strict_delivery_mode: bool = False
     replies_return: bool = True
     """A mandatory reply by direct reply-to is returned although it arrived."""
+
+    def carries(self, how: Return, *, quorum: bool) -> bool:
+        """Whether a consumer that dead-letters a message raises the count that goes with it."""
+        return how in self.carrying and (quorum or self.classic_carries)
 
 
 V3_10 = Behaviour(
@@ -66,6 +72,7 @@ V3_10 = Behaviour(
     negative_limit=0,
     unlimited_to_back=True,
     quorum_lanes=1,
+    cancel_hands_over=False,
     names_classic=False,
     quorum_knows=frozenset(),
     unknown_type_is_hard=True,

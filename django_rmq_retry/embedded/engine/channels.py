@@ -83,7 +83,7 @@ class Channel(Publishing):
         if tag in self.consumers:
             consumer, queue = self.consumers.pop(tag)
             queue.roster.remove(consumer)
-            queue.dispatch()
+            queue.left()
             self._left(queue)
             self.host.settle()
 
@@ -197,8 +197,10 @@ class Channel(Publishing):
                 queue.roster.wake(consumer)
         for queue, entries in back.items():
             queue.give_back(entries, how)
-        for queue in {queue for _, queue, _ in found} - back.keys():
-            queue.dispatch()
+        if not requeue:
+            for consumer, queue, _ in found:
+                if consumer is not None:
+                    queue.freed(consumer)
         if self._credit.limit:
             self._wake_all()
         self.host.settle()

@@ -34,7 +34,8 @@ class Queue:
         self.roster = Roster(single=spec.arguments.get("x-single-active-consumer") is True)
         self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
         self.counts = Counts(spec, around.behaviour) if spec.quorum else None
-        self.ttl = spec.seconds("x-message-ttl")
+        ttl = spec.seconds("x-message-ttl")
+        self.ttl = NEVER if ttl is None else ttl
         self.stores = (2 if spec.quorum else 1) if spec.durable else 0
         self.position = 0
         self.held = 0
@@ -114,8 +115,7 @@ class Queue:
         if self.closed:
             return
         self.held -= 1
-        behaviour = self.around.behaviour
-        if how in behaviour.carrying and (self.counts is not None or behaviour.classic_carries):
+        if self.around.behaviour.carries(how, quorum=self.counts is not None):
             entry.count += 1
         self.bury(entry, "rejected")
 
@@ -138,9 +138,13 @@ class Queue:
 
     def freed(self, consumer: Consumer) -> None:
         """A consumer has room again."""
-        if not consumer.waits:
+        if consumer.listed:
             self.roster.wake(consumer)
-        if self.ready.count:
+            self.dispatch()
+
+    def left(self) -> None:
+        """A consumer was cancelled: the next may have its turn."""
+        if self.counts is not None or not self.roster.single or self.around.behaviour.cancel_hands_over:
             self.dispatch()
 
     def bury(self, entry: Entry, reason: str) -> None:
@@ -167,23 +171,17 @@ class Queue:
         """See to it that `expire` runs when the next message's time has come."""
         heads = [head.expires for lane in self.ready.lines() if (head := lane.head()) is not None]
         due = min(heads, default=NEVER)
-        if due == NEVER:
-            return
         clock, timer = self.around.clock, self._timer
         if due <= clock.now:
             self.expire()
-        elif timer is None or timer.run is None or timer.due > due:
+        elif due < NEVER and (timer is None or timer.run is None or timer.due > due):
             if timer is not None:
                 timer.cancel()
             self._timer = clock.at(due, self._on_time)
 
     def purge(self) -> int:
         """Drop what is ready, and what is delayed."""
-        dropped = self.ready.clear()
-        for entry, timer in self.delayed.items():
-            timer.cancel()
-            dropped.append(entry)
-        self.delayed.clear()
+        dropped = self.ready.clear() + self._taken_from_delay()
         for entry in dropped:
             self.forget(entry)
         self.around.lost["purged"] += len(dropped)
@@ -191,16 +189,19 @@ class Queue:
 
     def close(self) -> int:
         """The queue is deleted; return how many messages go with it."""
-        for timer in (self._timer, *self.delayed.values()):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self.lease is not None:
             self.lease.stop()
-        gone = self.ready.count + len(self.delayed) + self.pending + self.held
-        self.ready.clear()
-        self.delayed.clear()
         self.closed = True
-        return gone
+        return len(self.ready.clear()) + len(self._taken_from_delay()) + self.pending + self.held
+
+    def _taken_from_delay(self) -> list[Entry]:
+        entries = list(self.delayed)
+        for timer in self.delayed.values():
+            timer.cancel()
+        self.delayed.clear()
+        return entries
 
     def _give_back_counted(self, entry: Entry, how: Return, counts: Counts) -> None:
         if counts.exhausted(entry, how):
@@ -227,9 +228,8 @@ class Queue:
     def _end_of(self, message: Message) -> float:
         ttl = self.ttl
         if message.expiration is not None:
-            own = int(message.expiration) / 1000
-            ttl = own if ttl is None else min(ttl, own)
-        return NEVER if ttl is None else self.around.clock.now + ttl
+            ttl = min(ttl, int(message.expiration) / 1000)
+        return NEVER if ttl == NEVER else self.around.clock.now + ttl
 
     def _has_room(self, limits: Limits, message: Message) -> bool:
         verdict = limits.judge(self._count(), self.ready.bytes, more=len(message.body))

@@ -1,0 +1,95 @@
+"""Quorum queues where they differ from classic ones."""
+
+import pytest
+
+from tests.embedded.rig import QUORUM, Rig
+
+pytestmark = pytest.mark.contract
+
+
+def test_what_comes_back_queues_up_in_the_order_of_its_coming(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
+    for body in "abcd":
+        client.publish("q", body)
+    held = [client.get("q") for _ in range(3)]
+    for one in (held[2], held[0]):
+        assert one is not None
+        client.reject(one)
+    found = [client.get("q") for _ in range(3)]
+
+    assert "".join(one.text for one in found if one) == "cad"
+
+
+def test_several_returned_at_once_keep_their_order(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
+    for body in "abcd":
+        client.publish("q", body)
+    held = [client.get("q") for _ in range(3)]
+    assert held[2] is not None
+    client.nack(held[2], multiple=True)
+    found = [client.get("q") for _ in range(4)]
+
+    assert "".join(one.text for one in found if one) == "abcd"
+
+
+def test_a_full_queue_opens_again_at_four_fifths(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-max-length": 10, "x-overflow": "reject-publish"})
+    outcomes = []
+    for _ in range(12):
+        outcomes.append(client.publish("q", "x"))
+        rig.wait(0.05)
+    for _ in range(2):
+        assert client.get("q", no_ack=True) is not None
+    rig.wait(0.1)
+    still = client.publish("q", "x")
+    assert client.get("q", no_ack=True) is not None
+    rig.wait(0.1)
+
+    assert outcomes == ["ack"] * 11 + ["nack"]
+    assert (still, client.publish("q", "x")) == ("nack", "ack")
+
+
+def test_a_time_of_zero_passes_a_consumer_that_waits(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", QUORUM)
+    client.consume("q", no_ack=True)
+    client.publish("q", "x", expiration="0")
+
+    assert len(client.arrivals(1, within=0.4)) == 1
+
+
+def test_a_limit_drops_the_head_without_a_dead_letter_exchange(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-max-length": 2, "x-overflow": "reject-publish-dlx"})
+    outcomes = [client.publish("q", body) for body in "abc"]
+    rig.wait(0.1)
+    found = [client.get("q") for _ in range(2)]
+
+    assert outcomes == ["ack"] * 3
+    assert "".join(one.text for one in found if one) == "bc"
+
+
+def test_a_cut_connection_counts_as_a_failed_delivery(rig: Rig) -> None:
+    client, other = rig.connect(), rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
+    client.publish("q", "x")
+    assert client.get("q") is not None
+    client.cut()
+    found = other.get("q")
+
+    assert found is not None
+    assert (found.headers["x-delivery-count"], found.redelivered) == (1, True)
+
+
+@pytest.mark.slow
+def test_an_unused_queue_goes_at_a_tick_of_five_seconds(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-expires": 1000})
+    rig.wait(2.5)
+    assert client.publish("q", "x", mandatory=True) == "ack"
+    rig.wait(5)
+
+    assert client.publish("q", "x", mandatory=True) == "returned"
