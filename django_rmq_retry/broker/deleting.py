@@ -14,7 +14,7 @@ UNSEEN = (
     "A message that a consumer still has in hand, or that is on its way as a dead letter, would be lost; only the "
     'management API (RMQ_RETRY["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
 )
-_RUNG = re.compile(r"(?P<work>.+)\.retry\.[0-9]+(?:ms|s|m|h|d)", re.DOTALL)
+_RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|suspects)", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def delete_empty(declarer: Declarer, queue: str) -> None:
 
 
 def stale(topology: Topology, there: Iterable[str]) -> list[str]:
-    """Of the queues that are there, those that were once waiting queues of this project's ladders."""
+    """Of the queues that are there, those that this project once derived from its work queues."""
     work = {queue.name for queue in topology.queues.values() if queue.role is Role.WORK}
     found = []
     for name in sorted(there):

@@ -14,6 +14,7 @@ class Role(StrEnum):
 
     WORK = "work"
     WAITING = "waiting"
+    SUSPECTS = "suspects"
     PARKED = "parked"
     REPLY = "reply"
     OTHER = "other"

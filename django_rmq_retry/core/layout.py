@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from django_rmq_retry.core.deaths import dead_letter
 from django_rmq_retry.core.declarations import (
     BindingDeclaration,
     QueueDeclaration,
@@ -45,7 +46,7 @@ def _of_intake(intake: Intake) -> Topology:
                     "Give them the same carrier, or two queues."
                 )
         found += additions.topology
-    return _of_queue(intake.queue, Role.WORK, arguments) + found
+    return _of_queue(intake.queue, Role.WORK, arguments) + found + _suspects(intake)
 
 
 def _of_queue(queue: Queue, role: Role, additions: dict[str, object]) -> Topology:
@@ -62,6 +63,15 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object]) -> Topolog
         found += exchanges_of(binding.source)
     bound = tuple(BindingDeclaration.of(binding, queue.name) for binding in queue.bindings if binding.source.name)
     return found + Topology(queues={queue.name: declaration}, bindings=bound)
+
+
+def _suspects(intake: Intake) -> Topology:
+    """Consumed one at a time: whoever stops a worker there takes nobody along into the parked queue."""
+    if intake.suspects is None:
+        return Topology()
+    alone = Queue(intake.suspects)
+    arguments = {**alone.plain_arguments(), **dead_letter("", intake.park, safe=True)}
+    return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.SUSPECTS, arguments=arguments)})
 
 
 def _parked(intake: Intake, written: Queue | None) -> Topology:

@@ -9,7 +9,7 @@ from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell, copy_of
 from django_rmq_retry.core.stamps import MARK, OURS, PREFIX, Stamp, parked_headers, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
@@ -56,6 +56,11 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
         return None
     hop = Hop(delay=stamp.wait / 1000, stamp=replace(stamp, wait=0))
     return subscription.policy.via.carry(subscription.route, delivery, hop)
+
+
+def set_apart(delivery: Delivery, suspects: str) -> Settlement:
+    """A copy to where it is tried alone, with its story so far; how often it came back is counted anew there."""
+    return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=suspects))
 
 
 def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int) -> Settlement:

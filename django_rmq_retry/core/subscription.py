@@ -12,6 +12,9 @@ from django_rmq_retry.core.policy import Policy
 from django_rmq_retry.core.topology import Queue, check_name, matches
 
 
+SUSPECTS = ".suspects"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """Which messages of a queue a handler takes; without a condition, all that no other handler takes."""
@@ -76,6 +79,15 @@ class Intake:
     @property
     def ordered(self) -> bool:
         return any(subscription.policy.ordered for subscription in self.subscriptions)
+
+    @property
+    def suspects(self) -> str | None:
+        """The queue in which what may have stopped a worker is tried alone; None where it cannot be told or moved.
+
+        A classic queue counts no returns, a line must keep its order, and some carriers work on one queue only.
+        """
+        movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
+        return self.queue.name + SUSPECTS if movable and self.queue.type == "quorum" and not self.ordered else None
 
     @property
     def dispatches(self) -> bool:

@@ -76,8 +76,8 @@ def short(value: object, limit: int = TEXT_LIMIT) -> str:
     return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
 
 
-def retry(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
+def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
+    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT), counted=counted)
 
 
 def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:

@@ -14,12 +14,14 @@ from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
-from django_rmq_retry.core.settling import settle, unhandled, waits_on
+from django_rmq_retry.core.settling import set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park
+from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park, retry
 from django_rmq_retry.runtime.journal import Attempt, Journal
 
+SUSPICIOUS = 2
+"""So often a message may come back before it is tried alone: once is any restart of a broker or a worker."""
 ENCODED = 0x40
 """The flag of the property content-encoding, in the first byte of the properties."""
 
@@ -46,6 +48,7 @@ class Attempts:
 
     def __init__(self, intakes: Sequence[Intake], surroundings: Surroundings) -> None:
         self._intakes: Mapping[str, Intake] = {intake.queue.name: intake for intake in intakes}
+        self._apart = {intake.suspects: intake.queue.name for intake in intakes if intake.suspects is not None}
         self._only = {name: intake.subscriptions[0] for name, intake in self._intakes.items() if not intake.dispatches}
         self._out = surroundings
 
@@ -65,11 +68,11 @@ class Attempts:
 
     def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
         """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
-        intake = self._intakes[delivery.queue]
+        apart = delivery.queue in self._apart
+        intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
         try:
+            _restore_origin(delivery, intake.queue.name)
             delivery.headers.check()
-            if MARK in delivery.raw:
-                _restore_origin(delivery)
             subscription = intake.choose(delivery)
         except UndecodableHeaders as error:
             return park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
@@ -79,9 +82,9 @@ class Attempts:
                 Reason.UNHANDLED,
                 f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
             )
-        came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-        if self._crashed(came_back, delivery, subscription):
-            return park(Reason.CRASHED, f"Came back {came_back} times from workers that went away while they held it.")
+        crashed = self._crashed(delivery, subscription, None if apart else intake.suspects)
+        if crashed is not None:
+            return crashed
         on_its_way = waits_on(delivery, subscription) if MARK in delivery.raw else None
         if on_its_way is not None:
             return on_its_way
@@ -89,14 +92,27 @@ class Attempts:
             delivery.attempt = subscription.policy.via.attempt(subscription.route, delivery)
         return subscription
 
-    def _crashed(self, came_back: int, delivery: Delivery, subscription: Subscription) -> bool:
-        """Whether it came back more often than its own retries and the limit allow."""
+    def _crashed(
+        self, delivery: Delivery, subscription: Subscription, suspects: str | None
+    ) -> Verdict | Settlement | None:
+        """What becomes of a delivery that came back too often from workers that went away.
+
+        All that such a worker held comes back with the same count, so a suspect is tried alone before it is parked.
+        """
         limit = self._out.crash_limit
+        came_back = returns(delivery.headers, redelivered=delivery.redelivered)
         # A line that is halted gives its message back again and again, and never gives it up for that.
-        if limit is None or came_back < limit or subscription.policy.ordered:
-            return False
+        if limit is None or not came_back or subscription.policy.ordered:
+            return None
+        said = f"Came back {came_back} times from workers that went away while they held it"
+        if suspects is not None:
+            if came_back < min(SUSPICIOUS, limit):
+                return None
+            verdict = retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
+            self._note(delivery, verdict, subscription, self._out.clock())
+            return set_apart(delivery, suspects)
         own = subscription.policy.via.returns(subscription.route, delivery)
-        return own is not None and came_back >= limit + own
+        return park(Reason.CRASHED, f"{said}.") if own is not None and came_back >= limit + own else None
 
     def _attempt(self, delivery: Delivery, subscription: Subscription, began: float) -> Settlement:
         error: BaseException | None = None
@@ -202,11 +218,13 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
-def _restore_origin(delivery: Delivery) -> None:
+def _restore_origin(delivery: Delivery, work: str) -> None:
     """After a wait a message arrives by the default exchange; handlers see where it was first published to.
 
     One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
     """
+    by_name = not delivery.exchange and delivery.routing_key == delivery.queue
+    delivery.queue = work
     stamp = story(delivery)
-    if stamp.queue and not delivery.exchange and delivery.routing_key == delivery.queue:
+    if by_name and stamp.queue:
         delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key

@@ -55,10 +55,7 @@ class Consumer:
         limits: Limits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
     ) -> None:
-        self._lines = tuple(
-            Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
-            for intake in intakes
-        )
+        self._lines = tuple(line for intake in intakes for line in _lines(intake, prefetch))
         self._ordered = frozenset(line.queue for line in self._lines if line.ordered)
         self._source = source
         self._attempts = attempts
@@ -213,3 +210,9 @@ class Consumer:
             self._code = self._code or BROKEN
         self._workers.stop()
         return self._code
+
+
+def _lines(intake: Intake, prefetch: int) -> list[Line]:
+    work = Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
+    # One suspect at a time: when it takes its worker along, no other message is charged with it.
+    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1)]

@@ -37,7 +37,7 @@ def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
     assert ran.code == Exit.DONE
     assert ran.lines[0][0].startswith("Broker amqp://guest@127.0.0.1:")
     assert ran.lines[1] == ["  +", "exchange", "payments", "topic durable"]
-    assert ran.lines[-1] == ["6 created."]
+    assert ran.lines[-1] == ["7 created."]
     assert {name: row["arguments"] for name, row in vhost.queues().items()} == {
         "payments.charge": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
         "payments.charge.retry.10s": {
@@ -52,6 +52,7 @@ def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
             **SAFE,
             "x-dead-letter-routing-key": "payments.charge",
         },
+        "payments.charge.suspects": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
         "payments.charge.parked": QUORUM,
     }
 
@@ -60,7 +61,7 @@ def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
 def test_a_plan_and_a_check_write_nothing(option: str, code: Exit, vhost: Vhost) -> None:
     ran = run("rmq_declare", option)
 
-    assert (ran.code, ran.lines[-1]) == (code, ["6 to create."])
+    assert (ran.code, ran.lines[-1]) == (code, ["7 to create."])
     assert vhost.queues() == {}
 
 
@@ -69,7 +70,7 @@ def test_a_check_is_content_with_what_was_declared() -> None:
 
     ran = run("rmq_declare", "--check")
 
-    assert (ran.code, ran.lines[-1]) == (Exit.DONE, ["5 unchanged, 1 not visible."])
+    assert (ran.code, ran.lines[-1]) == (Exit.DONE, ["6 unchanged, 1 not visible."])
     assert "management API" in ran.err
 
 

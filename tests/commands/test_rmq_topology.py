@@ -28,12 +28,15 @@ def test_as_text_it_tells_what_comes_in_and_where_it_goes() -> None:
         "  payments.charge            work · quorum\n"
         "      ← payments by charge.#\n"
         "      ⇢ dead letters to payments.charge.parked\n"
+        "      ⇒ copies to payments.charge.suspects\n"
         "      ⇒ copies to payments.charge.retry.10s\n"
         "      ⇒ copies to payments.charge.retry.30s\n"
         "  payments.charge.retry.10s  waiting · quorum · 10 s\n"
         "      ⇢ dead letters to payments.charge\n"
         "  payments.charge.retry.30s  waiting · quorum · 30 s\n"
         "      ⇢ dead letters to payments.charge\n"
+        "  payments.charge.suspects   suspects · quorum\n"
+        "      ⇢ dead letters to payments.charge.parked\n"
         "  payments.charge.parked     parked · quorum\n"
     )
 

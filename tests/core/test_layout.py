@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import Native
+from django_rmq_retry.core.carriers import Native, Requeue
 from django_rmq_retry.core.declarations import BindingDeclaration, ExchangeDeclaration, Topology
 from django_rmq_retry.core.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.core.layout import layout
@@ -37,6 +37,7 @@ def test_one_handler_makes_its_queue_its_waiting_queues_and_its_parked_queue() -
         "payments": "work",
         "payments.retry.5s": "waiting",
         "payments.retry.1m": "waiting",
+        "payments.suspects": "suspects",
         "payments.parked": "parked",
     }
     assert arguments(topology, "payments") == {
@@ -51,6 +52,7 @@ def test_one_handler_makes_its_queue_its_waiting_queues_and_its_parked_queue() -
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "payments",
     }
+    assert arguments(topology, "payments.suspects") == arguments(topology, "payments")
     assert arguments(topology, "payments.parked") == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
     assert topology.exchanges == {}
     assert topology.bindings == ()
@@ -126,6 +128,7 @@ def test_bindings_and_the_exchanges_behind_them_are_declared_in_order() -> None:
         "ExchangeDeclaration",
         "QueueDeclaration",
         "QueueDeclaration",
+        "QueueDeclaration",
         "BindingDeclaration",
         "BindingDeclaration",
     ]
@@ -161,7 +164,27 @@ def test_several_handlers_on_one_queue_make_one_queue_with_all_their_waits() -> 
         subscription(RetryThenPark(attempts=2, backoff=Fixed(60)), name="b"),
     )
 
-    assert list(topology.queues) == ["payments", "payments.retry.5s", "payments.retry.1m", "payments.parked"]
+    assert list(topology.queues) == [
+        "payments",
+        "payments.retry.5s",
+        "payments.retry.1m",
+        "payments.suspects",
+        "payments.parked",
+    ]
+
+
+@pytest.mark.parametrize(
+    "handled",
+    [
+        subscription(StopTheLine()),
+        subscription(SHORT, queue=Queue("payments", type="classic")),
+        subscription(RetryThenPark(via=Native(5))),
+        subscription(RetryThenPark(attempts=2, via=Requeue())),
+    ],
+    ids=["a line", "a classic queue", "native", "requeue"],
+)
+def test_where_no_suspect_can_be_told_or_moved_there_is_no_queue_for_it(handled: Subscription) -> None:
+    assert "payments.suspects" not in laid_out(handled).queues
 
 
 def test_an_exchange_shared_by_two_handlers_is_one() -> None:

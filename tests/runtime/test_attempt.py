@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.backoff import Backoff, Fixed
-from django_rmq_retry.core.carriers import Native, Requeue
+from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
 from django_rmq_retry.core.codec import JSON, Codec, Raw
 from django_rmq_retry.core.errors import UndecodableBody
 from django_rmq_retry.core.headers import Headers
@@ -221,17 +221,50 @@ def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
     assert bench.book.notes[0].subscription is None
 
 
-@pytest.mark.parametrize(
-    ("redelivered", "count", "parked"), [(True, 5, True), (True, 4, False), (False, 50, False), (True, "many", False)]
-)
-def test_a_message_that_came_back_too_often_is_parked_unseen(redelivered: bool, count: object, parked: bool) -> None:
+@pytest.mark.parametrize(("redelivered", "count"), [(True, 1), (False, 50), (True, "many")])
+def test_a_message_that_came_back_once_is_handled(redelivered: bool, count: object) -> None:
     bench = Bench()
-    settlement = bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count}))
 
-    assert (settlement is not DONE) is parked
-    assert ("run" in bench.log) is not parked
-    if parked:
-        assert reason_in(settlement) == "stopped its worker"
+    assert bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count})) is DONE
+    assert "run" in bench.log
+
+
+def test_a_message_that_came_back_twice_is_tried_alone_next() -> None:
+    bench = Bench()
+    arrival = delivery(redelivered=True, headers={"x-delivery-count": 2, "rmq-retry-attempts": 3, "own": "kept"})
+    copy = copy_in(bench.settle(arrival))
+
+    assert (copy.exchange, copy.routing_key) == ("", "payments.suspects")
+    assert "run" not in bench.log
+    assert (copy.headers["own"], copy.headers["rmq-retry-attempts"]) == ("kept", 3)
+    assert "x-delivery-count" not in copy.headers
+
+
+def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
+    bench = Bench(act=raising(Broken()))
+    told = {"rmq-retry-queue": "payments", "rmq-retry-routing-key": "pay.card", "rmq-retry-attempts": 1}
+    arrival = delivery(queue="payments.suspects", redelivered=True, headers={"x-delivery-count": 4, **told})
+    copy = copy_in(bench.settle(arrival))
+
+    assert (arrival.queue, arrival.routing_key, arrival.attempt) == ("payments", "pay.card", 2)
+    assert copy.routing_key.startswith("payments.retry.")
+
+
+def test_a_suspect_that_stops_its_worker_five_times_is_parked_unseen() -> None:
+    bench = Bench()
+    arrival = delivery(queue="payments.suspects", redelivered=True, headers={"x-delivery-count": 5})
+
+    assert reason_in(bench.settle(arrival)) == "stopped its worker"
+    assert "run" not in bench.log
+
+
+def test_without_a_queue_for_suspects_five_returns_park() -> None:
+    bench = Bench(policy=RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5)))
+    fourth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 4}))
+    fifth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 5}))
+
+    assert fourth is DONE
+    assert reason_in(fifth) == "stopped its worker"
 
 
 def test_the_crash_rule_can_be_switched_off() -> None:

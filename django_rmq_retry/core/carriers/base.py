@@ -48,6 +48,8 @@ class Carrier(ABC):
     """The oldest RabbitMQ that can do it, where not every one can."""
     stamps = True
     """Whether a retry carries with it what the message tells of itself."""
+    laned = True
+    """Whether a retry can be carried from the suspects' queue as well as from the work queue."""
     waits = False
     """Whether the broker can hold a message back for a delay of any length."""
 

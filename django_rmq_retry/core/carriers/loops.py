@@ -34,6 +34,7 @@ class DeadLetter(Carrier):
     back: str | None = None
     back_key: str | None = None
 
+    laned = False
     stamps = False
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ class Native(Carrier):
     cap: float | None = None
 
     needs = (4, 3)
+    laned = False
     stamps = False
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ LONGEST_HOLD = 900.0
 class Requeue(Carrier):
     """Give the message back to its queue. It knows only whether a message came before: attempts may be 1, 2 or None."""
 
+    laned = False
     stamps = False
 
     def attempt(self, route: Route, delivery: Delivery) -> int:

@@ -8,6 +8,7 @@ from django_rmq_retry.core.drawing.shape import Edge, Node, Shape, Way
 _ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.COPY: "==>"}
 _CLASSES = {
     Role.WAITING: "fill:#fdf3d0,stroke:#a67c00,color:#333",
+    Role.SUSPECTS: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
     Role.PARKED: "fill:#fbe3e0,stroke:#b3372a,color:#333",
     Role.WORK: "fill:#e2efe4,stroke:#2e7d3a,color:#333",
 }

@@ -8,7 +8,7 @@ from django_rmq_retry.core.drawing.shape import Node, Shape, Way
 
 Key = tuple[bool, str]
 ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
-_COLUMNS = {Role.WAITING: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
+_COLUMNS = {Role.WAITING: WAITING, Role.SUSPECTS: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

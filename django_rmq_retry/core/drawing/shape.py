@@ -122,7 +122,8 @@ def _copies(topology: Topology, intakes: Iterable[Intake]) -> list[Edge]:
     found = []
     for intake in intakes:
         work = (False, intake.queue.name)
-        found.append(Edge(source=work, target=(False, intake.park), way=Way.COPY))
+        apart = [] if intake.suspects is None else [intake.suspects]
+        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (intake.park, *apart)]
         for subscription in intake.subscriptions:
             added = subscription.policy.via.additions(subscription.route).topology
             reached = {binding.destination for binding in added.bindings}
