@@ -11,7 +11,6 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy
 from django_rmq_retry.core.topology import Queue, check_name, matches
 
-
 SUSPECTS = ".suspects"
 
 
