@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from django_rmq_retry.core.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.core.declarations import Topology
+from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
 from django_rmq_retry.core.drawing import Shape, definitions, mermaid, svg, text
 from django_rmq_retry.core.drawing.placing import families, places
 from django_rmq_retry.core.drawing.shape import Way, duration
@@ -115,6 +115,15 @@ def test_the_drawing_knows_dark_and_light_and_loads_nothing() -> None:
 
     assert "prefers-color-scheme: dark" in drawn
     assert drawn.count("http") == 1  # the name of SVG itself
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_role_has_a_colour_in_light_and_in_dark(role: Role) -> None:
+    drawn = svg(Shape.of(Topology(queues={"q": QueueDeclaration(name="q", role=role)}), []))
+    colour = "other" if role is Role.REPLY else role.value
+
+    assert f"var(--{colour})" in drawn
+    assert drawn.count(f"--{colour}: #") == 2
 
 
 def test_an_empty_topology_is_drawn_all_the_same() -> None:

@@ -17,12 +17,13 @@ _MEANINGS = (
 )
 _STYLE = """
 svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
-  --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
+  --suspects: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
 @media (prefers-color-scheme: dark) { svg { --ink: #f0f4f8; --soft: #bcccdc; --paper: #14181d; --exchange: #243447;
-  --work: #1e3a26; --waiting: #463a12; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
+  --work: #1e3a26; --waiting: #463a12; --suspects: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
 .paper { fill: var(--paper); }
 rect.node { stroke: var(--line); } .exchange { fill: var(--exchange); } .work { fill: var(--work); }
-.waiting { fill: var(--waiting); } .parked { fill: var(--parked); } .other, .reply { fill: var(--other); }
+.waiting { fill: var(--waiting); } .suspects { fill: var(--suspects); } .parked { fill: var(--parked); }
+.other, .reply { fill: var(--other); }
 text { fill: var(--ink); font: 13px system-ui, sans-serif; } .detail, .label { fill: var(--soft); font-size: 11px; }
 .label { text-anchor: middle; } .halo { stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
 path.edge { fill: none; stroke: var(--line); stroke-width: 1.5; } .head { fill: var(--line); }
