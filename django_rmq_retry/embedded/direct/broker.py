@@ -1,0 +1,96 @@
+"""One virtual host in this process, with a topology declared in it, and what lies in its queues."""
+
+from collections.abc import Callable
+from itertools import count
+
+from django_rmq_retry.broker.base import Server
+from django_rmq_retry.core.declarations import BindingDeclaration, Topology
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
+from django_rmq_retry.embedded.engine.clock import Clock, Timer
+from django_rmq_retry.embedded.engine.entries import Entry
+from django_rmq_retry.embedded.engine.messages import Message as Stored
+from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.vhost import Vhost
+
+
+class DirectBroker:
+    """A broker for one test. Nothing happens by itself: time passes where ``advance`` says so."""
+
+    def __init__(self, behaviour: Behaviour = V4_0, *, epoch: float) -> None:
+        names = count(1)
+        self.clock = Clock(epoch=epoch)
+        self.vhost = Vhost("/", self.clock, behaviour, chance=lambda: f"direct-{next(names)}")
+        self.server = Server(product="RabbitMQ", version=tuple(map(int, behaviour.version.split("."))))
+
+    def declare(self, topology: Topology) -> None:
+        """Make what is missing; also what belongs to somebody else, for here nobody else makes it."""
+        session = self.vhost.connect()
+        channel = session.channel(1)
+        for exchange in topology.exchanges.values():
+            channel.exchange_declare(
+                exchange.name,
+                exchange.type,
+                durable=exchange.durable,
+                auto_delete=exchange.auto_delete,
+                internal=exchange.internal,
+                arguments=exchange.arguments,
+            )
+        for queue in topology.queues.values():
+            channel.queue_declare(queue.name, durable=True, arguments=queue.arguments)
+        for binding in topology.bindings:
+            _bind(channel.exchange_bind if binding.to_exchange else channel.queue_bind, binding)
+        session.close()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock.now
+
+    def today(self) -> int:
+        """Milliseconds of the epoch."""
+        return round((self.clock.now + self.clock.epoch) * 1000)
+
+    def next_due(self) -> float | None:
+        """When something will happen by itself; None: never."""
+        return self.vhost.next_due()
+
+    def advance(self, now: float) -> None:
+        self.vhost.advance(now)
+
+    def later(self, seconds: float, run: Callable[[], None]) -> Timer:
+        return self.clock.at(self.clock.now + seconds, run)
+
+    def queue(self, name: str) -> Queue | None:
+        return self.vhost.router.queues.get(name)
+
+    def lying(self, name: str) -> list[Delivery]:
+        """What waits in a queue for somebody to take it, in order, without taking it."""
+        queue = self.queue(name)
+        return [] if queue is None else [seen(entry, name) for entry in queue.ready]
+
+    def takers(self, message: Message) -> list[str]:
+        """The queues that a message goes to."""
+        exchange = self.vhost.router.exchanges.get(message.exchange)
+        if exchange is None:
+            return []
+        stored = Stored(message.exchange, message.routing_key, encode_properties(message.properties), message.body)
+        return [queue.name for queue in self.vhost.router.route(exchange, stored)]
+
+
+def seen(entry: Entry, queue: str) -> Delivery:
+    """A message in a queue as a delivery that nobody can settle."""
+    message = entry.message
+    return Delivery(
+        queue=queue,
+        body=message.body,
+        raw=message.raw,
+        exchange=message.exchange,
+        routing_key=message.key,
+        redelivered=entry.redelivered,
+    )
+
+
+def _bind(bind: Callable[..., None], binding: BindingDeclaration) -> None:
+    bind(binding.destination, binding.source, binding.key, binding.arguments)

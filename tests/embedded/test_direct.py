@@ -1,0 +1,277 @@
+"""The direct face: publisher, source and caller over the engine, without threads and on a clock of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.broker.base import Line, Outcome, Server
+from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
+from django_rmq_retry.core.errors import CallUnanswered, MessageReturned, MessageUnsent, PublishUnknown
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.embedded.direct.broker import DirectBroker
+from django_rmq_retry.embedded.direct.calling import DirectCaller
+from django_rmq_retry.embedded.direct.consuming import DirectSource
+from django_rmq_retry.embedded.direct.publishing import DirectPublisher
+
+WORK = Line(queue="work", prefetch=2)
+LEDGER = Line(queue="work", prefetch=1, ordered=True)
+
+
+class Hands:
+    """A receiver that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.found: list[Delivery] = []
+        self.told: list[str] = []
+
+    def arrived(self, delivery: Delivery) -> None:
+        self.found.append(delivery)
+
+    def connected(self, server: Server) -> None:
+        self.told.append(f"connected to {server}")
+
+    def lost(self, reason: str, retry_in: float) -> None:
+        self.told.append(f"lost: {reason}")
+
+    def failed(self, error: BaseException) -> None:
+        self.told.append(f"failed: {error}")
+
+    def drained(self) -> None:
+        self.told.append("drained")
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [delivery.body for delivery in self.found]
+
+
+@pytest.fixture
+def broker() -> DirectBroker:
+    made = DirectBroker(epoch=1_700_000_000.0)
+    kind = {"x-queue-type": "quorum"}
+    made.declare(
+        Topology(
+            queues={
+                "work": QueueDeclaration(name="work", role=Role.WORK, arguments=kind),
+                "later": QueueDeclaration(
+                    name="later",
+                    role=Role.WAITING,
+                    arguments={
+                        **kind,
+                        "x-message-ttl": 10_000,
+                        "x-dead-letter-exchange": "",
+                        "x-dead-letter-routing-key": "work",
+                    },
+                ),
+            }
+        )
+    )
+    return made
+
+
+@pytest.fixture
+def publisher(broker: DirectBroker) -> DirectPublisher:
+    return DirectPublisher(broker)
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+Consume = Callable[..., DirectSource]
+
+
+@pytest.fixture
+def consume(broker: DirectBroker, publisher: DirectPublisher, hands: Hands) -> Consume:
+    def consume(line: Line = WORK) -> DirectSource:
+        source = DirectSource(broker, publisher)
+        source.start([line], hands)
+        source.poll()
+        return source
+
+    return consume
+
+
+def to(key: str, body: bytes = b"{}", *, exchange: str = "", name: str | None = None) -> Message:
+    return Message(body=body, exchange=exchange, routing_key=key, properties=Properties(correlation_id=name))
+
+
+def bodies(broker: DirectBroker, queue: str) -> list[bytes]:
+    return [delivery.body for delivery in broker.lying(queue)]
+
+
+def test_what_is_published_lies_in_its_queue_when_the_call_returns(
+    broker: DirectBroker, publisher: DirectPublisher
+) -> None:
+    assert publisher.publish_many([to("work", b"1"), to("work", b"2")]) == 2
+    assert bodies(broker, "work") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("message", [to("nowhere"), to("work", exchange="missing")])
+def test_what_no_queue_takes_is_returned(publisher: DirectPublisher, message: Message) -> None:
+    with pytest.raises(MessageReturned):
+        publisher.publish(message)
+
+    publisher.publish(to("work"))
+
+
+def test_a_name_that_is_too_long_is_not_sent(publisher: DirectPublisher) -> None:
+    with pytest.raises(MessageUnsent, match="takes 300 bytes"):
+        publisher.publish(to("x" * 300))
+
+
+def test_a_lost_confirm_stores_the_message_and_a_lost_broker_does_not(broker: DirectBroker) -> None:
+    ends = [Outcome.UNKNOWN, Outcome.UNSENT]
+    meddled = DirectPublisher(broker, meddler=lambda _message: ends.pop(0) if ends else None)
+
+    with pytest.raises(PublishUnknown):
+        meddled.publish(to("work", b"unknown"))
+    with pytest.raises(MessageUnsent):
+        meddled.publish(to("work", b"unsent"))
+
+    assert bodies(broker, "work") == [b"unknown"]
+
+
+def test_no_more_is_in_hand_than_the_prefetch(publisher: DirectPublisher, consume: Consume, hands: Hands) -> None:
+    publisher.publish_many([to("work", b"%d" % number) for number in range(3)])
+    source = consume()
+    before = hands.bodies[:]
+    source.settle(hands.found[0], DONE)
+    source.poll()
+
+    assert before == [b"0", b"1"]
+    assert hands.bodies == [b"0", b"1", b"2"]
+
+
+def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish(to("work"))
+    source = consume()
+    source.settle(hands.found.pop(), Settlement(tell=Tell.ACK, copy=to("later", b"again")))
+    broker.advance(9.9)
+    source.poll()
+    early = hands.bodies
+    broker.advance(10.0)
+    source.poll()
+    deaths: Any = hands.found[0].headers["x-death"]
+
+    assert early == []
+    assert hands.bodies == [b"again"]
+    assert deaths[0]["time"].timestamp() == 1_700_000_010
+
+
+def test_a_message_that_stays_in_hand_comes_again_after_its_hold(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish_many([to("work", b"1"), to("work", b"2")])
+    source = consume(LEDGER)
+    source.settle(hands.found[0], Settlement(tell=Tell.AGAIN, hold=3600))
+    broker.advance(3600)
+    source.poll()
+
+    assert [(one.body, one.attempt) for one in hands.found] == [(b"1", 2), (b"1", 2)]
+
+
+def test_a_copy_whose_confirm_is_lost_is_sent_again(
+    broker: DirectBroker, publisher: DirectPublisher, hands: Hands
+) -> None:
+    ends = [Outcome.UNKNOWN]
+    source = DirectSource(broker, DirectPublisher(broker, meddler=lambda _message: ends.pop() if ends else None))
+    source.start([WORK], hands)
+    publisher.publish(to("work"))
+    source.poll()
+    source.settle(hands.found[0], Settlement(tell=Tell.ACK, copy=to("later", b"copy")))
+    held = broker.queue("work")
+    broker.advance(1)
+
+    assert bodies(broker, "later") == [b"copy", b"copy"]
+    assert held is not None
+    assert held.held == 0
+
+
+def test_a_lost_connection_gives_back_what_is_in_hand_and_comes_back(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish(to("work"))
+    source = consume()
+    source.lose("cut")
+    source.settle(hands.found[0], DONE)
+    broker.advance(1)
+    source.poll()
+
+    assert hands.told == ["connected to RabbitMQ 4.0.5", "lost: cut", "connected to RabbitMQ 4.0.5"]
+    assert [one.redelivered for one in hands.found] == [False, True]
+    assert hands.found[1].headers["x-delivery-count"] == 1
+
+
+def test_an_ordered_line_goes_on_counting_after_a_lost_connection(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish(to("work"))
+    source = consume(LEDGER)
+    source.settle(hands.found[0], Settlement(tell=Tell.AGAIN, hold=60))
+    source.lose("cut")
+    broker.advance(60)
+    source.poll()
+
+    assert [one.attempt for one in hands.found] == [1, 2]
+
+
+def test_a_lost_acknowledgement_leaves_the_copy_and_the_original(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish(to("work", b"original"))
+    source = consume()
+    source.lose_ack(hands.found[0], Settlement(tell=Tell.ACK, copy=to("later", b"copy")))
+
+    assert bodies(broker, "later") == [b"copy"]
+    assert bodies(broker, "work") == [b"original"]
+
+
+def test_stopping_gives_back_what_is_in_hand(
+    broker: DirectBroker, publisher: DirectPublisher, consume: Consume, hands: Hands
+) -> None:
+    publisher.publish(to("work"))
+    source = consume()
+    source.stop()
+    empty: list[bool] = []
+    source.empty(empty.append)
+
+    assert hands.told[-1] == "drained"
+    assert bodies(broker, "work") == [b"{}"]
+    assert empty == [False]
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_call_is_answered_by_whoever_runs_meanwhile(
+    broker: DirectBroker, publisher: DirectPublisher, exclusive: bool
+) -> None:
+    def answer(done: Callable[[], bool], timeout: float) -> None:
+        (question,) = broker.lying("work")
+        assert question.reply_to
+        publisher.publish(
+            Message(body=b"yes", routing_key=question.reply_to, properties=question.properties, mandatory=exclusive)
+        )
+        assert done()
+        assert timeout == 1
+
+    caller = DirectCaller(broker, answer, exclusive=exclusive)
+
+    assert caller.call(to("work", b"?", name="c-1"), timeout=1).body == b"yes"
+
+
+def test_a_call_that_nobody_answers_says_that_it_was_sent(broker: DirectBroker) -> None:
+    caller = DirectCaller(broker, lambda _done, _timeout: None)
+
+    with pytest.raises(CallUnanswered) as raised:
+        caller.call(to("work", name="c-1"), timeout=2)
+
+    assert (raised.value.timeout, raised.value.sent) == (2, True)
+    with pytest.raises(MessageReturned):
+        caller.call(to("nowhere", name="c-2"), timeout=2)
+    with pytest.raises(CallUnanswered, match="no exchange 'missing'"):
+        caller.call(to("work", exchange="missing", name="c-3"), timeout=2)
