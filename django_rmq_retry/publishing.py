@@ -128,7 +128,7 @@ def message_of(
 def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False) -> str:
     """Send a message now, or on commit where a transaction is open."""
     name = message.properties.message_id or ""
-    if at_once or not transaction.get_connection().in_atomic_block:
+    if at_once or not wiring.in_transaction():
         wiring.publisher().publish(message, timeout=timeout)
     else:
         _check_writable(message)

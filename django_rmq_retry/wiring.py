@@ -3,9 +3,13 @@
 import atexit
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from django_rmq_retry.broker.base import Publisher
+from django.db import transaction
+
+from django_rmq_retry.broker.base import Caller, Publisher
 from django_rmq_retry.broker.calling import PikaCaller
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.publishing import PikaPublisher
@@ -25,10 +29,32 @@ _process = _Process()
 _lock = threading.RLock()
 _parents: list[_Process] = []
 """What belongs to the process we were forked from: never used, and kept so that nothing of it is closed here."""
+_stand_in: tuple[Publisher, Callable[[bool], Caller]] | None = None
+
+
+@contextmanager
+def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator[None]:
+    """For tests: everybody publishes and calls through these meanwhile, and nothing is opened."""
+    global _stand_in  # noqa: PLW0603 - there is one process
+    before, _stand_in = _stand_in, (publisher, caller)
+    try:
+        yield
+    finally:
+        _stand_in = before
+
+
+def in_transaction() -> bool:
+    """Whether a commit is to come. What a TestCase wraps around a test never commits: a stand-in looks through it."""
+    connection = transaction.get_connection()
+    if not connection.in_atomic_block or _stand_in is None:
+        return bool(connection.in_atomic_block)
+    return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
 def publisher() -> Publisher:
     """The publishing connection of this process, for all its threads."""
+    if _stand_in is not None:
+        return _stand_in[0]
     with _lock:
         _renew()
         if _process.publisher is None:
@@ -36,8 +62,10 @@ def publisher() -> Publisher:
         return _process.publisher
 
 
-def caller(*, exclusive: bool = False) -> PikaCaller:
+def caller(*, exclusive: bool = False) -> Caller:
     """The calling connection of this process, with a direct or an exclusive answer queue."""
+    if _stand_in is not None:
+        return _stand_in[1](exclusive)
     with _lock:
         _renew()
         found = _process.callers.get(exclusive)

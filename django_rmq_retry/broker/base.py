@@ -125,5 +125,15 @@ class Publisher(Protocol):
     def close(self) -> None: ...
 
 
+class Caller(Protocol):
+    """Who asks over the broker; shared by all threads of a process."""
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        ...
+
+    def close(self) -> None: ...
+
+
 def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
