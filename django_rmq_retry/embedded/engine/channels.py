@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import takewhile
 
 from django_rmq_retry.embedded.engine.behaviour import Return
 from django_rmq_retry.embedded.engine.consumers import Consumer, Credit
@@ -177,7 +178,9 @@ class Channel(Publishing):
         unacked = self.unacked
         if tag not in unacked and not (multiple and tag == 0):
             raise Refused(406, f"unknown delivery tag {tag}")
-        tags = [one for one in unacked if not tag or one <= tag] if multiple else [tag]
+        tags = [tag]
+        if multiple:
+            tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
         found = [unacked.pop(one) for one in tags]
         for consumer, _, _ in found:
             if consumer is not None:
