@@ -120,7 +120,9 @@ class PikaSource:
             self._lines[line.queue] = OpenLine(connection, line, self)
 
     def _remember(self, delivery: Delivery) -> None:
-        self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        if line.line.ordered:
+            self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Give an ordered line's message back, in its place, and take it again when its wait is over."""

@@ -31,6 +31,7 @@ class Delivery:
 
     __slots__ = (
         "_properties",
+        "apart",
         "attempt",
         "body",
         "data",
@@ -61,6 +62,7 @@ class Delivery:
         self.redelivered = redelivered
         self.token = token
         self.attempt = 1
+        self.apart = False
         self.data: Any = None
         self._properties: Properties | None = None
 

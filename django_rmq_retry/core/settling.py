@@ -17,6 +17,8 @@ from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
 KEPT_RAW = PREFIX + "properties"
 """Properties that cannot be read, or leave no room for ours, travel to the parked queue as bytes under this name."""
 KEPT_PACKED = PREFIX + "properties-zlib"
+KEPT_LEADING = PREFIX + "properties-leading"
+"""So many bytes at the beginning of the body are the properties."""
 ROOM = 120_000
 """Of the 131 072 bytes of a frame; more than this leaves no room for headers of ours."""
 
@@ -48,8 +50,8 @@ def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
     """The next hop of a message that has not waited long enough yet; no attempt is made or counted."""
-    if MARK not in delivery.raw or not subscription.policy.via.stamps:
-        # A carrier that copies nothing could not take the note off again: the message would wait for ever.
+    if MARK not in delivery.raw or len(delivery.raw) > ROOM or not subscription.policy.via.stamps:
+        # What cannot be copied could not take the note off again: the message would wait for ever.
         return None
     stamp = story(delivery)
     if not stamp.wait:
@@ -72,27 +74,28 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     """A confirmed copy into the parked queue, then the ack."""
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
     put = {**replace(stamp, wait=0).headers(), **parked_headers(verdict, handler=handler, now=now)}
-    kept = _kept(delivery.raw)
+    kept, leading = _kept(delivery.raw)
     try:
         known = delivery.properties
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS, put=put)
         properties = replace(known, delivery_mode=2, user_id=None, expiration=None, headers=headers)
-        readable = len(headers.raw) <= ROOM or not kept
+        readable = len(headers.raw) <= ROOM
     except UndecodableHeaders:
         readable = False
     if not readable:
         properties = Properties(delivery_mode=2, headers=Headers.of({**put, **kept}))
-    return Settlement(
-        tell=Tell.ACK, copy=Message(body=delivery.body, exchange="", routing_key=park, properties=properties)
-    )
+    body = delivery.body if readable else leading + delivery.body
+    return Settlement(tell=Tell.ACK, copy=Message(body=body, exchange="", routing_key=park, properties=properties))
 
 
-def _kept(raw: bytes) -> dict[str, object]:
-    """Properties as one header, where they fit into one at all."""
+def _kept(raw: bytes) -> tuple[dict[str, object], bytes]:
+    """Properties as one header; or, where they fit into none, as what leads the body, which no frame limits."""
     if len(raw) <= ROOM:
-        return {KEPT_RAW: raw}
+        return {KEPT_RAW: raw}, b""
     packed = zlib.compress(raw)
-    return {KEPT_PACKED: packed} if len(packed) <= ROOM else {}
+    if len(packed) <= ROOM:
+        return {KEPT_PACKED: packed}, b""
+    return {KEPT_LEADING: len(raw)}, raw
 
 
 def _story(delivery: Delivery) -> Stamp:

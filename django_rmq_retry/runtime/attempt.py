@@ -14,7 +14,7 @@ from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
-from django_rmq_retry.core.settling import set_apart, settle, unhandled, waits_on
+from django_rmq_retry.core.settling import ROOM, set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park, retry
@@ -68,7 +68,8 @@ class Attempts:
 
     def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
         """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
-        apart = delivery.queue in self._apart
+        # Noted in the delivery, for it may be looked at again after something outside its handler failed.
+        apart = delivery.apart = delivery.apart or delivery.queue in self._apart
         intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
         try:
             _restore_origin(delivery, intake.queue.name)
@@ -105,7 +106,7 @@ class Attempts:
         if limit is None or not came_back or subscription.policy.ordered:
             return None
         said = f"Came back {came_back} times from workers that went away while they held it"
-        if suspects is not None:
+        if suspects is not None and len(delivery.raw) <= ROOM:
             if came_back < min(SUSPICIOUS, limit):
                 return None
             verdict = retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)

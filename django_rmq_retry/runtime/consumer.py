@@ -56,7 +56,6 @@ class Consumer:
         refusal: Callable[[Server], str | None] = lambda _server: None,
     ) -> None:
         self._lines = tuple(line for intake in intakes for line in _lines(intake, prefetch))
-        self._ordered = frozenset(line.queue for line in self._lines if line.ordered)
         self._source = source
         self._attempts = attempts
         self._limits = limits
@@ -159,8 +158,9 @@ class Consumer:
             settlement = self._attempts.settlement(delivery)
         except BaseException:
             log.exception("The attempt itself failed; the message stays in hand for %s s", AFTER_MISHAP)
-            again = Tell.AGAIN if delivery.queue in self._ordered else Tell.REQUEUE
-            settlement = Settlement(tell=again, hold=AFTER_MISHAP)
+            # It stays in hand, for a return would count as a crash; and it was no attempt of the message's.
+            delivery.attempt -= 1
+            settlement = Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
         self._source.settle(delivery, settlement)
         if most is not None and number == most:
             self.stop(f"{most} messages were asked for")

@@ -341,10 +341,14 @@ class TestRoomInTheFrame:
         assert isinstance(packed, bytes)
         assert zlib.decompress(packed) == one.raw
 
-    def test_what_cannot_be_packed_stays_whole_rather_than_half(self) -> None:
+    def test_what_cannot_be_packed_leads_the_body_whole(self) -> None:
         one = self.big(130_000, packs=False)
+        copy = parked_copy(one)
+        leading = copy.headers["rmq-retry-properties-leading"]
 
-        assert parked_copy(one).headers["baggage"] == one.headers["baggage"]
+        assert leading == len(one.raw)
+        assert copy.body == one.raw + one.body
+        assert len(encode_properties(copy.properties)) < FRAME
 
     def test_a_loop_of_the_brokers_own_needs_no_room(self) -> None:
         loop = subscription(RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=30)))
