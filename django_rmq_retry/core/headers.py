@@ -1,6 +1,7 @@
 """The headers of a message, kept as the bytes they came in so that what we do not understand is never changed."""
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.fields import decode_key, decode_value, encode_entry, entries, shown
@@ -13,21 +14,32 @@ class Headers(Mapping[str, object]):
     not UTF-8 is listed with surrogate escapes, so that it can be dropped or kept like any other.
     """
 
-    __slots__ = ("_spans", "raw")
+    __slots__ = ("_known", "raw")
 
     raw: bytes
 
     def __init__(self, raw: bytes = b"") -> None:
         self.raw = raw
-        self._spans: dict[str, tuple[int, int]] = {
-            key.decode("utf-8", "surrogateescape"): (value_at, stop)
-            for key, _, value_at, stop in entries(raw, 0, len(raw))
-        }
+        self._known: dict[str, tuple[int, int]] | None = _cut(raw)
+
+    @classmethod
+    def _sound(cls, raw: bytes) -> "Headers":
+        """Headers of our own making: most are sent and never looked into."""
+        made = cls.__new__(cls)
+        made.raw = raw
+        made._known = None  # noqa: SLF001 - it is one of us
+        return made
+
+    @property
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        if self._known is None:
+            self._known = _cut(self.raw)
+        return self._known
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Headers":
         """Encode values; integers take the smallest of 32 and 64 bits that fits."""
-        return cls(b"".join(encode_entry(key, value) for key, value in values.items())) if values else EMPTY
+        return cls._sound(b"".join([encode_entry(*entry) for entry in values.items()])) if values else EMPTY
 
     def __getitem__(self, key: str) -> object:
         at, stop = self._spans[key]
@@ -36,6 +48,10 @@ class Headers(Mapping[str, object]):
         except UndecodableHeaders as error:
             name = shown(key.encode("utf-8", "surrogateescape"))
             raise UndecodableHeaders(error.problem, header=name) from None
+
+    def get(self, key: str, default: object = None) -> object:
+        # Mapping's own would raise and catch for each header that is missing, and most are.
+        return self[key] if key in self._spans else default
 
     def __contains__(self, key: object) -> bool:
         return key in self._spans
@@ -57,13 +73,13 @@ class Headers(Mapping[str, object]):
 
     def replacing(self, *, drop: Collection[str] = (), put: Mapping[str, object] | None = None) -> "Headers":
         """Return headers without `drop` and with `put` at the end; every other entry keeps its bytes and its place."""
-        gone = {key.encode("utf-8", "surrogateescape") for key in (*drop, *(put or ()))}
+        gone = _encoded(frozenset(drop)) | _encoded(frozenset(put or ()))
         pieces = [
             self.raw[start:stop] for key, start, _, stop in entries(self.raw, 0, len(self.raw)) if key not in gone
         ]
         pieces += [encode_entry(key, value) for key, value in (put or {}).items()]
         raw = b"".join(pieces)
-        return self if raw == self.raw else Headers(raw)
+        return self if raw == self.raw else self._sound(raw)
 
     def check(self) -> None:
         """Decode everything, and raise UndecodableHeaders naming the first header that cannot be."""
@@ -73,6 +89,17 @@ class Headers(Mapping[str, object]):
                 decode_value(self.raw, value_at, stop)
             except UndecodableHeaders as error:
                 raise UndecodableHeaders(error.problem, header=shown(key)) from None
+
+
+def _cut(raw: bytes) -> dict[str, tuple[int, int]]:
+    return {
+        key.decode("utf-8", "surrogateescape"): (value_at, stop) for key, _, value_at, stop in entries(raw, 0, len(raw))
+    }
+
+
+@lru_cache(maxsize=64)
+def _encoded(keys: frozenset[str]) -> frozenset[bytes]:
+    return frozenset(key.encode("utf-8", "surrogateescape") for key in keys)
 
 
 EMPTY = Headers()

@@ -50,9 +50,10 @@ def copy_of(
             delivery_mode=2,
             user_id=None,
             expiration=None if expiration is None else str(expiration),
-            headers=properties.headers.replacing(drop=BROKERS_OWN | STAMPED, put=stamp.headers()),
+            headers=properties.headers.replacing(drop=NOT_COPIED, put=stamp.headers()),
         ),
     )
 
 
 STAMPED = frozenset(Stamp(attempts=1, since=1, wait=1, exchange="-", routing_key="-", queue="-", summary="-").headers())
+NOT_COPIED = BROKERS_OWN | STAMPED

@@ -5,6 +5,7 @@ All are whole numbers or short texts: a client that republishes them cannot chan
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from django_rmq_retry.core.backoff import LONGEST
 from django_rmq_retry.core.headers import Headers
@@ -21,6 +22,7 @@ MARK = PREFIX.encode()
 SUMMARY_LIMIT = 1000
 HANDLER_LIMIT = 255
 MOST = 2**31 - 1
+LONGEST_WAIT = milliseconds(LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +43,7 @@ class Stamp:
     @classmethod
     def read(cls, headers: Headers) -> "Stamp":
         """What a message carries; what nobody here can have written counts as nothing."""
-        return cls(
-            attempts=_number(headers, "attempts"),
-            since=_number(headers, "since", most=2**62),
-            wait=_number(headers, "wait", most=milliseconds(LONGEST)),
-            exchange=_text(headers, "exchange"),
-            routing_key=_text(headers, "routing-key"),
-            queue=_text(headers, "queue"),
-            summary=_text(headers, "summary"),
-        )
+        return _read(headers)
 
     def after(self, verdict: Verdict, *, attempt: int, now: int) -> "Stamp":
         """The story with one more failed attempt."""
@@ -72,6 +66,20 @@ class Stamp:
             "summary": self.summary,
         }
         return {PREFIX + name: value for name, value in named.items() if value}
+
+
+@lru_cache(maxsize=32)
+def _read(headers: Headers) -> Stamp:
+    """Asked for several times during one attempt, by those who each need a part of it."""
+    return Stamp(
+        attempts=_number(headers, "attempts"),
+        since=_number(headers, "since", most=2**62),
+        wait=_number(headers, "wait", most=LONGEST_WAIT),
+        exchange=_text(headers, "exchange"),
+        routing_key=_text(headers, "routing-key"),
+        queue=_text(headers, "queue"),
+        summary=_text(headers, "summary"),
+    )
 
 
 def story(delivery: Delivery) -> Stamp:

@@ -46,6 +46,7 @@ class Subscription:
     park: str
     match: Match = Match()
     codec: Codec = JSON
+    route: Route = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("queue", self.park)
@@ -58,13 +59,12 @@ class Subscription:
                 f"Handler {self.name} keeps order, but queue {self.queue.name!r} has delivery_limit=None: RabbitMQ 3 "
                 "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
             )
-        refusal = self.policy.via.refusal(self.route)
+        route = Route(work=self.queue, park=self.park, attempts=self.policy.attempts, backoffs=self.policy.backoffs)
+        # Made once: it is asked for at every failure.
+        object.__setattr__(self, "route", route)
+        refusal = self.policy.via.refusal(route)
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
-
-    @property
-    def route(self) -> Route:
-        return Route(work=self.queue, park=self.park, attempts=self.policy.attempts, backoffs=self.policy.backoffs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

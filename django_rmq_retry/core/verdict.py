@@ -70,6 +70,8 @@ def short(value: object, limit: int = TEXT_LIMIT) -> str:
         text = str(value)
     except BaseException as broken:  # noqa: BLE001 - whatever its __str__ does, the message must be parked
         text = f"(its text cannot be made: {type(broken).__name__})"
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
     encoded = text[: limit + 1].encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
     if len(encoded) <= limit:
         return encoded.decode()

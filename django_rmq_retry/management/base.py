@@ -156,6 +156,8 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: 
 
 def printable(text: str) -> str:
     """Text whose control characters are written out: a name or an error cannot steer the terminal."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
