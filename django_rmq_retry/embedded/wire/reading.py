@@ -2,11 +2,13 @@
 
 import struct
 from collections.abc import Iterator
+from typing import Any, cast
 
 from pika import spec
 from pika.amqp_object import Method
 
 from django_rmq_retry.broker.envelope import FRAME_END, FRAME_OVERHEAD
+from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.embedded.engine.refusals import Refused
 
 PROTOCOL = b"AMQP\0\0\x09\x01"
@@ -54,8 +56,19 @@ def read_method(payload: bytes) -> Method:
     if kind is None:
         raise Refused(541, f"unknown method {index >> 16}.{index & 0xFFFF}")
     try:
-        return kind().decode(payload, 4)
-    except Exception as error:  # noqa: BLE001 - pika's decoders fail in whatever way the bytes lead them to
+        return _decoded(kind, payload)
+    except Exception as error:
+        # pika's decoders fail in whatever way the bytes lead them to.
         refused = Refused(502, f"cannot decode the arguments of {kind.NAME}")
         refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
         raise refused from error
+
+
+def _decoded(kind: type[Method], payload: bytes) -> Method:
+    method: Any = kind().decode(payload, 4)
+    if getattr(method, "arguments", None):
+        # The table at the end, read once more: pika makes whole numbers of fractions.
+        method.arguments = None
+        at = 4 + sum(map(len, method.encode()))
+        method.arguments = dict(Headers(payload[at:]))
+    return cast("Method", method)

@@ -41,7 +41,9 @@ def write_method(out: bytearray, channel: int, method: Method) -> None:
 def write_got(out: bytearray, channel: int, got: Got, *, frame_max: int) -> None:
     """The answer to basic.get."""
     message = got.message
-    _write(out, channel, _GET_OK, _tag(got.tag, got.redelivered) + _place(message.exchange, message.key) + _left(got.left))
+    _write(
+        out, channel, _GET_OK, _tag(got.tag, got.redelivered) + _place(message.exchange, message.key) + _left(got.left)
+    )
     _write_content(out, channel, message, got.raw, frame_max=frame_max)
 
 

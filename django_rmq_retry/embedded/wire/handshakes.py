@@ -3,7 +3,12 @@
 import platform
 import socket
 from collections.abc import Mapping
+from typing import Any
 
+from pika import spec
+from pika.amqp_object import Method
+
+from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.embedded.engine.refusals import Refused
@@ -25,7 +30,7 @@ _CAPABILITIES = (
     "per_consumer_qos",
     "direct_reply_to",
 )
-_USER = _PASSWORD = "guest"
+_LOGIN = ("guest", "guest")
 
 
 def server_properties(version: str) -> dict[str, object]:
@@ -34,7 +39,7 @@ def server_properties(version: str) -> dict[str, object]:
         "capabilities": dict.fromkeys(_CAPABILITIES, True),
         "cluster_name": f"embedded@{socket.gethostname()}",
         "copyright": "django-rmq-retry contributors",
-        "information": f"The embedded broker of django-rmq-retry. It behaves as RabbitMQ {version}; it is not RabbitMQ.",
+        "information": f"The embedded broker of django-rmq-retry: it behaves as RabbitMQ {version} and is not RabbitMQ",
         "platform": f"django-rmq-retry embedded (Python {platform.python_version()})",
         "product": "RabbitMQ",
         "version": version,
@@ -46,7 +51,7 @@ def user_of(mechanism: str, response: bytes) -> str:
     if mechanism not in MECHANISMS.split():
         raise Refused(503, f"unknown authentication mechanism '{mechanism}'")
     user, password = _plain(response) if mechanism == "PLAIN" else _table(response)
-    if (user, password) != (_USER, _PASSWORD):
+    if (user, password) != _LOGIN:
         raise Refused(
             403,
             f"Login was refused using authentication mechanism {mechanism}. "
@@ -68,7 +73,7 @@ def _table(response: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def agreed(field: str, asked: int, *, most: int, least: int = 0) -> int:
+def _agreed(field: str, asked: int, *, most: int, least: int = 0) -> int:
     """A limit that the client may lower but not raise; 0 would be none."""
     if asked and asked < least:
         raise Refused(530, f"negotiated {field} = {asked} is lower than the minimum allowed value ({least})")
@@ -78,7 +83,45 @@ def agreed(field: str, asked: int, *, most: int, least: int = 0) -> int:
     return asked
 
 
-def closes_refused(client: Mapping[object, object]) -> bool:
+def _closes_refused(client: Mapping[object, object]) -> bool:
     """Whether a client wants to be told why it may not come in."""
     capabilities = client.get("capabilities")
     return isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
+
+
+class Handshake:
+    """The methods of channel 0 before the connection is open, in the one order that there is."""
+
+    def __init__(self) -> None:
+        self.expected: type[Method] | None = None
+        """What the client has to send next; None: it is not its turn, or never again."""
+        self.tells = False
+        """The client can be told why it may not come in."""
+        self.user = ""
+        self.vhost: str | None = None
+        self.channel_max = CHANNEL_MAX
+        self.frame_max = FRAME_MAX
+        self.heartbeat = 0.0
+
+    def begin(self, version: str) -> Method:
+        self.expected = spec.Connection.StartOk
+        properties: Any = server_properties(version)
+        return spec.Connection.Start(0, 9, properties, MECHANISMS, LOCALES)
+
+    def take(self, asked: Any) -> Method | None:
+        """Take what was expected, and answer it."""
+        if self.expected is spec.Connection.StartOk:
+            self.tells = _closes_refused(asked.client_properties)
+            self.user = user_of(text_of(asked.mechanism), asked.response)
+            self.tells = True
+            self.expected = spec.Connection.TuneOk
+            return spec.Connection.Tune(CHANNEL_MAX, FRAME_MAX, HEARTBEAT)
+        if self.expected is spec.Connection.TuneOk:
+            self.channel_max = _agreed("channel_max", asked.channel_max, most=CHANNEL_MAX)
+            self.frame_max = _agreed("frame_max", asked.frame_max, most=FRAME_MAX, least=LEAST_FRAME)
+            self.heartbeat = float(asked.heartbeat)
+            self.expected = spec.Connection.Open
+            return None
+        self.expected = None
+        self.vhost = text_of(asked.virtual_host)
+        return None
