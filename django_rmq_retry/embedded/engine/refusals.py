@@ -7,13 +7,16 @@ from typing import Concatenate, ParamSpec, TypeVar
 from django_rmq_retry.core.errors import RmqRetryError
 
 NAMES = {
+    320: "CONNECTION_FORCED",
     403: "ACCESS_REFUSED",
     404: "NOT_FOUND",
     405: "RESOURCE_LOCKED",
     406: "PRECONDITION_FAILED",
+    501: "FRAME_ERROR",
     502: "SYNTAX_ERROR",
     503: "COMMAND_INVALID",
     504: "CHANNEL_ERROR",
+    505: "UNEXPECTED_FRAME",
     530: "NOT_ALLOWED",
     540: "NOT_IMPLEMENTED",
     541: "INTERNAL_ERROR",
