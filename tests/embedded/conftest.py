@@ -1,21 +1,32 @@
 """The same statement on the engine, in each version that it knows, and on RabbitMQ."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from tests.embedded.engine_rig import EngineRig
 from tests.embedded.rabbit_rig import RabbitRig
 from tests.embedded.rig import BOTH, Rig
+from tests.embedded.served import MakeServer, served
 
 
-@pytest.fixture(params=["engine-3.10", "engine-4.0", "engine-4.3", "rabbitmq"])
+@pytest.fixture
+def make_server() -> Iterator[MakeServer]:
+    """Start embedded brokers on a socket: make_server("4.3"); ended with the test."""
+    with ExitStack() as stack:
+        yield lambda version="4.0": stack.enter_context(served(version))
+
+
+@pytest.fixture(params=["engine-3.10", "engine-4.0", "engine-4.3", "wire-4.0", "rabbitmq"])
 def rig(request: pytest.FixtureRequest, broker_version: str | None) -> Iterator[Rig]:  # noqa: ARG001 - see plugin
     """A broker to make statements about; `broker_version` is asked for so that `contract` can name versions."""
     kind, _, version = str(request.param).partition("-")
     found: Rig
     if kind == "engine":
         found = EngineRig(version)
+    elif kind == "wire":
+        found = RabbitRig(request.getfixturevalue("make_server")(version).url, version)
     else:
         vhost = request.getfixturevalue("vhost")
         found = RabbitRig(vhost.url, vhost.version)
