@@ -11,7 +11,7 @@ from tests.tooling.node import Node
 from tests.tooling.services import SERVICES, Broker, Services, Unavailable, go_without
 from tests.tooling.vhosts import Vhost, vhost_on
 
-pytest_plugins = ["tests.tooling.plugin"]
+pytest_plugins = ["tests.tooling.plugin", "django_rmq_retry.testing.plugin"]
 
 MakeNode = Callable[..., Node]
 

@@ -54,6 +54,7 @@ RUNGS = (
     "checks.*",
     "apps",
     "management.*",
+    "testing.*",
 )
 LADDER = Ladder(
     rungs=RUNGS,
@@ -64,6 +65,7 @@ LADDER = Ladder(
         "embedded.wire": frozenset({"pika"}),
         "embedded": frozenset(),
         "env": frozenset({"environ"}),
+        "testing.plugin": frozenset({"pytest"}),
         "": frozenset({"django", "asgiref"}),
     },
     forbidden={"core": frozenset({"asyncio", "random", "secrets", "socket", "threading", "time"})},

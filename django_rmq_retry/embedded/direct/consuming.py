@@ -57,22 +57,18 @@ class DirectSource:
 
     def stop(self) -> None:
         self.quiesce()
-        self.die()
+        self._cut()
         if self._receiver is not None:
             self._receiver.drained()
 
     def die(self) -> None:
-        """The process is gone: what is in hand goes back, and nothing is remembered."""
-        for line in self._open.values():
-            line.open = False
-        self._open.clear()
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        """The process is gone: what is in hand goes back, and it will never connect again."""
+        self._receiver = None
+        self._cut()
 
     def lose(self, reason: str) -> None:
         """The connection breaks; it is opened anew a moment later."""
-        self.die()
+        self._cut()
         if self._receiver is not None:
             self._receiver.lost(reason, RECONNECT)
         self._broker.later(RECONNECT, self._connect)
@@ -99,6 +95,14 @@ class DirectSource:
         self._receiver.connected(self._broker.server)
         for number, line in enumerate(self._wanted, start=1):
             self._open[number] = _DirectLine(self._session, number, line)
+
+    def _cut(self) -> None:
+        for line in self._open.values():
+            line.open = False
+        self._open.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _arrived(self, line: "_DirectLine", event: Deliver) -> None:
         message = event.message

@@ -1,0 +1,189 @@
+"""Drives handlers over the direct face: takes what has arrived, makes the attempt, settles it, lets time pass."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from django_rmq_retry.broker.base import Line, Publisher, Server
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.subscription import Intake, Subscription
+from django_rmq_retry.embedded.direct.broker import DirectBroker
+from django_rmq_retry.embedded.direct.consuming import DirectSource
+from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from django_rmq_retry.testing.faults import Fault, Faults
+from django_rmq_retry.testing.recording import Key, Tried
+
+MOST_DELIVERIES = 100_000
+MOST_TURNS = 1_000_000
+MOST_AT_ONCE = 1000
+
+
+class NeverQuiet(AssertionError):
+    """Running on would have no end."""
+
+
+class Driver:
+    """The consumer of a test: one worker, which is the test itself."""
+
+    def __init__(self, broker: DirectBroker, publisher: Publisher, faults: Faults) -> None:
+        self._broker = broker
+        self._publisher = publisher
+        self._faults = faults
+        self._ready: deque[Delivery] = deque()
+        self._source: DirectSource | None = None
+        self._lines: tuple[Line, ...] = ()
+        self._attempts: Attempts | None = None
+        self._fault: Fault | None = None
+        self._escaped: BaseException | None = None
+        self._patience = Patience(0)
+
+    def employ(self, intakes: Sequence[Intake], surroundings: Surroundings, *, prefetch: int) -> None:
+        """Consume these queues from now on."""
+        meddled = [replace(intake, subscriptions=tuple(map(self._meddled, intake.subscriptions))) for intake in intakes]
+        self._attempts = Attempts(meddled, surroundings)
+        self._lines = tuple(line for intake in intakes for line in _lines(intake, prefetch))
+        if self._source is not None:
+            self._restart()
+
+    def run(self, *, until: float | None = None, enough: Callable[[], bool] = lambda: False, limit: int = 0) -> None:
+        """Run what is due until the clock shows ``until``, or until nothing is left to happen."""
+        if self._source is None:
+            self._restart()
+        # A handler that calls another one runs this within the run that has called it.
+        outer, self._patience = self._patience, Patience(limit)
+        try:
+            self._run(until, enough)
+        finally:
+            self._patience = outer
+
+    def unfinished(self, key: Key, tried: Tried) -> None:
+        """To be told of each attempt after which another one follows."""
+        self._patience.unfinished(key, tried)
+
+    def _run(self, until: float | None, enough: Callable[[], bool]) -> None:
+        made = turns = 0
+        while not enough():
+            if self._work_one():
+                made += 1
+                turns = 0
+                if made > MOST_DELIVERIES:
+                    raise NeverQuiet(
+                        f"After {made} deliveries there is more to do. Does a handler publish anew? Else drain again."
+                    )
+                continue
+            due = self._broker.next_due()
+            if due is None or (until is not None and due > until):
+                break
+            turns += 1
+            if turns > MOST_TURNS:
+                raise NeverQuiet(f"{turns} times in a row the broker moved messages, and none came to a handler.")
+            self._broker.advance(due)
+        else:
+            return
+        if until is not None:
+            self._broker.advance(until)
+
+    def arrived(self, delivery: Delivery) -> None:
+        self._ready.append(delivery)
+
+    def connected(self, server: Server) -> None: ...
+
+    def lost(self, reason: str, retry_in: float) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        raise error
+
+    def drained(self) -> None: ...
+
+    def _restart(self) -> None:
+        """A new process: what the old one had in hand goes back, and what it knew is gone."""
+        if self._source is not None:
+            self._source.die()
+        self._ready.clear()
+        self._source = DirectSource(self._broker, self._publisher)
+        self._source.start(self._lines, self)
+
+    def _work_one(self) -> bool:
+        source, attempts = self._source, self._attempts
+        if source is None or attempts is None:
+            return False
+        source.poll()
+        if not self._ready:
+            return False
+        delivery = self._ready.popleft()
+        # A handler may call another one: what shall go wrong here stays this attempt's own.
+        outer = self._take_fault()
+        settlement = attempts.settlement(delivery)
+        fault, self._fault = self._take_fault(), outer
+        if fault is Fault.CRASH:
+            self._restart()
+        elif fault is Fault.DUPLICATE:
+            source.lose_ack(delivery, settlement)
+        elif fault is Fault.BROKER:
+            source.lose("the test asked for it")
+            source.settle(delivery, settlement)
+        else:
+            source.settle(delivery, settlement)
+        self._raise_what_escaped()
+        return True
+
+    def _take_fault(self) -> Fault | None:
+        fault, self._fault = self._fault, None
+        return fault
+
+    def _meddled(self, subscription: Subscription) -> Subscription:
+        """The handler, failing where the test wants it to."""
+
+        def run(delivery: Delivery) -> object:
+            trouble = self._faults.take(subscription.name)
+            if trouble is not None and not isinstance(trouble, Fault):
+                raise trouble
+            try:
+                answer = subscription.run(delivery)
+            except BaseException as error:
+                if _is_the_tests(error):
+                    self._escaped = error
+                raise
+            self._fault = trouble
+            return answer
+
+        return replace(subscription, run=run)
+
+    def _raise_what_escaped(self) -> None:
+        error = self._escaped or self._patience.over
+        self._escaped = self._patience.over = None
+        if error is not None:
+            raise error
+
+
+class Patience:
+    """Notices a message that is attempted again and again without an end."""
+
+    def __init__(self, limit: int) -> None:
+        """With a limit a message has so many attempts; without, a thousand within one moment of the clock."""
+        self._limit = limit
+        self._counts: dict[Key, tuple[float, int]] = {}
+        self.over: NeverQuiet | None = None
+
+    def unfinished(self, key: Key, tried: Tried) -> None:
+        at, count = self._counts.get(key, (tried.at, 0))
+        count = count + 1 if self._limit or at == tried.at else 1
+        self._counts[key] = tried.at, count
+        if count >= (self._limit or MOST_AT_ONCE):
+            self.over = NeverQuiet(
+                f"Handler {tried.handler} has attempted one message of queue {key[0]!r} {count} times in "
+                f"{tried.at:g} s, and there is no end: {tried.verdict.kind.value}, {tried.verdict.error}. "
+                "Let it succeed or be parked, give drain() a higher limit, or run only for a while with advance(…)."
+            )
+
+
+def _lines(intake: Intake, prefetch: int) -> list[Line]:
+    """As the consumer has them."""
+    work = Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
+    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1)]
+
+
+def _is_the_tests(error: BaseException) -> bool:
+    """Ctrl-C, pytest.fail() and their like are no errors of a handler."""
+    outcome = not isinstance(error, Exception) and type(error).__module__.startswith("_pytest")
+    return outcome or isinstance(error, KeyboardInterrupt)

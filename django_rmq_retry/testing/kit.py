@@ -1,0 +1,193 @@
+"""The kit itself: a broker, the project's handlers and a clock, for one test."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from django_rmq_retry import registry, wiring
+from django_rmq_retry.announcing import Announcer
+from django_rmq_retry.broker.base import Caller, Outcome
+from django_rmq_retry.broker.capabilities import carrier_refusal
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.errors import BrokerUnfit
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.stamps import Stamp
+from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.embedded.direct.broker import DirectBroker
+from django_rmq_retry.embedded.direct.calling import DirectCaller
+from django_rmq_retry.embedded.direct.publishing import DirectPublisher
+from django_rmq_retry.embedded.engine.behaviour import behaviour
+from django_rmq_retry.handler import Handler
+from django_rmq_retry.runtime.attempt import Surroundings
+from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.testing.around import Around
+from django_rmq_retry.testing.driving import Driver
+from django_rmq_retry.testing.faults import PUBLISH, Faults, Trouble
+from django_rmq_retry.testing.looking import Parked, arriving, decoded, parked, taken
+from django_rmq_retry.testing.recording import Recorder, Tried
+
+Named = Handler[Any] | str
+
+
+class RmqTest:
+    """``with RmqTest() as rmq``: meanwhile everything that is published comes here, and ``rmq.drain()`` handles it.
+
+    ``seed`` makes back-off jitter; without it there is none. ``version`` is the RabbitMQ to behave as: 3.10, 4.0, 4.3.
+    """
+
+    def __init__(self, *, seed: int | None = None, version: str = "4.0") -> None:
+        self._chance: Callable[[], float] = random.Random(seed).random if seed is not None else lambda: 0.0
+        self._broker = DirectBroker(behaviour(version), epoch=time.time())
+        self._faults = Faults()
+        self._sent: list[Message] = []
+        self._recorder = Recorder(lambda: self._broker.now)
+        self._driver = Driver(self._broker, DirectPublisher(self._broker, meddler=self._end_of), self._faults)
+        self._recorder.unfinished = self._driver.unfinished
+        self._known: Mapping[str, registry.Registration] = {}
+        self._intakes: Mapping[str, Intake] = {}
+        self._callers: dict[bool, Caller] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        registry.autodiscover()
+        publisher = DirectPublisher(self._broker, meddler=self._end_of, sent=self._sent.append)
+        self._open.enter_context(wiring.replaced(publisher, self._caller))
+        self._look()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+    @property
+    def now(self) -> float:
+        """Seconds that have passed on the virtual clock."""
+        return self._broker.now
+
+    @property
+    def waits(self) -> list[float]:
+        """How long each retry has waited: from the attempt that failed to the next one, in their order."""
+        return list(self._recorder.waits)
+
+    def drain(self, *, limit: int = 100) -> int:
+        """Run everything, with all retries and delays, until nothing more will happen; return how many attempts.
+
+        A message that is attempted ``limit`` times without an end is an error, unless its policy allows for more.
+        """
+        self._look()
+        own = [one.policy.attempts or 0 for intake in self._intakes.values() for one in intake.subscriptions]
+        before = len(self._recorder.attempts)
+        self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
+        return len(self._recorder.attempts) - before
+
+    def advance(self, seconds: float) -> int:
+        """Let so much time pass, and run what is due by then; return how many attempts."""
+        self._look()
+        before = len(self._recorder.attempts)
+        self._driver.run(until=self._broker.now + seconds)
+        return len(self._recorder.attempts) - before
+
+    def published(self, handler: Named | None = None) -> list[Delivery]:
+        """What was published, to that handler or at all; retries and answers are not counted."""
+        found = [(message, self._queues(message)) for message in self._sent]
+        if handler is None:
+            return [_read(arriving(message, queues[0] if queues else "")) for message, queues in found]
+        subscription = registry.subscription(_name(handler))
+        name = subscription.queue.name
+        arrivals = [arriving(message, name) for message, queues in found if name in queues]
+        fitting = [one for one in arrivals if taken(one, self._intakes[name], subscription)]
+        for delivery in fitting:
+            delivery.data = decoded(delivery, subscription.codec)
+        return fitting
+
+    def parked(self, handler: Named) -> Parked:
+        """The message of this handler that was parked; of several, the last."""
+        found = self.all_parked(handler)
+        if found:
+            return found[-1]
+        tried = self.attempts(handler)
+        last = f"; the last ended with {tried[-1].verdict.kind.value}" if tried else ""
+        raise AssertionError(f"No message of {_name(handler)} is parked. It has made {len(tried)} attempts{last}.")
+
+    def all_parked(self, handler: Named) -> list[Parked]:
+        """Every message that was parked by this handler, or out of its queue by the broker."""
+        subscription = registry.subscription(_name(handler))
+        found = [parked(delivery, subscription.codec) for delivery in self._broker.lying(subscription.park)]
+        queue = subscription.queue.name
+        return [one for one in found if one.handler == subscription.name or (not one.handler and one.queue == queue)]
+
+    def attempts(self, handler: Named | None = None) -> list[Tried]:
+        """Every attempt of this handler, or of all."""
+        return [one for one in self._recorder.attempts if handler is None or one.handler == _name(handler)]
+
+    def messages(self, queue: str) -> list[Delivery]:
+        """What lies in a queue that nobody here consumes, as a queue for answers."""
+        return [_read(delivery) for delivery in self._broker.lying(queue)]
+
+    def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
+        """Let something go wrong: ``fail_next(charge, BankDown("timeout"), times=2)``.
+
+        An exception is raised in place of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and ``"broker
+        loss"`` happen after it has run. At the point ``"publish"``: ``"confirm lost"``, ``"broker loss"``, ``"nack"``.
+        """
+        name = point if point == PUBLISH else _name(point)
+        self._look()
+        if name != PUBLISH and name not in self._known:
+            raise ValueError(f"fail_next() takes a handler or {PUBLISH!r}, not {point!r}.")
+        self._faults.add(name, trouble, times=times)
+
+    def _look(self) -> None:
+        """Declare and consume what handlers there are; some may have been written since the last look."""
+        known = registry.registrations()
+        if known == self._known:
+            return
+        self._known = known
+        intakes = registry.intakes()
+        self._intakes = {intake.queue.name: intake for intake in intakes}
+        for subscription in registry.subscriptions():
+            refusal = carrier_refusal(self._broker.server, subscription.policy.via)
+            if refusal:
+                raise BrokerUnfit(f"Handler {subscription.name}: {refusal} A test may ask for version='4.3'.")
+        self._broker.declare(registry.topology())
+        self._driver.employ(intakes, self._surroundings(), prefetch=settings().prefetch)
+
+    def _surroundings(self) -> Surroundings:
+        clock = lambda: self._broker.now  # noqa: E731 - asked for at every attempt
+        now = settings()
+        return Surroundings(
+            around=Around,
+            journal=Events(clock, [self._recorder, Announcer()]),
+            clock=clock,
+            today=self._broker.today,
+            chance=self._chance,
+            crash_limit=now.crash_limit,
+            reply_to=now.reply_to,
+        )
+
+    def _end_of(self, _message: Message) -> Outcome | None:
+        self._look()
+        return self._faults.take_end()
+
+    def _caller(self, exclusive: bool) -> Caller:  # noqa: FBT001 - as wiring has it
+        if exclusive not in self._callers:
+            self._callers[exclusive] = DirectCaller(
+                self._broker, self._run_until, exclusive=exclusive, meddler=self._end_of, sent=self._sent.append
+            )
+        return self._callers[exclusive]
+
+    def _run_until(self, enough: Callable[[], bool], seconds: float) -> None:
+        self._driver.run(until=self._broker.now + seconds, enough=enough)
+
+    def _queues(self, message: Message) -> list[str]:
+        delayed = Stamp.read(message.headers).queue
+        return [delayed] if delayed else self._broker.takers(message)
+
+
+def _read(delivery: Delivery) -> Delivery:
+    delivery.data = decoded(delivery)
+    return delivery
+
+
+def _name(handler: Named) -> str:
+    return handler if isinstance(handler, str) else handler.name

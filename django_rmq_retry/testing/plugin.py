@@ -1,0 +1,21 @@
+"""The pytest plugin: the fixture ``rmq`` and its marker. Nothing here needs settings before a test asks for it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_rmq_retry.testing.kit import RmqTest
+
+MARKER = "rmq(seed=None, version='4.0'): what the fixture rmq is made with"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+
+
+@pytest.fixture
+def rmq(request: pytest.FixtureRequest) -> Iterator[RmqTest]:
+    """The project's handlers on a broker of this test's own, with a virtual clock."""
+    marker = request.node.get_closest_marker("rmq")
+    with RmqTest(**(marker.kwargs if marker else {})) as kit:
+        yield kit
