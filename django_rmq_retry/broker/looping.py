@@ -27,15 +27,17 @@ class IoThread:
         self._woken = False
         self._heard, self._unheard = True, 0
         self._ending: list[Call] = []
-        self._ended = False
+        self._began = self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._began = True
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self._ended and self.pid == os.getpid()
+        # Asked at every publish; the thread's own is_alive() would cost more than all else there.
+        return self._began and not self._ended and self.pid == os.getpid()
 
     @property
     def current(self) -> bool:

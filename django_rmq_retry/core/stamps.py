@@ -85,9 +85,13 @@ def _read(headers: Headers) -> Stamp:
 def story(delivery: Delivery) -> Stamp:
     """What a message tells of itself here; what it went through in another queue counts for nothing in this one."""
     if MARK not in delivery.raw:
-        return Stamp()
+        return UNTOLD
     stamp = Stamp.read(delivery.headers)
-    return stamp if stamp.queue in {"", delivery.queue} else Stamp()
+    return stamp if stamp.queue in {"", delivery.queue} else UNTOLD
+
+
+UNTOLD = Stamp()
+"""The story of a message that comes for the first time."""
 
 
 OURS = frozenset(

@@ -12,7 +12,7 @@ log = logging.getLogger("django_rmq_retry")
 
 _LEVELS = {
     Kind.ACK: logging.INFO,
-    Kind.RETRY: logging.WARNING,
+    Kind.RETRY: logging.INFO,
     Kind.HALT: logging.WARNING,
     Kind.DISCARD: logging.WARNING,
     Kind.PARK: logging.ERROR,

@@ -25,7 +25,7 @@ def attempt(verdict: Verdict, arrival: Delivery | None = None, *, handled: bool 
         (ACK, "INFO", "ack payments.handlers.charge id='m-1' attempt=1/5 ms=12.0"),
         (
             retry(30, NOTE),
-            "WARNING",
+            "INFO",
             "retry payments.handlers.charge id='m-1' attempt=1/5 ms=12.0 after=30s 'BankDown: timeout'",
         ),
         (
