@@ -1,6 +1,6 @@
 """Consume, retry and park RabbitMQ messages in Django."""
 
-from django_rmq_retry.core import errors
+from django_rmq_retry import errors
 from django_rmq_retry.core.backoff import Exponential, Fixed, Steps
 from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
 from django_rmq_retry.core.codec import Json, Raw

@@ -39,6 +39,7 @@ RUNGS = (
     "broker.*",
     "embedded.*",
     "runtime.*",
+    "errors",
     "reading",
     "env",
     "conf",

@@ -1,0 +1,43 @@
+"""The exceptions of the product, by their public names: ``from django_rmq_retry.errors import MessageReturned``."""
+
+from django_rmq_retry.core.errors import (
+    BrokerRefused,
+    BrokerUnfit,
+    CallFailed,
+    CallUnanswered,
+    ConfigurationError,
+    HeadersTooLarge,
+    MessageNacked,
+    MessageReturned,
+    MessageUnsent,
+    NotDelayable,
+    PublishError,
+    PublishUnknown,
+    QueueUnusable,
+    RmqRetryError,
+    TopologyConflict,
+    UndecodableBody,
+    UndecodableHeaders,
+    UnencodableData,
+)
+
+__all__ = [
+    "BrokerRefused",
+    "BrokerUnfit",
+    "CallFailed",
+    "CallUnanswered",
+    "ConfigurationError",
+    "HeadersTooLarge",
+    "MessageNacked",
+    "MessageReturned",
+    "MessageUnsent",
+    "NotDelayable",
+    "PublishError",
+    "PublishUnknown",
+    "QueueUnusable",
+    "RmqRetryError",
+    "TopologyConflict",
+    "UndecodableBody",
+    "UndecodableHeaders",
+    "UnencodableData",
+]
