@@ -29,7 +29,7 @@ ALL = "\n".join(TEXTS.values())
 OURS = {name for name, app in get_commands().items() if app == "django_rmq_retry"}
 THE_BANKS = {path.stem for path in (ROOT / "testproject").glob("*/management/commands/[a-z]*.py")}
 CODE = re.compile(r"`([^`\n]+)`")
-CONTRIBUTORS = re.compile(r"RMQ_(TEST_\w+|MIRROR)")
+CONTRIBUTORS = re.compile(r"RMQ_(TEST_\w+|MIRROR|UPDATE_SNAPSHOTS)")
 
 
 class Stored:
