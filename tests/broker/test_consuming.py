@@ -1,5 +1,6 @@
 """What a consuming connection does when its queue, channel or broker goes away: on a real broker."""
 
+import threading
 import time
 from queue import Empty
 
@@ -103,6 +104,9 @@ def test_what_comes_after_quiescing_goes_back(broker_url: str, amqp: BlockingCha
         fill(amqp, b"1")
         source.settle(seen.next(), DONE)
         source.quiesce()
+        heard = threading.Event()
+        source._io.call(heard.set)
+        assert heard.wait(5)
         fill(amqp, b"2", b"3")
 
         assert quiet(seen)
