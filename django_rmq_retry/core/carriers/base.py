@@ -21,6 +21,10 @@ class Route:
     park: str
     attempts: int | None = None
     backoffs: tuple[Backoff, ...] = ()
+    known: dict[object, tuple[tuple[int, int], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What a carrier has worked out of the rest: it is asked for at every failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

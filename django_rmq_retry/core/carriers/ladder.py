@@ -65,7 +65,7 @@ class Ladder(Carrier):
         rung, expiration, rest = self._first_wait(route, milliseconds(hop.delay))
         copy = copy_of(
             delivery,
-            replace(hop.stamp, wait=rest),
+            hop.stamp if hop.stamp.wait == rest else replace(hop.stamp, wait=rest),
             exchange="",
             routing_key=waiting_name(route.work.name, rung),
             expiration=expiration,
@@ -92,6 +92,11 @@ class Ladder(Carrier):
 
     def _spans(self, route: Route) -> tuple[tuple[int, int], ...]:
         """Of each waiting queue the step it is for and that step with the most its jitter adds."""
+        if self not in route.known:
+            route.known[self] = self._spanned(route)
+        return route.known[self]
+
+    def _spanned(self, route: Route) -> tuple[tuple[int, int], ...]:
         if self.steps is not None:
             return tuple((milliseconds(step), milliseconds(step)) for step in self.steps)
         found: dict[int, int] = {}
