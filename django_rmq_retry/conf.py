@@ -1,21 +1,25 @@
 """The project's settings: the dict ``RMQ_RETRY``, read once into a frozen value. What is not known is refused."""
 
 import functools
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_rmq_retry import reading
-from django_rmq_retry.broker.address import NOT_YET, Access, Password, Tls
+from django_rmq_retry.broker.address import Access, Host, Password, Tls
 from django_rmq_retry.broker.urls import Secret
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.policy import Policy, RetryThenPark
 from django_rmq_retry.core.topology import Exchange, Queue, QueueType
+from django_rmq_retry.embedded import locating
 
 NAME = "RMQ_RETRY"
+LOOPBACK = "127.0.0.1"
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
@@ -50,9 +54,16 @@ class Settings:
     def access(self) -> Access:
         """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be."""
         found = self.address()
-        if found.embedded:
-            raise ImproperlyConfigured(NOT_YET)
-        return found
+        if not found.embedded:
+            return found
+        folder = self.folder()
+        # The embedded broker has another port after each start.
+        return replace(found, source=lambda: replace(found, hosts=(Host(LOOPBACK, locating.port_of(folder)),)))
+
+    def folder(self) -> Path:
+        """Where the processes of the project find their embedded broker."""
+        named = self.address().folder
+        return Path(named) if named else locating.folder_of(_project())
 
     def address(self) -> Access:
         """The broker as it is named in the settings, to be shown or looked at."""
@@ -111,6 +122,15 @@ def _read() -> Settings:
     if not callable(found.url) and not callable(found.password):
         found.address()
     return found
+
+
+def _project() -> str:
+    """What all processes of a project have in common: its folder, or its settings module."""
+    base = getattr(project, "BASE_DIR", None)
+    if base:
+        return str(Path(base).resolve())
+    module = sys.modules.get(project.SETTINGS_MODULE or "")
+    return f"{project.SETTINGS_MODULE} {getattr(module, '__file__', Path.cwd())}"
 
 
 def _changed(*, setting: str, **_: object) -> None:

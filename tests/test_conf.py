@@ -13,6 +13,7 @@ from django_rmq_retry import conf
 from django_rmq_retry.broker.address import Tls
 from django_rmq_retry.broker.urls import Secret
 from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
 from django_rmq_retry.core.topology import Exchange, Queue
 
@@ -37,9 +38,11 @@ def test_nothing_set_means_the_defaults() -> None:
     assert found.reply_to == ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
-def test_to_connect_to_the_embedded_broker_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ImproperlyConfigured, match="this version does not have it yet"):
-        read().access()
+def test_to_connect_to_an_embedded_broker_that_nobody_runs_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    access = read(URL=f"embedded://{tmp_path}/none").access()
+
+    with pytest.raises(ConfigurationError, match="Start `manage"):
+        access.current()
 
 
 def test_every_key_has_its_field_and_every_field_its_key() -> None:

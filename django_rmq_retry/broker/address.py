@@ -10,9 +10,9 @@ from django_rmq_retry.core.errors import ConfigurationError
 __all__ = ["Access", "Host", "Secret", "Tls"]
 
 GUEST = "guest"
-NOT_YET = (
-    "The broker embedded:// needs no server, but this version does not have it yet. "
-    "Set RMQ_RETRY['URL'] to a RabbitMQ, as amqp://user:password@host:5672/vhost."
+UNPLACED = (
+    "The broker embedded:// needs no server, but it is found through a project's settings only: name it in "
+    "RMQ_RETRY['URL']."
 )
 Password = str | Secret | Callable[[], str]
 
@@ -47,6 +47,8 @@ class Access:
     connect_timeout: float = 15
     publish_timeout: float = 10
     name: str = ""
+    folder: str = ""
+    """Where the processes of an embedded broker meet, if not in the project's usual place."""
     source: Callable[[], "Access"] | None = field(default=None, repr=False, compare=False)
     """Where newer credentials come from, when they change while the process runs."""
 
@@ -105,7 +107,7 @@ class Access:
         first = urls[0]
         _agree(urls)
         if first.scheme == EMBEDDED:
-            return cls(hosts=())
+            return cls(hosts=(), folder=first.folder, **options)  # type: ignore[arg-type]  # by __post_init__
         if tls is not None and first.scheme != "amqps":
             raise ConfigurationError("TLS is set but the broker's URL begins with amqp://. Write amqps://.")
         found = cls(
@@ -123,7 +125,7 @@ class Access:
 
 
 def _agree(urls: Sequence[Url]) -> None:
-    for part in ("scheme", "user", "password", "vhost", "options"):
+    for part in ("scheme", "user", "password", "vhost", "folder", "options"):
         if any(getattr(one, part) != getattr(urls[0], part) for one in urls):
             raise ConfigurationError(
                 f"The broker's URLs differ in their {part}. They name hosts of one cluster: "

@@ -7,7 +7,7 @@ import ssl
 import pika
 from pika.credentials import PlainCredentials
 
-from django_rmq_retry.broker.address import NOT_YET, Access, Host, Tls
+from django_rmq_retry.broker.address import UNPLACED, Access, Host, Tls
 from django_rmq_retry.core.errors import ConfigurationError
 
 PRODUCT = "django-rmq-retry"
@@ -19,7 +19,10 @@ def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionPa
     """For one connection to one host; ``purpose`` is what an operator reads in the broker's list of connections."""
     now = access.current()
     if now.embedded:
-        raise ConfigurationError(NOT_YET)
+        raise ConfigurationError(UNPLACED)
+    if access.embedded:
+        # Its port is known only now, and another after each start.
+        host = now.hosts[0]
     who = f" {now.name}" if now.name else ""
     return pika.ConnectionParameters(
         host=host.name,

@@ -109,7 +109,8 @@ class Link:
             return
         self._dialled = None
         cause = _root(error)
-        if isinstance(cause, ConfigurationError):
+        # An embedded broker that has run before may be started again.
+        if isinstance(cause, ConfigurationError) and not (self._ever and self._access.embedded):
             self._give_up(cause)
             return
         refusal = _refusal(cause)

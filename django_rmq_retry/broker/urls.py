@@ -62,6 +62,8 @@ class Url:
     user: str | None = None
     password: Secret | None = None
     vhost: str = "/"
+    folder: str = ""
+    """Where the processes of an embedded broker meet, if the URL says so."""
     options: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -80,7 +82,7 @@ def _read(url: str) -> Url:
         raise ConfigurationError(f"The broker's URL contains a space or a line break. {HOW}.")
     scheme, mark, rest = url.partition("://")
     if mark and scheme == EMBEDDED:
-        return Url(scheme=EMBEDDED)
+        return Url(scheme=EMBEDDED, folder=_folder(rest))
     if not mark or scheme not in PORTS:
         raise ConfigurationError(f"The broker's URL must begin with amqp://, amqps:// or embedded://. {HOW}.")
     if "#" in rest:
@@ -103,6 +105,15 @@ def _read(url: str) -> Url:
         vhost=_vhost(path),
         options=dict(_option(pair) for pair in query.split("&") if pair),
     )
+
+
+def _folder(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ConfigurationError(
+            "The broker's URL is embedded://, or embedded:///folder with the absolute path of the folder where the "
+            "project's processes meet."
+        )
+    return path
 
 
 def _host(place: str, port: int) -> Host:

@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_rmq_retry.broker.holding import WouldLose
 from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
 from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.embedded.locating import NotRunning
 
 Options = dict[str, Any]
 
@@ -80,7 +81,7 @@ class RmqCommand(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
             code = self.run(options)
-        except (BrokerUnreachable, BrokerRefused) as error:
+        except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
         except Refusal as error:
             raise CommandError(error.sentence(), returncode=Exit.DRIFT) from error

@@ -75,8 +75,8 @@ def test_neither_parameters_nor_options_show_the_password() -> None:
     assert "s3cret" not in repr(dialled("amqps://app:s3cret@h"))
 
 
-def test_the_embedded_broker_says_that_it_is_still_to_come() -> None:
-    with pytest.raises(ConfigurationError, match="this version does not have it yet"):
+def test_the_embedded_broker_has_no_place_without_a_project() -> None:
+    with pytest.raises(ConfigurationError, match="needs no server"):
         parameters(Access.parse("embedded://"), Host("h", 1), purpose="consume")
 
 

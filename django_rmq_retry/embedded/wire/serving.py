@@ -196,14 +196,13 @@ class Server:
             if why:
                 log.warning("The embedded broker cuts a connection: %s", why)
                 self._drop(connection)
-        if self._connections or self._linger is None:
-            self._alone_until = max(self._alone_until, now + (self._linger or 0.0))
-        elif now >= self._alone_until:
+        if not self._connections and self._linger is not None and now >= self._alone_until:
             self._stopping = True
 
     def _drop(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
+        self._alone_until = time.monotonic() + (self._linger or 0.0)
         connection.client.end_session()
         self._selector.unregister(connection.sock)
         connection.sock.close()

@@ -13,9 +13,11 @@ from django.utils import autoreload
 from django_rmq_retry import registry
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.embedded import starting
 from django_rmq_retry.management import console
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known
 from django_rmq_retry.management.processing import Process, supervised
+from django_rmq_retry.management.reaching import declarer
 from django_rmq_retry.management.starting import Start
 
 log = logging.getLogger("django_rmq_retry")
@@ -52,7 +54,8 @@ class Command(RmqCommand):
         check_folder(options["liveness_file"])
         start = Start.of(self._chosen(options["queues"]), options)
         # Settings that cannot be used are told here, in a sentence, before anything is started.
-        settings().access()
+        if settings().access().embedded:
+            bring_broker()
         many = start.processes > 1
         verbosity, json_logs = options["verbosity"], options["json_logs"]
         shown = console.install(self.stdout, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
@@ -95,6 +98,13 @@ class Command(RmqCommand):
         code = Process(start).run_reloadable()
         if code:
             self.say(f"Ended with exit code {code}; a change of code starts it anew.")
+
+
+def bring_broker() -> None:
+    """See to it that the embedded broker runs, with the project's queues: it forgets them each time it ends."""
+    starting.ensure(settings().folder())
+    with declarer() as it:
+        it.declare(registry.topology())
 
 
 def whole(text: str) -> int:

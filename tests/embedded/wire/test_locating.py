@@ -1,0 +1,65 @@
+"""How processes find the one broker of their project."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.embedded import locating
+from django_rmq_retry.embedded.locating import AlreadyRunning, NotRunning, claimed, folder_of, port_of
+
+
+def test_nobody_runs_it_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning, match=r"Start `manage\.py rmq_consume`"):
+        port_of(tmp_path / "none")
+
+
+def test_who_claims_a_folder_is_found_by_its_port_until_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    with claimed(folder) as claim:
+        with pytest.raises(NotRunning):
+            port_of(folder)
+        claim.publish(4711)
+        found = port_of(folder)
+
+    assert found == 4711
+    with pytest.raises(NotRunning):
+        port_of(folder)
+
+
+def test_there_is_only_one_in_a_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(AlreadyRunning, match="runs already"), claimed(tmp_path):
+        pass
+
+
+def test_what_a_killed_broker_left_behind_is_no_broker(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / "broker.json").write_text('{"port": 4711, "pid": 1}')
+
+    with pytest.raises(NotRunning):
+        port_of(tmp_path)
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    with pytest.raises(ConfigurationError, match="your own folder"):
+        port_of(tmp_path)
+    with pytest.raises(ConfigurationError, match="your own folder"), claimed(tmp_path):
+        pass
+
+
+def test_the_folder_of_a_project_is_its_own_and_the_users() -> None:
+    folders = {folder_of("/srv/bank"), folder_of("/srv/shop")}
+
+    assert len(folders) == 2
+    assert folder_of("/srv/bank") in folders
+    assert {one.parent.name for one in folders} == {f"django-rmq-retry-{os.getuid()}"}
+
+
+def test_a_note_that_makes_no_sense_is_no_broker(tmp_path: Path) -> None:
+    with claimed(tmp_path):
+        (tmp_path / "broker.json").write_text("[]")
+        with pytest.raises(NotRunning):
+            locating.port_of(tmp_path)
