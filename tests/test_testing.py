@@ -33,6 +33,7 @@ from django_rmq_retry import (
     handler,
     publish,
     registry,
+    wiring,
 )
 from django_rmq_retry.core.carriers import Carrier
 from django_rmq_retry.core.errors import BrokerUnfit, CallFailed, CallUnanswered, MessageReturned
@@ -436,6 +437,24 @@ def test_what_async_code_publishes_is_there_too(rmq: RmqTest, made: Made) -> Non
     asyncio.run(charge.apublish(1))
 
     assert [one.data for one in rmq.published(charge)] == [1]
+
+
+def test_many_calls_at_once_are_each_answered(rmq: RmqTest) -> None:
+    quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda message: message.data + 1)
+
+    async def ask() -> list[object]:
+        return list(await asyncio.gather(*(quote.acall(number) for number in range(20))))
+
+    assert asyncio.run(ask()) == list(range(1, 21))
+    assert len(rmq.attempts(quote)) == 20
+
+
+def test_a_kit_that_cannot_begin_leaves_nothing_behind(made: Made) -> None:
+    made(RetryThenPark(attempts=4, via=Native(10)))
+
+    with pytest.raises(BrokerUnfit), RmqTest():
+        raise AssertionError("it is not to be entered")
+    assert wiring._stand_in is None
 
 
 def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_message(rmq: RmqTest) -> None:

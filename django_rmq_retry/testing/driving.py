@@ -7,10 +7,9 @@ from dataclasses import replace
 from django_rmq_retry.broker.base import Line, Publisher, Server
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.consuming import DirectSource
 from django_rmq_retry.runtime.attempt import Attempts, Surroundings
 from django_rmq_retry.testing.faults import Fault, Faults
+from django_rmq_retry.testing.places import Hands, Place
 from django_rmq_retry.testing.recording import Key, Tried
 
 MOST_DELIVERIES = 100_000
@@ -25,12 +24,12 @@ class NeverQuiet(AssertionError):
 class Driver:
     """The consumer of a test: one worker, which is the test itself."""
 
-    def __init__(self, broker: DirectBroker, publisher: Publisher, faults: Faults) -> None:
-        self._broker = broker
+    def __init__(self, place: Place, publisher: Publisher, faults: Faults) -> None:
+        self._place = place
         self._publisher = publisher
         self._faults = faults
         self._ready: deque[Delivery] = deque()
-        self._source: DirectSource | None = None
+        self._source: Hands | None = None
         self._lines: tuple[Line, ...] = ()
         self._attempts: Attempts | None = None
         self._fault: Fault | None = None
@@ -51,6 +50,7 @@ class Driver:
             self._restart()
         # A handler that calls another one runs this within the run that has called it.
         outer, self._patience = self._patience, Patience(limit)
+        self._place.begin(until)
         try:
             self._run(until, enough)
         finally:
@@ -71,17 +71,20 @@ class Driver:
                         f"After {made} deliveries there is more to do. Does a handler publish anew? Else drain again."
                     )
                 continue
-            due = self._broker.next_due()
-            if due is None or (until is not None and due > until):
-                break
+            due = self._next(until)
+            if due is None:
+                return
             turns += 1
             if turns > MOST_TURNS:
                 raise NeverQuiet(f"{turns} times in a row the broker moved messages, and none came to a handler.")
-            self._broker.advance(due)
-        else:
-            return
-        if until is not None:
-            self._broker.advance(until)
+            self._place.advance(due)
+
+    def _next(self, until: float | None) -> float | None:
+        """When to look again; None: never."""
+        due = self._place.next_due()
+        if until is None or (due is not None and due <= until):
+            return due
+        return until if self._place.now < until else None
 
     def arrived(self, delivery: Delivery) -> None:
         self._ready.append(delivery)
@@ -91,7 +94,7 @@ class Driver:
     def lost(self, reason: str, retry_in: float) -> None: ...
 
     def failed(self, error: BaseException) -> None:
-        raise error
+        self._escaped = error
 
     def drained(self) -> None: ...
 
@@ -100,7 +103,7 @@ class Driver:
         if self._source is not None:
             self._source.die()
         self._ready.clear()
-        self._source = DirectSource(self._broker, self._publisher)
+        self._source = self._place.hands(self._publisher)
         self._source.start(self._lines, self)
 
     def _work_one(self) -> bool:
@@ -108,6 +111,7 @@ class Driver:
         if source is None or attempts is None:
             return False
         source.poll()
+        self._raise_what_escaped()
         if not self._ready:
             return False
         delivery = self._ready.popleft()

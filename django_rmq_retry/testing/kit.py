@@ -15,17 +15,16 @@ from django_rmq_retry.core.errors import BrokerUnfit
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.stamps import Stamp
 from django_rmq_retry.core.subscription import Intake
-from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.calling import DirectCaller
-from django_rmq_retry.embedded.direct.publishing import DirectPublisher
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.handler import Handler
 from django_rmq_retry.runtime.attempt import Surroundings
 from django_rmq_retry.runtime.events import Events
 from django_rmq_retry.testing.around import Around
 from django_rmq_retry.testing.driving import Driver
-from django_rmq_retry.testing.faults import PUBLISH, Faults, Trouble
+from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, Trouble
+from django_rmq_retry.testing.live import Live
 from django_rmq_retry.testing.looking import Parked, arriving, decoded, parked, taken
+from django_rmq_retry.testing.places import Place, Virtual
 from django_rmq_retry.testing.recording import Recorder, Tried
 
 Named = Handler[Any] | str
@@ -35,15 +34,18 @@ class RmqTest:
     """``with RmqTest() as rmq``: meanwhile everything that is published comes here, and ``rmq.drain()`` handles it.
 
     ``seed`` makes back-off jitter; without it there is none. ``version`` is the RabbitMQ to behave as: 3.10, 4.0, 4.3.
+    With ``url`` it is that broker in real time, and ``patience`` the most seconds that ``drain`` may take.
     """
 
-    def __init__(self, *, seed: int | None = None, version: str = "4.0") -> None:
+    def __init__(
+        self, *, seed: int | None = None, version: str = "4.0", url: str | None = None, patience: float = 60.0
+    ) -> None:
         self._chance: Callable[[], float] = random.Random(seed).random if seed is not None else lambda: 0.0
-        self._broker = DirectBroker(behaviour(version), epoch=time.time())
+        self._place: Place = Live(url, patience=patience) if url else Virtual(behaviour(version), epoch=time.time())
         self._faults = Faults()
         self._sent: list[Message] = []
-        self._recorder = Recorder(lambda: self._broker.now)
-        self._driver = Driver(self._broker, DirectPublisher(self._broker, meddler=self._end_of), self._faults)
+        self._recorder = Recorder(lambda: self._place.now)
+        self._driver = Driver(self._place, self._place.publisher(self._end_of, _forget), self._faults)
         self._recorder.unfinished = self._driver.unfinished
         self._known: Mapping[str, registry.Registration] = {}
         self._intakes: Mapping[str, Intake] = {}
@@ -51,10 +53,9 @@ class RmqTest:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        registry.autodiscover()
-        publisher = DirectPublisher(self._broker, meddler=self._end_of, sent=self._sent.append)
-        self._open.enter_context(wiring.replaced(publisher, self._caller))
-        self._look()
+        with ExitStack() as opening:
+            self._enter(opening)
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -63,7 +64,7 @@ class RmqTest:
     @property
     def now(self) -> float:
         """Seconds that have passed on the virtual clock."""
-        return self._broker.now
+        return self._place.now
 
     @property
     def waits(self) -> list[float]:
@@ -85,7 +86,7 @@ class RmqTest:
         """Let so much time pass, and run what is due by then; return how many attempts."""
         self._look()
         before = len(self._recorder.attempts)
-        self._driver.run(until=self._broker.now + seconds)
+        self._driver.run(until=self._place.now + seconds)
         return len(self._recorder.attempts) - before
 
     def published(self, handler: Named | None = None) -> list[Delivery]:
@@ -113,7 +114,7 @@ class RmqTest:
     def all_parked(self, handler: Named) -> list[Parked]:
         """Every message that was parked by this handler, or out of its queue by the broker."""
         subscription = registry.subscription(_name(handler))
-        found = [parked(delivery, subscription.codec) for delivery in self._broker.lying(subscription.park)]
+        found = [parked(delivery, subscription.codec) for delivery in self._place.lying(subscription.park)]
         queue = subscription.queue.name
         return [one for one in found if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
@@ -123,7 +124,7 @@ class RmqTest:
 
     def messages(self, queue: str) -> list[Delivery]:
         """What lies in a queue that nobody here consumes, as a queue for answers."""
-        return [_read(delivery) for delivery in self._broker.lying(queue)]
+        return [_read(delivery) for delivery in self._place.lying(queue)]
 
     def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
         """Let something go wrong: ``fail_next(charge, BankDown("timeout"), times=2)``.
@@ -135,7 +136,16 @@ class RmqTest:
         self._look()
         if name != PUBLISH and name not in self._known:
             raise ValueError(f"fail_next() takes a handler or {PUBLISH!r}, not {point!r}.")
+        if name != PUBLISH and trouble in {Fault.DUPLICATE, Fault.BROKER} and not self._place.breakable:
+            raise ValueError(f"Only the embedded broker can have {str(trouble)!r} at a handler; leave url=… out.")
         self._faults.add(name, trouble, times=times)
+
+    def _enter(self, opening: ExitStack) -> None:
+        publisher = self._place.publisher(self._end_of, self._sent.append)
+        opening.callback(self._place.close)
+        registry.autodiscover()
+        opening.enter_context(wiring.replaced(publisher, self._caller))
+        self._look()
 
     def _look(self) -> None:
         """Declare and consume what handlers there are; some may have been written since the last look."""
@@ -146,20 +156,20 @@ class RmqTest:
         intakes = registry.intakes()
         self._intakes = {intake.queue.name: intake for intake in intakes}
         for subscription in registry.subscriptions():
-            refusal = carrier_refusal(self._broker.server, subscription.policy.via)
+            refusal = carrier_refusal(self._place.server, subscription.policy.via)
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} A test may ask for version='4.3'.")
-        self._broker.declare(registry.topology())
+        self._place.declare(registry.topology())
         self._driver.employ(intakes, self._surroundings(), prefetch=settings().prefetch)
 
     def _surroundings(self) -> Surroundings:
-        clock = lambda: self._broker.now  # noqa: E731 - asked for at every attempt
+        clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
         now = settings()
         return Surroundings(
             around=Around,
             journal=Events(clock, [self._recorder, Announcer()]),
             clock=clock,
-            today=self._broker.today,
+            today=self._place.today,
             chance=self._chance,
             crash_limit=now.crash_limit,
             reply_to=now.reply_to,
@@ -171,17 +181,21 @@ class RmqTest:
 
     def _caller(self, exclusive: bool) -> Caller:  # noqa: FBT001 - as wiring has it
         if exclusive not in self._callers:
-            self._callers[exclusive] = DirectCaller(
-                self._broker, self._run_until, exclusive=exclusive, meddler=self._end_of, sent=self._sent.append
+            self._callers[exclusive] = self._place.caller(
+                self._run_until, self._end_of, self._sent.append, exclusive=exclusive
             )
         return self._callers[exclusive]
 
     def _run_until(self, enough: Callable[[], bool], seconds: float) -> None:
-        self._driver.run(until=self._broker.now + seconds, enough=enough)
+        self._driver.run(until=self._place.now + seconds, enough=enough)
 
     def _queues(self, message: Message) -> list[str]:
         delayed = Stamp.read(message.headers).queue
-        return [delayed] if delayed else self._broker.takers(message)
+        return [delayed] if delayed else self._place.takers(message)
+
+
+def _forget(_message: Message) -> None:
+    """Retries and answers are nothing that a test has published."""
 
 
 def _read(delivery: Delivery) -> Delivery:

@@ -6,7 +6,7 @@ import pytest
 
 from django_rmq_retry.testing.kit import RmqTest
 
-MARKER = "rmq(seed=None, version='4.0'): what the fixture rmq is made with"
+MARKER = "rmq(seed=None, version='4.0', url=None, patience=60): what the fixture rmq is made with"
 
 
 def pytest_configure(config: pytest.Config) -> None:

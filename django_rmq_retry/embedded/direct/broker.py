@@ -1,5 +1,6 @@
 """One virtual host in this process, with a topology declared in it, and what lies in its queues."""
 
+import threading
 from collections.abc import Callable
 from itertools import count
 
@@ -20,6 +21,8 @@ class DirectBroker:
 
     def __init__(self, behaviour: Behaviour = V4_0, *, epoch: float) -> None:
         names = count(1)
+        self.lock = threading.RLock()
+        """Held while something is published or asked: async code does so from threads of its own."""
         self.clock = Clock(epoch=epoch)
         self.vhost = Vhost("/", self.clock, behaviour, chance=lambda: f"direct-{next(names)}")
         self.server = Server(product="RabbitMQ", version=tuple(map(int, behaviour.version.split("."))))

@@ -30,6 +30,7 @@ class DirectCaller:
         meddler: Meddler = lambda _message: None,
         sent: Callable[[Message], None] = lambda _message: None,
     ) -> None:
+        self._lock = broker.lock
         self._session = broker.vhost.connect()
         self._run_until = run_until
         self._exclusive = exclusive
@@ -42,21 +43,24 @@ class DirectCaller:
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
         """The answer to a message; time is the broker's."""
+        with self._lock:
+            return self._call(message, timeout)
+
+    def close(self) -> None:
+        self._session.close()
+        self._channel = None
+
+    def _call(self, message: Message, timeout: float) -> Delivery:
         name = message.properties.correlation_id or ""
         meddled = self._meddler(message)
         if meddled is not None:
-            sent = meddled is not Outcome.UNSENT
-            raise CallUnanswered(message.routing_key, timeout=0, sent=sent, reason="the test asked for it")
+            raise asked_for(message, meddled)
         self._ask(message)
         self._run_until(lambda: self._has(name), timeout)
         answer = self._answers.pop(name, None)
         if answer is None:
             raise CallUnanswered(message.routing_key, timeout=timeout, sent=True)
         return answer
-
-    def close(self) -> None:
-        self._session.close()
-        self._channel = None
 
     def _ask(self, message: Message) -> None:
         where = message.exchange, message.routing_key
@@ -91,3 +95,9 @@ class DirectCaller:
             if isinstance(event, Deliver):
                 answer = Delivery(queue=self._answers_to, body=event.message.body, raw=event.raw)
                 self._answers[answer.correlation_id or ""] = answer
+
+
+def asked_for(message: Message, end: Outcome) -> CallUnanswered:
+    """How a call fails whose question has an end that a test asked for."""
+    sent = end is not Outcome.UNSENT
+    return CallUnanswered(message.routing_key, timeout=0, sent=sent, reason="the test asked for it")

@@ -27,6 +27,7 @@ class DirectPublisher:
         meddler: Meddler = lambda _message: None,
         sent: Callable[[Message], None] = lambda _message: None,
     ) -> None:
+        self._lock = broker.lock
         self._session = broker.vhost.connect()
         self._meddler = meddler
         self._sent = sent
@@ -34,7 +35,8 @@ class DirectPublisher:
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed, else raise what became of it."""
-        outcome, said = self._end_of(message)
+        with self._lock:
+            outcome, said = self._end_of(message)
         if outcome is not Outcome.CONFIRMED:
             raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
 
@@ -50,7 +52,9 @@ class DirectPublisher:
 
     def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
         """``done`` is called before this returns."""
-        done(*self._end_of(message))
+        with self._lock:
+            end = self._end_of(message)
+        done(*end)
 
     def close(self) -> None:
         self._session.close()

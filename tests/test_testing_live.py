@@ -1,0 +1,136 @@
+"""The same test on the embedded broker and on a real one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import (
+    Delivery,
+    Exchange,
+    Exponential,
+    OneShot,
+    Queue,
+    RetryThenPark,
+    StopTheLine,
+    handler,
+    registry,
+    wiring,
+)
+from django_rmq_retry.core.errors import BrokerUnfit, PublishUnknown
+from django_rmq_retry.testing import NeverQuiet, RmqTest
+from tests.tooling.vhosts import Vhost
+
+
+class BankDown(Exception): ...
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+@pytest.fixture(params=["embedded", "real"])
+def rmq(request: pytest.FixtureRequest) -> Iterator[RmqTest]:
+    url = request.getfixturevalue("broker_url") if request.param == "real" else None
+    with RmqTest(url=url, patience=20) as kit:
+        yield kit
+
+
+def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
+    @handler("payments.charge", policy=RetryThenPark(attempts=3, backoff=Exponential(0.2, factor=2)), name="charge")
+    def charge(_message: Delivery) -> None:
+        raise BankDown("timeout")
+
+    charge.publish({"payment": 7})
+    attempts = rmq.drain()
+    parked = rmq.parked(charge)
+
+    assert attempts == 3
+    assert [round(wait, 1) >= nominal for wait, nominal in zip(rmq.waits, (0.2, 0.4), strict=True)] == [True, True]
+    assert (parked.reason, parked.data) == ("Gave up after 3 attempts: BankDown: timeout", {"payment": 7})
+    assert [one.data for one in rmq.published(charge)] == [{"payment": 7}]
+
+
+def test_a_line_keeps_its_order_and_a_crash_runs_twice(rmq: RmqTest) -> None:
+    done: list[Any] = []
+
+    @handler("ledger.post", policy=StopTheLine(backoff=Exponential(0.1)), name="post")
+    def post(message: Delivery) -> None:
+        done.append(message.data)
+
+    rmq.fail_next(post, BankDown, times=2)
+    rmq.fail_next(post, "crash before ack")
+    for number in (1, 2, 3):
+        post.publish(number)
+    rmq.drain()
+
+    assert done == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_call_is_answered(rmq: RmqTest, exclusive: bool) -> None:
+    quote = handler("rates.quote", policy=OneShot(), name="quote")(lambda message: message.data + 1)
+
+    assert quote.call(1, timeout=10, exclusive=exclusive) == 2
+    assert len(rmq.attempts(quote)) == 1
+
+
+def test_a_lost_confirm_is_unknown_and_the_message_is_handled(rmq: RmqTest) -> None:
+    charge = handler("payments.charge", name="charge")(lambda _message: None)
+    rmq.fail_next("publish", "confirm lost")
+
+    with pytest.raises(PublishUnknown):
+        charge.publish(1)
+    assert rmq.drain() == 1
+
+
+def test_advancing_takes_its_time_and_no_more(rmq: RmqTest) -> None:
+    charge = handler("payments.charge", name="charge")(lambda _message: None)
+    charge.publish(1)
+
+    assert rmq.advance(1) == 1
+    assert rmq.now >= 1
+
+
+def test_what_was_made_on_a_real_broker_is_deleted_again(vhost: Vhost) -> None:
+    main = Exchange("main", "topic")
+    queue = Queue("payments.charge", bindings=[main.bind("charge.#")])
+    charge = handler(queue, name="charge")(lambda _message: None)
+    with RmqTest(url=vhost.url) as kit:
+        charge.publish(1, exchange="main", routing_key="charge.card")
+        kit.drain()
+        another = handler("another", name="another")(lambda _message: None)
+        another.publish(1)
+
+        assert len(kit.published(charge)) == 1
+        assert kit.drain() == 1
+    assert (vhost.queues(), vhost.bindings()) == ({}, set())
+
+
+def test_messages_of_somebody_else_are_not_touched(vhost: Vhost, amqp: BlockingChannel) -> None:
+    handler("mine", name="mine")(lambda _message: None)
+    declared = registry.topology().queues["mine.parked"]
+    amqp.queue_declare("mine.parked", durable=True, arguments=dict(declared.arguments))
+    amqp.basic_publish("", "mine.parked", b"precious")
+    kit = RmqTest(url=vhost.url)
+
+    with pytest.raises(BrokerUnfit, match=r"'mine.parked' on .* holds messages. Give the tests a virtual host"), kit:
+        raise AssertionError("it is not to be entered")
+    assert amqp.queue_declare("mine.parked", passive=True).method.message_count == 1
+    assert vhost.queues().keys() == {"mine.parked"}
+    assert wiring._stand_in is None
+
+
+def test_what_does_not_become_quiet_in_time_says_so(broker_url: str) -> None:
+    post = handler("ledger.post", policy=StopTheLine(backoff=Exponential(30)), name="post")(lambda _message: None)
+    with RmqTest(url=broker_url, patience=0.3) as kit:
+        kit.fail_next(post, BankDown)
+        post.publish(1)
+
+        with pytest.raises(NeverQuiet, match=r"After 0.3 s messages still wait"):
+            kit.drain()
+        with pytest.raises(ValueError, match="Only the embedded broker"):
+            kit.fail_next(post, "duplicate delivery")
