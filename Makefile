@@ -1,6 +1,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+CLIENTS_READY := $(VENV)/.clients-ready
 DOCS_READY := $(VENV)/.docs-ready
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
@@ -25,6 +26,10 @@ $(READY): pyproject.toml
 	$(PIP) --upgrade --editable . --group dev
 	touch $@
 
+$(CLIENTS_READY): $(READY)
+	$(PIP) --group clients
+	touch $@
+
 $(DOCS_READY): $(READY)
 	$(PIP) --group docs
 	touch $@
@@ -32,7 +37,7 @@ $(DOCS_READY): $(READY)
 demo: $(READY)
 	$(PY) testproject/manage.py demo $(ARGS)
 
-test: $(READY) services
+test: $(CLIENTS_READY) services
 	$(PY) -m tests.tooling.lanes --main $(ARGS)
 
 lanes: $(READY) services
