@@ -66,6 +66,16 @@ def test_what_is_published_inside_of_a_transaction_leaves_on_its_commit(
 
 
 @pytest.mark.django_db
+def test_whoever_forgets_to_capture_is_told_so(rmq: RmqTest, charge: Handler[None]) -> None:
+    with transaction.atomic():
+        charge.publish("a")
+    rmq.drain()
+
+    with pytest.raises(AssertionError, match=r"Nothing was published to it.*captureOnCommitCallbacks\(execute=True\)"):
+        rmq.parked(charge)
+
+
+@pytest.mark.django_db
 def test_what_is_rolled_back_never_leaves(
     rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
 ) -> None:

@@ -28,6 +28,10 @@ from django_rmq_retry.testing.places import Place, Virtual
 from django_rmq_retry.testing.recording import Recorder, Tried
 
 Named = Handler[Any] | str
+UNPUBLISHED = (
+    " Nothing was published to it. In a TestCase, what is published inside atomic() leaves only where the test says "
+    "captureOnCommitCallbacks(execute=True)."
+)
 
 
 class RmqTest:
@@ -109,7 +113,10 @@ class RmqTest:
             return found[-1]
         tried = self.attempts(handler)
         last = f"; the last ended with {tried[-1].verdict.kind.value}" if tried else ""
-        raise AssertionError(f"No message of {_name(handler)} is parked. It has made {len(tried)} attempts{last}.")
+        hint = "" if tried or self.published(handler) else UNPUBLISHED
+        raise AssertionError(
+            f"No message of {_name(handler)} is parked. It has made {len(tried)} attempts{last}.{hint}"
+        )
 
     def all_parked(self, handler: Named) -> list[Parked]:
         """Every message that was parked by this handler, or out of its queue by the broker."""
