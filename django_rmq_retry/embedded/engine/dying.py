@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from django_rmq_retry.core.deaths import Death as ForeignDeath
 from django_rmq_retry.core.deaths import deaths as foreign_deaths
-from django_rmq_retry.core.fields import encode_entry, encode_value
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.messages import Death, Message, with_table, without_expiration
@@ -99,20 +98,29 @@ def _table(death: Death) -> bytes:
     """Written by hand: RabbitMQ counts in 64 bits however small the number."""
     pieces = [
         b"\x05countl" + _LONG.pack(death.count),
-        encode_entry("reason", death.reason),
-        encode_entry("queue", death.queue),
+        _entry("reason", death.reason),
+        _entry("queue", death.queue),
         b"\x04timeT" + _STAMP.pack(death.time),
-        encode_entry("exchange", death.exchange),
-        b"\x0crouting-keysA" + _prefixed(b"".join(encode_value(key) for key in death.keys)),
+        _entry("exchange", death.exchange),
+        b"\x0crouting-keysA" + _prefixed(b"".join(_text(key) for key in death.keys)),
     ]
     if death.expiration is not None:
-        pieces.append(encode_entry("original-expiration", death.expiration))
+        pieces.append(_entry("original-expiration", death.expiration))
     return b"".join(pieces)
 
 
 def _marks(names: tuple[str, str, str], death: Death) -> bytes:
     values = (death.queue, death.reason, death.exchange)
-    return b"".join(encode_entry(name, value) for name, value in zip(names, values, strict=True))
+    return b"".join(_entry(name, value) for name, value in zip(names, values, strict=True))
+
+
+def _entry(name: str, value: str) -> bytes:
+    return bytes((len(name),)) + name.encode() + _text(value)
+
+
+def _text(value: str) -> bytes:
+    """Names that are no UTF-8 go out as they came."""
+    return b"S" + _prefixed(value.encode("utf-8", "surrogateescape"))
 
 
 def _prefixed(content: bytes) -> bytes:

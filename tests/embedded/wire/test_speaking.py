@@ -207,6 +207,26 @@ def test_names_that_are_no_text_pass_as_they_are(server: Server) -> None:
     assert declared.queue == b"\xff\xfe"
 
 
+def test_a_message_whose_key_is_no_text_is_dead_lettered_like_any_other(server: Server) -> None:
+    letters = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    place = struct.pack(">IH", 0x3C0028, 0) + b"\x0aamq.fanout\2\xff\xfe\0"
+    with Raw(server.port) as raw:
+        raw.open(channel=1)
+        raw.say(
+            spec.Queue.Declare(queue="dead"),
+            spec.Queue.Declare(queue="q", arguments=letters),
+            spec.Queue.Bind(queue="q", exchange="amq.fanout"),
+            channel=1,
+        )
+        raw.send(framed(1, place), header(0))
+        raw.say(spec.Basic.Get(queue="dead", no_ack=True), channel=1)
+        answers = [raw.method() for _ in range(4)]
+        _, _, payload = raw.frame()
+
+    assert answers[-1].NAME == "Basic.GetOk"
+    assert b"routing-keysA\0\0\0\x07S\0\0\0\2\xff\xfe" in payload
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_a_flow_that_goes_on_is_fine_and_one_that_stops_is_refused(server: Server, active: bool) -> None:
     with Raw(server.port) as raw:
