@@ -14,7 +14,8 @@ from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Policy, RetryThenPark
 from django_rmq_retry.core.subscription import Match, Subscription
 from django_rmq_retry.core.topology import Queue, check_name
-from django_rmq_retry.publishing import adispatch, dispatch, message_of, options_of
+from django_rmq_retry.options import options_of
+from django_rmq_retry.publishing import adispatch, dispatch, message_of
 from django_rmq_retry.replies import acall, call
 
 R = TypeVar("R")

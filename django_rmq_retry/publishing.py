@@ -6,48 +6,23 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from django.db import transaction
 
 from django_rmq_retry import wiring
 from django_rmq_retry.broker.base import ERRORS, Outcome
-from django_rmq_retry.broker.calling import DIRECT
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON, Codec
-from django_rmq_retry.core.deaths import BROKERS_OWN
 from django_rmq_retry.core.errors import ConfigurationError, NotDelayable
-from django_rmq_retry.core.headers import EMPTY, Headers
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.stamps import PREFIX
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.core.topology import milliseconds
+from django_rmq_retry.options import FRAME_MAX, PLAIN, Options, check, checked_headers, encoded, options_of
 
 log = logging.getLogger("django_rmq_retry")
-
-FRAME_MAX = 131_072
-"""What RabbitMQ and pika agree on, unless somebody changed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What one publish says besides its data."""
-
-    headers: Mapping[str, object] | None = None
-    type: str | None = None
-    priority: int | None = None
-    expiration: float | None = None
-    """Seconds after which a message nobody took leaves its queue, for where the queue sends it: the parked queue."""
-    correlation_id: str | None = None
-    message_id: str | None = None
-    reply_to: str | None = None
-    delay: float | None = None
-    """Seconds before which it shall not arrive."""
-
-
-PLAIN = Options()
 
 
 def publish(
@@ -100,8 +75,8 @@ def message_of(
     if subscription is not None:
         exchange, routing_key, options = _addressed(subscription, exchange, routing_key, options)
         codec = subscription.codec
-    headers = _headers(options.headers)
-    _check(options)
+    headers = checked_headers(options.headers)
+    check(options)
     expiration = None if options.expiration is None else milliseconds(options.expiration)
     if options.delay:
         if subscription is None or expiration is not None:
@@ -112,7 +87,7 @@ def message_of(
         )
     properties = Properties(
         content_type=codec.content_type,
-        headers=Headers.of(headers) if headers else EMPTY,
+        headers=encoded(headers),
         delivery_mode=2,
         priority=options.priority,
         correlation_id=options.correlation_id,
@@ -171,36 +146,6 @@ def _after_commit(message: Message, timeout: float | None) -> None:
             extra={"event": "unpublished", "message_id": message.properties.message_id},
         )
         raise
-
-
-def options_of(given: Mapping[str, object]) -> Options:
-    """The options of a publish; one that is not known is refused, not ignored."""
-    unknown = sorted(set(given) - set(Options.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(Options.__dataclass_fields__)
-        raise TypeError(f"publish() does not know {', '.join(unknown)}; it takes {known}.")
-    return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
-
-
-def _headers(headers: Mapping[str, object] | None) -> Mapping[str, object]:
-    for name in headers or ():
-        if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
-            raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
-        if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
-            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
-    return headers or {}
-
-
-def _names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _check(options: Options) -> None:
-    """Refuse what the broker answers by closing the channel, at the cost of everybody else's messages on it."""
-    if options.expiration:
-        check_seconds("expiration=…", options.expiration)
-    if options.reply_to == DIRECT:
-        raise ConfigurationError(f"reply_to={DIRECT!r} works only for who consumes it; use call(…) for an answer.")
 
 
 def _check_writable(message: Message) -> None:

@@ -10,7 +10,8 @@ from django_rmq_retry.core.errors import CallFailed
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.stamps import ANSWER, FAILED
 from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.publishing import PLAIN, Options, message_of
+from django_rmq_retry.options import PLAIN, Options
+from django_rmq_retry.publishing import message_of
 
 
 def call(

@@ -46,6 +46,7 @@ RUNGS = (
     "signals",
     "announcing",
     "wiring",
+    "options",
     "publishing",
     "replies",
     "registry",

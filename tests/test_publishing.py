@@ -23,7 +23,8 @@ from django_rmq_retry.core.errors import (
 )
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.policy import OneShot, RetryThenPark
-from django_rmq_retry.publishing import Options, adispatch, apublish, dispatch, message_of, options_of, publish
+from django_rmq_retry.options import Options, options_of
+from django_rmq_retry.publishing import adispatch, apublish, dispatch, message_of, publish
 from tests.core.made import subscription
 
 

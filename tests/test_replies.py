@@ -21,7 +21,7 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import OneShot
 from django_rmq_retry.core.subscription import Subscription, intakes
 from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.publishing import Options
+from django_rmq_retry.options import Options
 from django_rmq_retry.replies import acall, call
 from django_rmq_retry.runtime.attempt import Attempts, Surroundings
 from django_rmq_retry.runtime.consumer import Consumer, Limits

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -91,15 +90,19 @@ def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel
 def test_publishing_and_calling_have_connections_of_their_own(vhost: Vhost) -> None:
     with pytest.raises(MessageUnsent):
         wiring.publisher().publish(to("k" * 300))
-    wiring.caller()._io.call(wiring.caller()._link.open)
+    caller: Any = wiring.caller()
+    caller._io.call(caller._link.open)
 
     assert wait_until(lambda: named(vhost) == ["call", "publish"])
 
 
-def test_the_broker_without_a_server_is_a_sentence() -> None:
+@pytest.mark.usefixtures("wired")
+def test_the_embedded_broker_that_nobody_runs_is_a_sentence(tmp_path: Path) -> None:
     wiring.close()
-    with override_settings(RMQ_RETRY={"URL": "embedded://"}), pytest.raises(ImproperlyConfigured, match="no server"):
-        wiring.publisher()
+    with override_settings(RMQ_RETRY={"URL": f"embedded://{tmp_path}"}):
+        with pytest.raises(MessageUnsent, match="rmq_broker"):
+            wiring.publisher().publish(to("q"))
+        wiring.close()
 
 
 FORK = """

@@ -119,11 +119,13 @@ class Settler:
                 line.tell(delivery, settlement.tell)
                 return
             log.error(
-                "A copy to %r is not stored (%s%s); the message stays in hand, next try in %.1f s",
+                "A copy of message %r to %r is not stored (%s%s); the message stays in hand, next try in %.1f s.%s",
+                copy.properties.message_id,
                 copy.routing_key,
                 outcome.value,
                 f": {said}" if said else "",
                 pause,
+                " Declare what is missing with `manage.py rmq_declare`." if outcome is Outcome.RETURNED else "",
             )
             longer = min(pause * 2, LONGEST_PAUSE)
             self._io.later(pause, lambda: self._copy_again(delivery, settlement, copy, longer))

@@ -1,5 +1,7 @@
 """What a handler raises to decide against its policy."""
 
+from datetime import timedelta
+
 
 class Overrule(Exception):
     """A handler's own decision about the message in its hand."""
@@ -17,11 +19,12 @@ class Retry(Overrule):
 
     after: float | None = None
 
-    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
-        if after is not None and not 0 <= after < float("inf"):
-            raise ValueError(f"Retry(after=…) takes a number of seconds from 0, not {after!r}.")
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
+            raise ValueError(f"Retry(after=…) takes a number of seconds from 0, or a timedelta, not {after!r}.")
         super().__init__(reason)
-        self.after = after
+        self.after = seconds
 
 
 class Park(Overrule):

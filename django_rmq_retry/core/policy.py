@@ -199,6 +199,8 @@ def check_attempts(attempts: object) -> None:
 
 
 def error_types(name: str, errors: Errors) -> tuple[type[BaseException], ...]:
+    if isinstance(errors, (str, BaseException)):
+        raise ConfigurationError(f"{name} takes exception classes, not {errors!r}.")
     found = (errors,) if isinstance(errors, type) else tuple(errors)
     for error in found:
         if not _is_error_type(error):

@@ -25,6 +25,7 @@ ROOM = 120_000
 
 def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
     """How this verdict is carried out for a delivery that a subscription took; now in milliseconds of the epoch."""
+    verdict = feasible(verdict, delivery, subscription)
     if verdict.kind is Kind.ACK or verdict.kind is Kind.DISCARD:
         return DONE
     if verdict.kind is Kind.HALT:
@@ -38,14 +39,17 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
         return settle(unreadable, delivery, subscription, now=now)
 
 
+def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
+    """The verdict as it can be carried out: headers that fill the frame leave no room to count attempts in."""
+    if verdict.kind is not Kind.RETRY or len(delivery.raw) <= ROOM or not subscription.policy.via.stamps:
+        return verdict
+    said = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
+    return park(Reason.PERMANENT, f"{said}: {verdict.error or verdict.detail}", verdict.error)
+
+
 def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
-    carried = subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
-    if carried.copy is None or len(delivery.raw) <= ROOM:
-        return carried
-    said = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
-    full = park(Reason.PERMANENT, f"{said}: {verdict.error or verdict.detail}", verdict.error)
-    return settle(full, delivery, subscription, now=now)
+    return subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
@@ -83,9 +87,17 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     except UndecodableHeaders:
         readable = False
     if not readable:
-        properties = Properties(delivery_mode=2, headers=Headers.of({**put, **kept}))
+        properties = Properties(delivery_mode=2, message_id=_id(delivery), headers=Headers.of({**put, **kept}))
     body = delivery.body if readable else leading + delivery.body
     return Settlement(tell=Tell.ACK, copy=Message(body=body, exchange="", routing_key=park, properties=properties))
+
+
+def _id(delivery: Delivery) -> str | None:
+    """By which a person finds the message again, where it can be read at all."""
+    try:
+        return delivery.id
+    except UndecodableHeaders:
+        return None
 
 
 def _kept(raw: bytes) -> tuple[dict[str, object], bytes]:

@@ -14,14 +14,14 @@ from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
-from django_rmq_retry.core.settling import ROOM, set_apart, settle, unhandled, waits_on
+from django_rmq_retry.core.settling import ROOM, feasible, set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park, retry
 from django_rmq_retry.runtime.journal import Attempt, Journal
 
-SUSPICIOUS = 2
-"""So often a message may come back before it is tried alone: once is any restart of a broker or a worker."""
+SUSPICIOUS = 3
+"""So often a message may come back before it is tried alone: a worker's orderly stop counts too (before 4.3)."""
 ENCODED = 0x40
 """The flag of the property content-encoding, in the first byte of the properties."""
 
@@ -105,7 +105,7 @@ class Attempts:
         # A line that is halted gives its message back again and again, and never gives it up for that.
         if limit is None or not came_back or subscription.policy.ordered:
             return None
-        said = f"Came back {came_back} times from workers that went away while they held it"
+        said = f"Came back {came_back} times from workers that stopped or went away while they held it"
         if suspects is not None and len(delivery.raw) <= ROOM:
             if came_back < min(SUSPICIOUS, limit):
                 return None
@@ -128,7 +128,7 @@ class Attempts:
                 verdict = park(Reason.UNDECODABLE_BODY, str(undecodable), ErrorNote.of(undecodable))
             except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
                 error = raised
-                verdict = self._judge(subscription, delivery, raised)
+                verdict = feasible(self._judge(subscription, delivery, raised), delivery, subscription)
             self._note(delivery, verdict, subscription, began, error=error)
         settlement = DONE if error is None else settle(verdict, delivery, subscription, now=self._out.today())
         if answer is None and not subscription.policy.answers:

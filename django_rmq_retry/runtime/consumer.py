@@ -55,7 +55,7 @@ class Consumer:
         limits: Limits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
     ) -> None:
-        self._lines = tuple(line for intake in intakes for line in _lines(intake, prefetch))
+        self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
         self._source = source
         self._attempts = attempts
         self._limits = limits
@@ -212,7 +212,8 @@ class Consumer:
         return self._code
 
 
-def _lines(intake: Intake, prefetch: int) -> list[Line]:
+def lines_of(intake: Intake, prefetch: int) -> list[Line]:
+    """What is consumed for the handlers of one queue."""
     work = Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
     # One suspect at a time: when it takes its worker along, no other message is charged with it.
     return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1)]

@@ -8,6 +8,7 @@ from django_rmq_retry.broker.base import Line, Publisher, Server
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from django_rmq_retry.runtime.consumer import lines_of
 from django_rmq_retry.testing.faults import Fault, Faults
 from django_rmq_retry.testing.places import Hands, Place
 from django_rmq_retry.testing.recording import Key, Tried
@@ -40,7 +41,7 @@ class Driver:
         """Consume these queues from now on."""
         meddled = [replace(intake, subscriptions=tuple(map(self._meddled, intake.subscriptions))) for intake in intakes]
         self._attempts = Attempts(meddled, surroundings)
-        self._lines = tuple(line for intake in intakes for line in _lines(intake, prefetch))
+        self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
         if self._source is not None:
             self._restart()
 
@@ -179,12 +180,6 @@ class Patience:
                 f"{tried.at:g} s, and there is no end: {tried.verdict.kind.value}, {tried.verdict.error}. "
                 "Let it succeed or be parked, give drain() a higher limit, or run only for a while with advance(…)."
             )
-
-
-def _lines(intake: Intake, prefetch: int) -> list[Line]:
-    """As the consumer has them."""
-    work = Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
-    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1)]
 
 
 def _is_the_tests(error: BaseException) -> bool:

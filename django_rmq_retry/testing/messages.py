@@ -6,8 +6,8 @@ from django_rmq_retry.core.codec import JSON
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.properties import encode_properties
 from django_rmq_retry.handler import Handler
+from django_rmq_retry.options import options_of
 from django_rmq_retry.publishing import message_of as published
-from django_rmq_retry.publishing import options_of
 
 
 def message_of(

@@ -1,6 +1,8 @@
 """What a handler raises to decide against its policy."""
 
 import math
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,13 @@ def test_a_retry_keeps_its_delay() -> None:
     assert Retry("busy").after is None
 
 
-@pytest.mark.parametrize("after", [-1, -0.001, math.inf, math.nan])
-def test_a_delay_that_is_no_time_is_refused(after: float) -> None:
-    with pytest.raises(ValueError, match=r"Retry\(after=…\) takes a number of seconds from 0, not "):
+def test_a_delay_may_be_a_timedelta() -> None:
+    assert Retry(after=timedelta(minutes=2)).after == 120
+
+
+@pytest.mark.parametrize("after", [-1, -0.001, math.inf, math.nan, "5", timedelta(seconds=-1)])
+def test_a_delay_that_is_no_time_is_refused(after: Any) -> None:
+    with pytest.raises(ValueError, match=r"Retry\(after=…\) takes a number of seconds from 0, or a timedelta, not "):
         Retry(after=after)
 
 

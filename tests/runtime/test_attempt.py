@@ -221,17 +221,17 @@ def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
     assert bench.book.notes[0].subscription is None
 
 
-@pytest.mark.parametrize(("redelivered", "count"), [(True, 1), (False, 50), (True, "many")])
-def test_a_message_that_came_back_once_is_handled(redelivered: bool, count: object) -> None:
+@pytest.mark.parametrize(("redelivered", "count"), [(True, 2), (False, 50), (True, "many")])
+def test_a_message_that_came_back_twice_is_handled(redelivered: bool, count: object) -> None:
     bench = Bench()
 
     assert bench.settle(delivery(redelivered=redelivered, headers={"x-delivery-count": count})) is DONE
     assert "run" in bench.log
 
 
-def test_a_message_that_came_back_twice_is_tried_alone_next() -> None:
+def test_a_message_that_came_back_three_times_is_tried_alone_next() -> None:
     bench = Bench()
-    arrival = delivery(redelivered=True, headers={"x-delivery-count": 2, "rmq-retry-attempts": 3, "own": "kept"})
+    arrival = delivery(redelivered=True, headers={"x-delivery-count": 3, "rmq-retry-attempts": 3, "own": "kept"})
     copy = copy_in(bench.settle(arrival))
 
     assert (copy.exchange, copy.routing_key) == ("", "payments.suspects")
@@ -288,6 +288,15 @@ def test_returns_that_are_native_retries_are_no_crashes() -> None:
     assert seventh.tell is Tell.COUNTED_REQUEUE
     assert reason_in(eighth) == "retries exhausted"
     assert reason_in(bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 12}))) == "stopped its worker"
+
+
+def test_what_is_noted_is_what_becomes_of_a_message_without_room_for_a_count() -> None:
+    bench = Bench(act=raising(Broken("no bank")))
+    full = delivery(headers={"baggage": "x" * 125_000}, message_id="m-1")
+    copy = copy_in(bench.settle(full))
+
+    assert bench.verdicts == [(Kind.PARK, Reason.PERMANENT)]
+    assert (copy.routing_key, copy.properties.message_id) == ("payments.parked", "m-1")
 
 
 def test_a_hop_on_the_way_to_a_long_delay_is_no_attempt() -> None:

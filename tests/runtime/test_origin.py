@@ -4,7 +4,8 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settling import settle
 from django_rmq_retry.core.subscription import Match
 from django_rmq_retry.core.verdict import retry
-from django_rmq_retry.publishing import Options, message_of
+from django_rmq_retry.options import Options
+from django_rmq_retry.publishing import message_of
 from tests.core.made import delivery
 from tests.runtime.test_attempt import Bench
 

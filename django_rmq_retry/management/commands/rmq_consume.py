@@ -23,6 +23,9 @@ from django_rmq_retry.management.starting import Start
 log = logging.getLogger("django_rmq_retry")
 
 
+MOST_PREFETCH = 65_535
+
+
 class Command(RmqCommand):
     help = "Take messages from the project's queues and run their handlers, until told to stop."
     examples = (
@@ -37,7 +40,7 @@ class Command(RmqCommand):
         add("queues", nargs="*", metavar="QUEUE", help="the queues to consume; by default all that have a handler")
         add("--threads", type=whole, metavar="N", help="handlers that run at once in a process")
         add("--processes", type=whole, metavar="N", default=1, help="processes, each with threads of its own")
-        add("--prefetch", type=whole, metavar="N", help="messages of one queue that a process has in hand at once")
+        add("--prefetch", type=prefetch, metavar="N", help="messages of one queue that a process has in hand at once")
         add("--burst", action="store_true", help="end when all queues are empty")
         add("--max-messages", type=whole, metavar="N", help="end a process after so many messages")
         add("--max-runtime", type=seconds, metavar="S", help="end a process after so many seconds")
@@ -112,6 +115,14 @@ def whole(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"takes 1 or more, not {number}")
+    return number
+
+
+def prefetch(text: str) -> int:
+    """An argument: what AMQP can say of a prefetch."""
+    number = whole(text)
+    if number > MOST_PREFETCH:
+        raise argparse.ArgumentTypeError(f"takes 1 to {MOST_PREFETCH}, not {number}")
     return number
 
 

@@ -11,12 +11,13 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import registry
 from django_rmq_retry.core.codec import JSON, Raw
-from django_rmq_retry.core.errors import ConfigurationError, MessageUnsent, UndecodableBody
+from django_rmq_retry.core.errors import ConfigurationError, HeadersTooLarge, MessageUnsent, UndecodableBody
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.management.base import Exit, RmqCommand, add_json, check_known
 from django_rmq_retry.management.base import Options as Given
-from django_rmq_retry.publishing import Options, dispatch, message_of
+from django_rmq_retry.options import Options
+from django_rmq_retry.publishing import dispatch, message_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -28,7 +29,7 @@ class Command(RmqCommand):
     help = "Publish one message and wait until the broker has confirmed it; print its id."
     examples = (
         "rmq_publish --handler payments.handlers.charge payment.json",
-        "echo '{\"payment\": 7}' | manage.py rmq_publish --queue payments.charge --header tenant=acme",
+        "rmq_publish --queue payments.charge --header tenant=acme <<< '{\"payment\": 7}'",
         "rmq_publish --exchange photos --routing-key photo.new --raw --content-type image/png cat.png",
     )
 
@@ -58,7 +59,7 @@ class Command(RmqCommand):
             log.setLevel(logging.ERROR)
         try:
             message = self._message(self._body(options["file"]), options)
-        except ConfigurationError as error:
+        except (ConfigurationError, HeadersTooLarge) as error:
             raise CommandError(str(error), returncode=Exit.USAGE) from error
         try:
             name = dispatch(message, timeout=options["timeout"], at_once=True)
