@@ -36,7 +36,7 @@ def _access(access: Access) -> Iterable[CheckMessage]:
     if access.embedded:
         yield warning(
             "W024",
-            "The broker is embedded://, which lives and dies with its process: no message survives it.",
+            "The broker is embedded://, which holds its messages in memory: none survives it.",
             hint="Set RMQ_RETRY['URL'] to a RabbitMQ, as amqps://user:password@host/vhost.",
         )
         return
