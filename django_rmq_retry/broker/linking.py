@@ -23,7 +23,7 @@ log = logging.getLogger("django_rmq_retry")
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530
-MOST_REFUSALS = 8
+MOST_REFUSALS = 5
 """So often in a row a virtual host may be missing that was there before: somebody deleted it."""
 HEALTHY = 5.0
 """A session of so many seconds counts as a good one."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 STEP = 0.02
 
 
-def wait_until(predicate: Callable[[], T], timeout: float = 10.0, *, what: str = "", step: float = STEP) -> T:
+def wait_until(predicate: Callable[[], T], timeout: float = 30.0, *, what: str = "", step: float = STEP) -> T:
     """Ask until the answer is true, and give that answer; an AssertionError after the deadline."""
     deadline = monotonic() + timeout
     pause = Event()
