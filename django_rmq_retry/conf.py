@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,11 @@ from django_rmq_retry.embedded import locating
 
 NAME = "RMQ_RETRY"
 LOOPBACK = "127.0.0.1"
+MASKED = (
+    *("card.pan", "*.pan", "*.cvv", "*.cvc", "*.iban", "*.card_number", "*.password", "*.secret", "*.token"),
+    *("*.authorization", "*.api_key", "*.pin"),
+)
+"""What nobody reads by accident: a path's last part is the name of a field, and * stands for any depth."""
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
@@ -50,15 +55,40 @@ class Settings:
     topology: tuple[Exchange | Queue, ...] = ()
     """Exchanges and queues that are declared besides those of the handlers."""
     management_url: Secret | None = None
+    records: bool = True
+    """Whether consumers take parked messages into the database."""
+    parked_queues: tuple[str, ...] = ()
+    """Parked queues of others, besides those of the handlers."""
+    deploy: str | Callable[[], str] = ""
+    """The version of the project, noted with every failed attempt."""
+    mask: tuple[str, ...] = MASKED
+    """What of bodies and headers is hidden from whoever may not see it, as paths."""
+    editable: Mapping[str, bool] = field(default_factory=dict)
+    """Which types of messages may be edited, by pattern; none by default."""
+    cutoff: float | None = None
+    """The age above which a message is left out of requeues unless an operator includes it."""
+    can: Callable[[object, str, object], bool | str] | None = None
+    """The project's own say: (user, verb, message) -> whether, or why not."""
+    plain_words: Mapping[str, str] = field(default_factory=dict)
+    """What an error means for people who read no code, by its class name."""
+    contact: str = ""
+    """Whom to ask for a permission."""
+    environment: str = ""
+    """Shown on every page of the admin, such as PRODUCTION."""
+    attempt_days: int = 30
+    resolved_days: int = 90
+    audit_days: int = 2557
 
-    def access(self) -> Access:
-        """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be."""
+    def access(self, *, port_of: Callable[[Path], int] = locating.port_of) -> Access:
+        """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be.
+
+        The embedded broker has another port after each start; `port_of` is asked for the one of its folder.
+        """
         found = self.address()
         if not found.embedded:
             return found
         folder = self.folder()
-        # The embedded broker has another port after each start.
-        return replace(found, source=lambda: replace(found, hosts=(Host(LOOPBACK, locating.port_of(folder)),)))
+        return replace(found, source=lambda: replace(found, hosts=(Host(LOOPBACK, port_of(folder)),)))
 
     def folder(self) -> Path:
         """Where the processes of the project find their embedded broker."""
@@ -98,6 +128,19 @@ KEYS: Mapping[str, reading.Reader] = {
     "REPLY_TO": reading.patterns,
     "TOPOLOGY": reading.topology,
     "MANAGEMENT_URL": reading.management,
+    "RECORDS": reading.yes_or_no,
+    "PARKED_QUEUES": reading.patterns,
+    "DEPLOY": reading.text_or_function,
+    "MASK": reading.patterns,
+    "EDITABLE": reading.switches,
+    "CUTOFF": reading.seconds,
+    "CAN": reading.function,
+    "PLAIN_WORDS": reading.texts,
+    "CONTACT": reading.text,
+    "ENVIRONMENT": reading.text,
+    "ATTEMPT_DAYS": reading.whole(1, 36500),
+    "RESOLVED_DAYS": reading.whole(1, 36500),
+    "AUDIT_DAYS": reading.whole(1, 36500),
 }
 
 

@@ -12,7 +12,7 @@ from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Policy, RetryThenPark
-from django_rmq_retry.core.subscription import Match, Subscription
+from django_rmq_retry.core.subscription import Fingerprint, Keys, Match, Subscription
 from django_rmq_retry.core.topology import Queue, check_name
 from django_rmq_retry.options import options_of
 from django_rmq_retry.publishing import adispatch, dispatch, message_of
@@ -103,22 +103,28 @@ def handler(
     routing_key: str | None = None,
     headers: Mapping[str, object] | None = None,
     codec: Codec = JSON,
+    keys: Keys | None = None,
+    fingerprint: Fingerprint | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[[Any], R]], Handler[R]]:
     """Make a function the handler of a queue: ``@handler("payments.charge", policy=RetryThenPark(attempts=5))``.
 
     The function takes the message. It may be ``async def``. With ``type``, ``routing_key`` or ``headers`` it takes only
     such messages of its queue; ``routing_key`` may hold ``*`` for one word and ``#`` for any number. What its policy
-    gives up goes to the queue ``park``, by default the queue's own name with ``.parked``.
+    gives up goes to the queue ``park``, by default the queue's own name with ``.parked``; people find it there by its
+    ``keys``: ``keys=lambda message: f"payment:{message.data['payment']}"``. Failures that have one cause are one group;
+    ``fingerprint=lambda message, error: …`` names the group itself.
     """
     _check_queue(queue)
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigurationError(f"A handler's policy is a value such as RetryThenPark(attempts=5), not {policy!r}.")
+    _check_functions(keys=keys, fingerprint=fingerprint)
+    written = {"queue": queue, "policy": policy, "park": park, "codec": codec, "keys": keys, "fingerprint": fingerprint}
     match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
 
     def decorate(function: Callable[[Any], R]) -> Handler[R]:
         plain = function.__wrapped__ if isinstance(function, Handler) else function
-        registration = _registration(plain, name, queue=queue, policy=policy, park=park, match=match, codec=codec)
+        registration = _registration(plain, name, match=match, **written)
         registry.register(registration)
         return Handler(plain, registration.name)
 
@@ -167,6 +173,12 @@ def _check_queue(queue: object) -> None:
     check_name("queue", queue)
 
 
+def _check_functions(**options: object) -> None:
+    for name, option in options.items():
+        if option is not None and not callable(option):
+            raise ConfigurationError(f"A handler's {name} is a function, such as lambda message: …, not {option!r}.")
+
+
 def _check_function(function: object) -> None:
     said = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function) or not callable(function) or not hasattr(function, "__qualname__"):
@@ -179,4 +191,7 @@ def _check_function(function: object) -> None:
         problem = f"Handler {said}{inspect.signature(function)} must take one argument, the message, and no other."
     else:
         return
-    raise ConfigurationError(f"{problem} A method cannot be a handler; write a function:\n{EXAMPLE}")
+    owner = said.rpartition(".")[0]
+    if owner and not owner.endswith("<locals>"):
+        raise ConfigurationError(f"{problem} A method cannot be a handler; write a function:\n{EXAMPLE}")
+    raise ConfigurationError(f"{problem} Write it so:\n{EXAMPLE}")

@@ -3,7 +3,6 @@
 For commands. It runs an event loop on the caller's thread and reconnects after a refusal that cost the connection.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +16,8 @@ from django_rmq_retry.broker.address import Access, Host
 from django_rmq_retry.broker.base import Server
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.dialing import parameters
-from django_rmq_retry.broker.linking import _refusal, _root, _words
+from django_rmq_retry.broker.ending import cause_of, refusal_in, words_of
+from django_rmq_retry.broker.hushing import hush, speak
 from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
 from django_rmq_retry.core.errors import BrokerRefused
 
@@ -38,22 +38,20 @@ class Session:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._ends: dict[object, BaseException] = {}
-        self._level = logging.NOTSET
 
     def __enter__(self) -> Self:
         # A refusal is an answer here; pika would log each one as a warning, and a lost connection with its traceback.
-        self._level = logging.getLogger("pika").level
-        logging.getLogger("pika").setLevel(logging.CRITICAL)
+        hush()
         try:
             self._connection = self._open()
         except BaseException:
-            logging.getLogger("pika").setLevel(self._level)
+            speak()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._drop()
-        logging.getLogger("pika").setLevel(self._level)
+        speak()
 
     @property
     def server(self) -> Server:
@@ -113,7 +111,7 @@ class Session:
                 self._drop()
             if isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker)):
                 raise Refusal(error.reply_code, error.reply_text)
-            raise BrokerUnreachable(self.access.shown, _words(error))
+            raise BrokerUnreachable(self.access.shown, words_of(error))
 
     def _open(self) -> Connection:
         trouble: list[str] = []
@@ -121,11 +119,11 @@ class Session:
             found = self._dial(host)
             if isinstance(found, Connection):
                 return found
-            cause = _root(found)
-            refusal = _refusal(cause)
+            cause = cause_of(found)
+            refusal = refusal_in(cause)
             if refusal:
                 raise BrokerRefused(self.access.shown, refusal)
-            trouble.append(f"{host}: {_words(cause)}")
+            trouble.append(f"{host}: {words_of(cause)}")
         raise BrokerUnreachable(self.access.shown, "; ".join(trouble))
 
     def _dial(self, host: Host) -> Connection | BaseException:

@@ -10,9 +10,11 @@ from django_rmq_retry.broker.base import Line, Publisher, Receiver
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.linking import Link
+from django_rmq_retry.broker.looking import Look
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.settling import Settler
-from django_rmq_retry.core.errors import QueueUnusable
+from django_rmq_retry.broker.wording import Named
+from django_rmq_retry.core.errors import QueueUnusable, TopologyMissing
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 
@@ -30,8 +32,10 @@ ACCESS_REFUSED, NOT_FOUND = 403, 404
 class PikaSource:
     """Consumes over one connection with a channel for each queue; publishes copies over the publisher's own."""
 
-    def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
+    def __init__(self, io: IoThread, access: Access, publisher: Publisher, *, needs: Iterable[Named] = ()) -> None:
         self._io = io
+        self._needs = tuple(needs)
+        """What must be there before anything is consumed; asked for once, for what vanishes later may come back."""
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._settler = Settler(io, publisher, again=self._again, renew=self._renew, remember=self._remember)
         self._lines: dict[str, OpenLine] = {}
@@ -111,6 +115,19 @@ class PikaSource:
     def _opened(self, connection: Connection) -> None:
         if self._receiver is not None:
             self._receiver.connected(connection.server)
+        if self._needs:
+            Look(connection, self._needs, self._looked)
+        else:
+            self._open_lines()
+
+    def _looked(self, missing: list[str]) -> None:
+        if missing:
+            self._failed(TopologyMissing(missing))
+            return
+        self._needs = ()
+        self._open_lines()
+
+    def _open_lines(self) -> None:
         for line in self._wanted:
             self._open_line(line)
 
@@ -155,6 +172,8 @@ class PikaSource:
     def _stop(self) -> None:
         if not self._quiet:
             self._quiesce()
+        # What was confirmed a moment ago is to be acknowledged before its channel closes, or it comes again.
+        self._settler.flush()
         if self._settler.copying and self._link.connection is not None:
             self._io.later(LOOK, self._stop)
             return
@@ -169,6 +188,9 @@ class PikaSource:
 
     def _look(self, told: Callable[[bool], None]) -> None:
         lines = list(self._lines.values())
+        if not self._wanted:
+            told(True)  # noqa: FBT003 - the answer
+            return
         if len(lines) < len(self._wanted) or not all(line.open for line in lines):
             told(False)  # noqa: FBT003 - the answer
             return

@@ -1,28 +1,17 @@
 """A connection that comes back: it dials the hosts in turn and waits longer each time, until a session was good."""
 
-import logging
 import random
 import time
 from collections.abc import Callable
 
-from pika.exceptions import (
-    AMQPConnectionError,
-    ConnectionClosedByBroker,
-    IncompatibleProtocolError,
-    ProbableAccessDeniedError,
-    ProbableAuthenticationError,
-)
-
 from django_rmq_retry.broker.address import Access, Host
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.dialing import parameters
+from django_rmq_retry.broker.ending import cause_of, denied, refusal_in, words_of
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.core.errors import BrokerRefused, ConfigurationError
 
-log = logging.getLogger("django_rmq_retry")
-
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 MOST_REFUSALS = 5
 """So often in a row a virtual host may be missing that was there before: somebody deleted it."""
 HEALTHY = 5.0
@@ -108,17 +97,17 @@ class Link:
             self._ended()
             return
         self._dialled = None
-        cause = _root(error)
+        cause = cause_of(error)
         # An embedded broker that has run before may be started again.
         if isinstance(cause, ConfigurationError) and not (self._ever and self._access.embedded):
             self._give_up(cause)
             return
-        refusal = _refusal(cause)
-        self._missing = self._missing + 1 if _denied(cause) else 0
+        refusal = refusal_in(cause)
+        self._missing = self._missing + 1 if denied(cause) else 0
         if refusal and (not self._ever or self._missing >= MOST_REFUSALS):
             self._give_up(BrokerRefused(self._access.shown, refusal))
             return
-        self._again(refusal or _words(cause))
+        self._again(refusal or words_of(cause))
 
     def _give_up(self, error: BaseException) -> None:
         self._wanted = False
@@ -133,7 +122,7 @@ class Link:
             return
         if time.monotonic() - self._since >= HEALTHY:
             self._wait = FIRST_WAIT
-        self._again(_words(reason))
+        self._again(words_of(reason))
 
     def _ended(self) -> None:
         closed, self._closed_cb = self._closed_cb, None
@@ -144,42 +133,3 @@ class Link:
         wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
         self._lost(reason, wait)
         self._io.later(wait, self._dial)
-
-
-def _root(error: object) -> object:
-    """What lies under the exceptions in which pika wraps the end of a connection attempt."""
-    while True:
-        inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
-        if isinstance(inner, (list, tuple)):
-            inner = inner[-1] if inner else None
-        if inner is None and isinstance(error, AMQPConnectionError) and error.args:
-            inner = error.args[0] if isinstance(error.args[0], BaseException) else None
-        if inner is None:
-            return error
-        error = inner
-
-
-def _refusal(error: object) -> str:
-    """What no waiting mends: wrong credentials, no such virtual host, not an AMQP server."""
-    if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
-        return "it refused the user name or password"
-    if _denied(error):
-        return "the virtual host does not exist, or this user may not use it"
-    if isinstance(error, IncompatibleProtocolError):
-        return "what answers there does not speak AMQP 0-9-1"
-    return ""
-
-
-def _denied(error: object) -> bool:
-    return isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED
-
-
-def _code(error: object) -> int:
-    return error.reply_code if isinstance(error, ConnectionClosedByBroker) else 0
-
-
-def _words(error: object) -> str:
-    if isinstance(error, ConnectionClosedByBroker):
-        return f"{error.reply_code} {error.reply_text}"
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

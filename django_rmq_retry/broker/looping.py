@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pika.adapters.select_connection import IOLoop
 
+from django_rmq_retry.broker.hushing import hush, speak
+
 if TYPE_CHECKING:
     from pika.adapters.select_connection import _Timeout as Timer
 
@@ -95,6 +97,7 @@ class IoThread:
             self._woken = True
 
     def _run(self) -> None:
+        hush()
         try:
             self.loop.start()
         except BaseException as error:
@@ -104,3 +107,4 @@ class IoThread:
             for call in self._ending:
                 call()
             self.loop.close()
+            speak()

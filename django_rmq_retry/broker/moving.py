@@ -1,5 +1,6 @@
 """Moves messages from queue to queue: each is copied, confirmed, only then acked. Killed anywhere, it loses none."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from django_rmq_retry.core.stamps import PREFIX, Stamp
 WINDOW = 200
 """How many copies may be unconfirmed at once."""
 EXPIRATION = PREFIX + "expiration"
+_MILLISECONDS = re.compile(r"[0-9]{1,12}")
 Change = Callable[[bytes], bytes]
 Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
@@ -140,7 +142,7 @@ def _leaving(raw: bytes, queue: str, *, keep: dict[str, object]) -> bytes:
         counted = rejections(properties.headers, queue)
         if counted:
             put[PREFIX + "attempts"] = Stamp.read(properties.headers).attempts + counted
-        headers = properties.headers.replacing(drop=BROKERS_OWN | put.keys(), put=put)
+        headers = properties.headers.replacing(drop=BROKERS_OWN | {EXPIRATION} | put.keys(), put=put)
     except UndecodableHeaders:
         return raw
     expiration = None if keep else properties.expiration
@@ -157,4 +159,6 @@ def back(raw: bytes) -> bytes:
         headers = properties.headers.replacing(drop={EXPIRATION}, put={})
     except UndecodableHeaders:
         return raw
-    return encode_properties(replace(properties, expiration=str(expiration), headers=headers))
+    # What a sender wrote there the broker might refuse, and then nothing could be moved any more.
+    known = expiration if isinstance(expiration, str) and _MILLISECONDS.fullmatch(expiration) else properties.expiration
+    return encode_properties(replace(properties, expiration=known, headers=headers))

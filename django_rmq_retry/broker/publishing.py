@@ -65,8 +65,11 @@ class PikaPublisher:
         return batch.confirmed
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        """Hand over and go on; ``done`` is called on the I/O thread."""
-        self._hand_over(message, done, timeout)
+        """Hand over and go on; ``done`` is called on the I/O thread, at once where the message cannot be written."""
+        try:
+            self._hand_over(message, done, timeout)
+        except Exception as error:  # noqa: BLE001 - whoever hands over may be the I/O thread, which must not end of it
+            done(Outcome.UNSENT, f"it cannot be written: {error}")
 
     def close(self) -> None:
         """Close the connection; what is not confirmed by then ends as unknown."""

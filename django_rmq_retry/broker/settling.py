@@ -45,7 +45,7 @@ class Settler:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         self._handed.append((delivery, settlement))
-        self._io.call(self._flush)
+        self._io.call(self.flush)
 
     def stop(self) -> None:
         """Hold nothing any longer: what waits in hand goes back, and its next attempt is somebody else's."""
@@ -55,8 +55,8 @@ class Settler:
             self._io.cancel(timer)
             self._give_back(delivery)
 
-    def _flush(self) -> None:
-        """Everything handed over since the last turn; plain acks of one channel leave in one write."""
+    def flush(self) -> None:
+        """Carry out everything handed over since the last turn; plain acks of one channel leave in one write."""
         acks: dict[OpenLine, list[Delivery]] = {}
         handed = self._handed
         while handed:
@@ -114,6 +114,10 @@ class Settler:
             self.copying -= 1
             line = _line(delivery)
             if not line.open:
+                return
+            if outcome is Outcome.CONFIRMED and settlement.tell is Tell.ACK:
+                # Confirms come many at a time: their acks leave as one, in a moment.
+                self.settle(delivery, DONE)
                 return
             if outcome is Outcome.CONFIRMED:
                 line.tell(delivery, settlement.tell)

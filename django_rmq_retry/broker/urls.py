@@ -78,6 +78,8 @@ def read_url(url: Secret) -> Url:
 
 
 def _read(url: str) -> Url:
+    if not url:
+        raise ConfigurationError(f"The broker's URL is empty. {HOW}, or embedded:// for the broker without a server.")
     if re.search(r"\s", url):
         raise ConfigurationError(f"The broker's URL contains a space or a line break. {HOW}.")
     scheme, mark, rest = url.partition("://")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
@@ -43,6 +44,8 @@ class Death:
     count: int
     exchange: str = ""
     keys: tuple[str, ...] = ()
+    at: int = 0
+    """When it first did, in milliseconds of the epoch; brokers tell it by the second."""
 
 
 def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) -> dict[str, object]:
@@ -107,10 +110,12 @@ def _death(entry: object) -> Death | None:
     # No broker counts below 0: a forged one would buy attempts without end.
     if not isinstance(queue, str) or not isinstance(reason, str) or type(count) is not int or count < 0:
         return None
+    time = entry.get("time")
     return Death(
         queue=queue,
         reason=reason,
         count=count,
         exchange=str(entry.get("exchange", "")),
         keys=tuple(str(key) for key in keys) if isinstance(keys, list) else (),
+        at=int(time.timestamp() * 1000) if isinstance(time, datetime) else 0,
     )

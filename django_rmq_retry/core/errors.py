@@ -1,6 +1,6 @@
 """The exceptions of the product; each carries its facts as attributes and says them in a sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class RmqRetryError(Exception):
@@ -128,6 +128,17 @@ class QueueUnusable(RmqRetryError):
         self.queue = queue
         self.reason = reason
         super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")
+
+
+class TopologyMissing(RmqRetryError):
+    """Queues or exchanges without which a message could not be taken, retried or parked."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(
+            f"What the handlers need is missing on the broker: {', '.join(self.names)}. No message was taken. "
+            "Declare it with `manage.py rmq_declare`."
+        )
 
 
 class CallUnanswered(RmqRetryError, TimeoutError):

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
+from django_rmq_retry.core.encoding import encode_entry
 from django_rmq_retry.core.errors import UndecodableHeaders
-from django_rmq_retry.core.fields import decode_key, decode_value, encode_entry, entries, shown
+from django_rmq_retry.core.fields import FALLIBLE, check_value, decode_key, decode_value, entries, shown
 
 
 class Headers(Mapping[str, object]):
@@ -14,13 +15,14 @@ class Headers(Mapping[str, object]):
     not UTF-8 is listed with surrogate escapes, so that it can be dropped or kept like any other.
     """
 
-    __slots__ = ("_known", "raw")
+    __slots__ = ("_doubtful", "_known", "raw")
 
     raw: bytes
 
     def __init__(self, raw: bytes = b"") -> None:
         self.raw = raw
-        self._known: dict[str, tuple[int, int]] | None = _cut(raw)
+        self._known: dict[str, tuple[int, int]] | None
+        self._known, self._doubtful = _cut(raw)
 
     @classmethod
     def _sound(cls, raw: bytes) -> "Headers":
@@ -33,7 +35,7 @@ class Headers(Mapping[str, object]):
     @property
     def _spans(self) -> dict[str, tuple[int, int]]:
         if self._known is None:
-            self._known = _cut(self.raw)
+            self._known, self._doubtful = _cut(self.raw)
         return self._known
 
     @classmethod
@@ -73,28 +75,36 @@ class Headers(Mapping[str, object]):
 
     def replacing(self, *, drop: Collection[str] = (), put: Mapping[str, object] | None = None) -> "Headers":
         """Return headers without `drop` and with `put` at the end; every other entry keeps its bytes and its place."""
-        gone = _encoded(frozenset(drop)) | _encoded(frozenset(put or ()))
-        pieces = [
-            self.raw[start:stop] for key, start, _, stop in entries(self.raw, 0, len(self.raw)) if key not in gone
-        ]
+        raw = self.raw
+        pieces = []
+        if raw:
+            gone = _encoded(frozenset(drop)) | _encoded(frozenset(put or ()))
+            pieces = [raw[start:stop] for key, start, _, stop in entries(raw, 0, len(raw)) if key not in gone]
         pieces += [encode_entry(key, value) for key, value in (put or {}).items()]
-        raw = b"".join(pieces)
-        return self if raw == self.raw else self._sound(raw)
+        made = b"".join(pieces)
+        return self if made == raw else self._sound(made)
 
     def check(self) -> None:
-        """Decode everything, and raise UndecodableHeaders naming the first header that cannot be."""
-        for key, _, value_at, stop in entries(self.raw, 0, len(self.raw)):
+        """Raise UndecodableHeaders naming the first header that cannot be decoded, if there is one."""
+        if self._known is None:
+            self._known, self._doubtful = _cut(self.raw)
+        for key, value_at, stop in self._doubtful:
             decode_key(key)
             try:
-                decode_value(self.raw, value_at, stop)
+                check_value(self.raw, value_at, stop)
             except UndecodableHeaders as error:
                 raise UndecodableHeaders(error.problem, header=shown(key)) from None
 
 
-def _cut(raw: bytes) -> dict[str, tuple[int, int]]:
-    return {
-        key.decode("utf-8", "surrogateescape"): (value_at, stop) for key, _, value_at, stop in entries(raw, 0, len(raw))
-    }
+def _cut(raw: bytes) -> tuple[dict[str, tuple[int, int]], list[tuple[bytes, int, int]]]:
+    """Where each value stands; and, of those that may not be decodable, key and place once more."""
+    spans: dict[str, tuple[int, int]] = {}
+    doubtful: list[tuple[bytes, int, int]] = []
+    for key, _, value_at, stop in entries(raw, 0, len(raw)):
+        spans[key.decode("utf-8", "surrogateescape")] = value_at, stop
+        if raw[value_at] in FALLIBLE or not key.isascii():
+            doubtful.append((key, value_at, stop))
+    return spans, doubtful
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from django_rmq_retry.core.deaths import dead_letter
 from django_rmq_retry.core.declarations import (
     BindingDeclaration,
+    ExchangeDeclaration,
     QueueDeclaration,
     Role,
     Topology,
@@ -32,6 +33,25 @@ def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ())
             _check_way_in(topology, queue.name)
             _check_way_back(topology, queue)
     return topology
+
+
+def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
+    """What must be there before a message is taken: its queue, and wherever it may be carried to."""
+    found = Topology()
+    for intake in intakes:
+        names = (intake.queue.name, intake.park, *([intake.suspects] if intake.suspects else []))
+        found += Topology(queues={name: QueueDeclaration(name=name) for name in names})
+        for subscription in intake.subscriptions:
+            found += _bare(subscription.policy.via.additions(subscription.route).topology)
+    return (*found.exchanges.values(), *found.queues.values())
+
+
+def _bare(topology: Topology) -> Topology:
+    """Only the names, which is all that can be asked for: what they are is another question."""
+    return Topology(
+        exchanges={name: ExchangeDeclaration(name=name) for name in topology.exchanges},
+        queues={name: QueueDeclaration(name=name) for name in topology.queues},
+    )
 
 
 def _of_intake(intake: Intake) -> Topology:

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+from django_rmq_retry.core.backoff import LONGEST
+
 
 class Overrule(Exception):
     """A handler's own decision about the message in its hand."""
@@ -21,8 +23,8 @@ class Retry(Overrule):
 
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
-            raise ValueError(f"Retry(after=…) takes a number of seconds from 0, or a timedelta, not {after!r}.")
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST):
+            raise ValueError(f"Retry(after=…) takes seconds from 0 to ten years, or a timedelta, not {after!r}.")
         super().__init__(reason)
         self.after = seconds
 

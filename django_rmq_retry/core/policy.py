@@ -120,12 +120,12 @@ class RetryThenPark(Policy):
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
         if not isinstance(failure.error, Retry) and not self._mendable(failure.error):
             return park(Reason.PERMANENT, f"Not to be retried: {cause}", cause)
-        schedule = self._schedule(failure.error)
-        if schedule.attempts is not None and failure.attempt >= schedule.attempts:
+        attempts, backoff = self._schedule(failure.error)
+        if attempts is not None and failure.attempt >= attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
         delay = _own_delay(failure.error, self.via)
         if delay is None:
-            delay = schedule.backoff.delay(failure.attempt, failure.chance)
+            delay = backoff.delay(failure.attempt, failure.chance)
         if self.budget is not None and failure.age + delay > self.budget:
             spent = f"Gave up after {_times(failure.attempt)}, {self.budget:g} s would be over"
             return park(Reason.EXHAUSTED, f"{spent}: {cause}", cause)
@@ -139,11 +139,11 @@ class RetryThenPark(Policy):
         # SystemExit and its like: the handler fell over, which says nothing about the message.
         return _matches(error, self.retry_on) or not isinstance(error, Exception)
 
-    def _schedule(self, error: BaseException) -> Schedule:
+    def _schedule(self, error: BaseException) -> tuple[int | None, Backoff]:
         for kind, schedule in self.schedules.items():
             if isinstance(error, kind) or isinstance(error.__cause__, kind):
-                return schedule
-        return Schedule(attempts=self.attempts, backoff=self._backoff)
+                return schedule.attempts, schedule.backoff
+        return self.attempts, self._backoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

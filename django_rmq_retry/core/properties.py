@@ -124,6 +124,20 @@ def encode_properties(properties: Properties) -> bytes:
     return b"".join(pieces)
 
 
+def with_headers(raw: bytes, known: Properties, headers: bytes) -> bytes:
+    """The same properties with another header table, or with none: cut out of their bytes, for that is far quicker."""
+    if not has_headers(raw):
+        return raw
+    at = _FLAGS.size
+    for before in (known.content_type, known.content_encoding):
+        if before is not None:
+            at += 1 + raw[at]
+    stop = at + _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
+    if headers:
+        return raw[:at] + _LENGTH.pack(len(headers)) + headers + raw[stop:]
+    return bytes((raw[0] & ~0x20,)) + raw[1:at] + raw[stop:]
+
+
 def _encode(kind: int, value: Any) -> bytes:
     if kind == _TABLE:
         return _LENGTH.pack(len(value.raw)) + bytes(value.raw)

@@ -1,10 +1,11 @@
 """How a verdict is carried out on a channel: what is copied, and what the broker is told, in which order."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from django_rmq_retry.core.deaths import BROKERS_OWN
 from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import Properties
 from django_rmq_retry.core.stamps import Stamp
 
 
@@ -39,20 +40,27 @@ def copy_of(
     delivery: Delivery, stamp: Stamp, *, exchange: str, routing_key: str, expiration: int | None = None
 ) -> Message:
     """A copy that keeps every foreign header byte for byte, and none of the broker's own."""
-    properties = delivery.properties
-    return Message(
-        body=delivery.body,
-        exchange=exchange,
-        routing_key=routing_key,
-        properties=replace(
-            properties,
-            # Transient would be lost with the broker; a forwarded user_id must be the forwarder's own (406).
-            delivery_mode=2,
-            user_id=None,
-            expiration=None if expiration is None else str(expiration),
-            headers=properties.headers.replacing(drop=NOT_COPIED, put=stamp.headers()),
-        ),
+    known = delivery.properties
+    # Written out: dataclasses.replace() takes twice as long, at every retry.
+    properties = Properties(
+        content_type=known.content_type,
+        content_encoding=known.content_encoding,
+        headers=known.headers.replacing(drop=NOT_COPIED, put=stamp.headers()),
+        # Transient would be lost with the broker.
+        delivery_mode=2,
+        priority=known.priority,
+        correlation_id=known.correlation_id,
+        reply_to=known.reply_to,
+        expiration=None if expiration is None else str(expiration),
+        message_id=known.message_id,
+        timestamp=known.timestamp,
+        type=known.type,
+        # A forwarded one must be the forwarder's own (406).
+        user_id=None,
+        app_id=known.app_id,
+        cluster_id=known.cluster_id,
     )
+    return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)
 
 
 STAMPED = frozenset(Stamp(attempts=1, since=1, wait=1, exchange="-", routing_key="-", queue="-", summary="-").headers())

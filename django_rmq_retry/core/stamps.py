@@ -17,6 +17,8 @@ PREFIX = "rmq-retry-"
 ANSWER = PREFIX + "answer"
 """Tells an answer from an error, so that data may look like either."""
 FAILED = "error"
+_STORY = [PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")]
+_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STORY
 MARK = PREFIX.encode()
 """Looked for in undecoded properties, so that a fresh message costs one search."""
 SUMMARY_LIMIT = 1000
@@ -66,28 +68,28 @@ class Stamp:
     def headers(self) -> dict[str, object]:
         """As headers; a part that says nothing is left out."""
         named = {
-            "attempts": self.attempts,
-            "since": self.since,
-            "wait": self.wait,
-            "exchange": _faithful(self.exchange),
-            "routing-key": _faithful(self.routing_key),
-            "queue": _faithful(self.queue),
-            "summary": self.summary,
+            _ATTEMPTS: self.attempts,
+            _SINCE: self.since,
+            _WAIT: self.wait,
+            _EXCHANGE: _faithful(self.exchange),
+            _KEY: _faithful(self.routing_key),
+            _QUEUE: _faithful(self.queue),
+            _SUMMARY: self.summary,
         }
-        return {PREFIX + name: value for name, value in named.items() if value}
+        return {name: value for name, value in named.items() if value}
 
 
 @lru_cache(maxsize=32)
 def _read(headers: Headers) -> Stamp:
     """Asked for several times during one attempt, by those who each need a part of it."""
     return Stamp(
-        attempts=_number(headers, "attempts"),
-        since=_number(headers, "since", most=2**62),
-        wait=_number(headers, "wait", most=LONGEST_WAIT),
-        exchange=_text(headers, "exchange"),
-        routing_key=_text(headers, "routing-key"),
-        queue=_text(headers, "queue"),
-        summary=_text(headers, "summary"),
+        attempts=_number(headers, _ATTEMPTS),
+        since=_number(headers, _SINCE, most=2**62),
+        wait=_number(headers, _WAIT, most=LONGEST_WAIT),
+        exchange=_text(headers, _EXCHANGE),
+        routing_key=_text(headers, _KEY),
+        queue=_text(headers, _QUEUE),
+        summary=_text(headers, _SUMMARY),
     )
 
 
@@ -103,13 +105,8 @@ UNTOLD = Stamp()
 """The story of a message that comes for the first time."""
 
 
-OURS = frozenset(
-    PREFIX + name
-    for name in (
-        *("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary"),
-        *("reason", "detail", "error", "message", "handler", "parked-at"),
-    )
-)
+_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at")
+OURS = frozenset({*_STORY, *(PREFIX + name for name in _PARKED)})
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, object]:
@@ -120,18 +117,20 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, 
         "error": verdict.error.kind if verdict.error else "",
         "message": verdict.error.text if verdict.error else "",
         "handler": short(handler, HANDLER_LIMIT),
+        "fingerprint": verdict.fingerprint,
+        "culprit": verdict.culprit,
         "parked-at": now,
     }
     return {PREFIX + name: value for name, value in named.items() if value}
 
 
 def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
-    value = headers.get(PREFIX + name)
+    value = headers.get(name)
     return value if type(value) is int and 0 < value <= most else 0
 
 
 def _text(headers: Headers, name: str) -> str:
-    value = headers.get(PREFIX + name)
+    value = headers.get(name)
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return value if isinstance(value, str) else ""
@@ -139,6 +138,8 @@ def _text(headers: Headers, name: str) -> str:
 
 def _faithful(name: str) -> str | bytes:
     """The broker takes names that are not UTF-8; they are kept as the bytes they are."""
+    if name.isascii():
+        return name
     encoded = name.encode("utf-8", "surrogateescape")
     try:
         return encoded.decode()

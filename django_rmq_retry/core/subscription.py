@@ -12,6 +12,8 @@ from django_rmq_retry.core.policy import Policy
 from django_rmq_retry.core.topology import Queue, check_name, matches
 
 SUSPECTS = ".suspects"
+Keys = Callable[[Delivery], str | Sequence[str]]
+Fingerprint = Callable[[Delivery, BaseException], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,10 @@ class Subscription:
     park: str
     match: Match = Match()
     codec: Codec = JSON
+    keys: Keys | None = None
+    """The business keys of a message, by which people find it."""
+    fingerprint: Fingerprint | None = None
+    """The handler's own way to say which failures have one cause."""
     route: Route = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -59,6 +59,10 @@ class Verdict:
     error: ErrorNote | None = None
     counted: bool = True
     """Whether this attempt counts against the policy's limit."""
+    fingerprint: str = ""
+    """Of what is parked: the group of its cause."""
+    culprit: str = ""
+    """Of what is parked: the project's function nearest to the error."""
 
 
 ACK = Verdict(kind=Kind.ACK)

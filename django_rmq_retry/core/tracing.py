@@ -1,0 +1,171 @@
+"""An exception as plain values: what caused what, what each says, and through which functions it came.
+
+Nothing here raises, whatever an exception does; and nothing here knows which files are the project's: that is told.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, TracebackType
+from typing import NamedTuple
+
+from django_rmq_retry.core.verdict import short
+
+CAUSES = 20
+OUTERMOST, INNERMOST = 10, 40
+"""So many frames are kept at either end of a traceback."""
+REMEMBERED = 512
+"""So many places in the code from which exceptions came are remembered."""
+CLASS_LIMIT = 255
+TEXT_LIMIT = 4000
+PLACE_LIMIT = 500
+
+Own = Callable[[str], bool]
+"""Whether a file is one of the project's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One call through which an exception came."""
+
+    module: str
+    function: str
+    file: str
+    line: int
+    own: bool
+
+    @property
+    def place(self) -> str:
+        """Where in the code, in words that a change elsewhere in the file leaves alone."""
+        return f"{self.module}:{self.function}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stack:
+    """The calls through which exceptions came from one and the same place; the same object for all of them."""
+
+    frames: tuple[Frame, ...] = ()
+    """The outermost first."""
+    left_out: int = 0
+    """Frames that are missing between the outermost and the innermost."""
+    places: tuple[str, ...] = ()
+    """Of the project's own frames, the outermost first; a recursion counts once."""
+    codes: tuple[CodeType, ...] = ()
+    """Kept, so that what is remembered by them is not found by others in their place."""
+
+
+class Cause(NamedTuple):
+    """One exception of a chain."""
+
+    kind: str
+    link: str
+    """How it belongs to one before it: "" is the first, then "cause", "context" or "member" (of a group)."""
+    text: str
+    stack: Stack
+
+
+def trace(error: BaseException, own: Own) -> tuple[Cause, ...]:
+    """An exception and what caused it, the newest first."""
+    return tuple(
+        Cause(kind=kind_of(one), link=link, text=short(one, TEXT_LIMIT), stack=stack_of(one, own))
+        for one, link in causes(error)
+    )
+
+
+def causes(error: BaseException) -> list[tuple[BaseException, str]]:
+    """The exception itself, the members of a group, then what it was raised from; each once, however they circle."""
+    if not isinstance(error, BaseExceptionGroup) and not (_get(error, "__cause__") or _get(error, "__context__")):
+        return [(error, "")]
+    found: list[tuple[BaseException, str]] = []
+    todo: deque[tuple[BaseException, str]] = deque([(error, "")])
+    seen: set[int] = set()
+    while todo and len(found) < CAUSES:
+        one, link = todo.popleft()
+        if id(one) not in seen:
+            seen.add(id(one))
+            found.append((one, link))
+            todo.extend(_next(one))
+    return found
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of its class, with the module unless it is built in."""
+    try:
+        return _named(type(error))  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+    except BaseException:  # noqa: BLE001 - a metaclass of the project's
+        return "?"
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _named(kind: type[BaseException]) -> str:
+    module, name = kind.__module__, kind.__qualname__
+    return short(name if module in {"builtins", "__main__"} else f"{module}.{name}", CLASS_LIMIT)
+
+
+def stack_of(error: BaseException, own: Own) -> Stack:
+    """The frames of its traceback: worked out once for a place in the code, for most failures are like one before."""
+    outer: list[TracebackType] = []
+    inner: deque[TracebackType] = deque(maxlen=INNERMOST)
+    count = 0
+    step = _get(error, "__traceback__")
+    while isinstance(step, TracebackType):
+        count += 1
+        (outer if count <= OUTERMOST else inner).append(step)
+        step = step.tb_next
+    key = (count, own, *((id(one.tb_frame.f_code), one.tb_lasti) for one in (*outer, *inner)))
+    known = _stacks.get(key)
+    if known is None:
+        if len(_stacks) >= REMEMBERED:
+            _stacks.clear()
+        known = _stacks[key] = _stack([*outer, *inner], count, own)
+    return known
+
+
+_stacks: dict[object, Stack] = {}
+
+
+def _stack(steps: Sequence[TracebackType], count: int, own: Own) -> Stack:
+    frames = tuple(_frame(one, own) for one in steps)
+    places = [frame.place for frame in frames if frame.own]
+    return Stack(
+        frames=frames,
+        left_out=count - len(steps),
+        places=tuple(place for place, before in zip(places, ["", *places], strict=False) if place != before),
+        codes=tuple(one.tb_frame.f_code for one in steps),
+    )
+
+
+def _frame(step: TracebackType, own: Own) -> Frame:
+    code = step.tb_frame.f_code
+    module = step.tb_frame.f_globals.get("__name__")
+    file = code.co_filename
+    return Frame(
+        module=short(module, PLACE_LIMIT) if isinstance(module, str) else "?",
+        function=short(code.co_qualname, PLACE_LIMIT),
+        file=short(file, PLACE_LIMIT),
+        # Some instructions belong to no line; the stubs do not know.
+        line=step.tb_lineno or 0,
+        own=own(file),
+    )
+
+
+def _next(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    if isinstance(error, BaseExceptionGroup):
+        members = _get(error, "exceptions")
+        for member in members if isinstance(members, tuple) else ():
+            yield member, "member"
+    cause = _get(error, "__cause__")
+    if isinstance(cause, BaseException):
+        yield cause, "cause"
+        return
+    context = _get(error, "__context__")
+    if isinstance(context, BaseException) and not _get(error, "__suppress_context__"):
+        yield context, "context"
+
+
+def _get(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name)
+    except BaseException:  # noqa: BLE001 - a property of the project's
+        return None
