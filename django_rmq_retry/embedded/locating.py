@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +20,7 @@ NOBODY = (
     "`manage.py rmq_broker`; or set RMQ_RETRY['URL'] to a RabbitMQ, as amqp://user:password@host:5672/vhost."
 )
 _NAME = "django-rmq-retry-"
-_LOCK, _NOTE, _LOG = "lock", "broker.json", "broker.log"
+_LOCK, _NOTE, _LOG, _FILE = "lock", "broker.json", "broker.log", "broker.sqlite3"
 _TRIES, _PAUSE = 10, 0.05
 
 
@@ -45,20 +46,39 @@ def folder_of(project: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{_NAME}{os.getuid()}" / digest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a broker listens, and whether a consumer brought it along."""
+
+    port: int
+    brought: bool
+
+
 def port_of(folder: Path) -> int:
     """The port of the broker that runs; NotRunning where none does."""
+    return place_of(folder).port
+
+
+def place_of(folder: Path) -> Place:
+    """Where the broker is that runs; NotRunning where none does."""
     if not folder.exists():
         raise NotRunning(folder)
     _check(folder)
     with suppress(OSError, ValueError, KeyError, TypeError):
         if _locked(folder):
-            return int(json.loads((folder / _NOTE).read_text())["port"])
+            note = json.loads((folder / _NOTE).read_text())
+            return Place(port=int(note["port"]), brought=bool(note["brought"]))
     raise NotRunning(folder)
 
 
 def log_of(folder: Path) -> Path:
     """Where a broker that nobody watches writes what it has to say."""
     return folder / _LOG
+
+
+def file_of(folder: Path) -> Path:
+    """What outlives the broker."""
+    return folder / _FILE
 
 
 def prepare(folder: Path) -> None:
@@ -75,6 +95,8 @@ def claimed(folder: Path) -> Iterator["Claim"]:
     with (folder / _LOCK).open("a") as lock:
         if not any(_taken(lock) for _ in range(_TRIES)):
             raise AlreadyRunning(folder)
+        # What a killed broker left behind would pass for ours.
+        (folder / _NOTE).unlink(missing_ok=True)
         claim = Claim(folder, lock)
         try:
             yield claim
@@ -89,10 +111,10 @@ class Claim:
         self.folder = folder
         self._lock = lock
 
-    def publish(self, port: int) -> None:
+    def publish(self, port: int, *, brought: bool = False) -> None:
         """Tell where the broker listens, in one piece."""
         draft = self.folder / f"{_NOTE}.{os.getpid()}"
-        draft.write_text(json.dumps({"port": port, "pid": os.getpid()}))
+        draft.write_text(json.dumps({"port": port, "pid": os.getpid(), "brought": brought}))
         draft.replace(self.folder / _NOTE)
 
 

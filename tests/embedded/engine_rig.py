@@ -10,6 +10,7 @@ from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.events import Ack, Cancel, Deliver, Got, Nack, Return
 from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from tests.embedded.rig import SOON, Arrival, Declared, Refusal
 
@@ -17,10 +18,10 @@ EPOCH = 1_700_000_000.0
 
 
 class EngineRig:
-    def __init__(self, version: str) -> None:
-        numbers = count(1)
+    def __init__(self, version: str, store: Store | None = None) -> None:
         self.version = tuple(map(int, version.split(".")))
-        self.vhost = Vhost("/", Clock(epoch=EPOCH), behaviour(version), chance=lambda: f"made-up-{next(numbers)}")
+        names = (f"made-up-{number}" for number in count(1))
+        self.vhost = Vhost("/", Clock(epoch=EPOCH), behaviour(version), chance=lambda: next(names), store=store)
 
     def connect(self) -> "EngineClient":
         return EngineClient(self)

@@ -46,17 +46,21 @@ WHICH = st.integers(0, 30)
 
 class Clients(RuleBasedStateMachine):
     version = "4.3"
+    clients = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = EngineRig(self.version)
+        self.rig = self.made()
         self.sessions: list[Session] = []
         self.published = 0
         self.handled: Counter[bytes] = Counter()
-        for _ in range(2):
+        for _ in range(self.clients):
             self.sessions.append(self.opened())
         for name in ARGUMENTS:
             self.declare(name)
+
+    def made(self) -> EngineRig:
+        return EngineRig(self.version)
 
     def opened(self) -> Session:
         session = self.rig.vhost.connect()

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.embedded.rig import BOTH, QUORUM, Client, Refusal, Rig
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 
@@ -193,6 +194,38 @@ def test_an_exclusive_consumer_bears_no_other(rig: Rig) -> None:
     assert refused.value.text.endswith("' in exclusive use")
 
 
+def test_an_exclusive_consumer_does_not_go_with_a_single_active_one(rig: Rig) -> None:
+    client = rig.connect()
+    filled(client, "classic", "", single_active_consumer=True)
+
+    with pytest.raises(Refusal, match="in exclusive use"):
+        client.consume("q", exclusive=True)
+
+
+def test_quorum_queues_take_no_notice_of_exclusive_consumers(rig: Rig) -> None:
+    client, other = rig.connect(), rig.connect()
+    filled(client, "quorum", "")
+    client.consume("q", exclusive=True, prefetch=1)
+    other.consume("q", exclusive=True, prefetch=1)
+    for body in "ab":
+        client.publish("q", body)
+
+    assert sorted(texts(client, 1) + texts(other, 1)) == ["a", "b"]
+
+
+def test_a_limit_on_the_channel_is_refused_by_quorum_queues_until_version_4_3(rig: Rig) -> None:
+    client = rig.connect()
+    filled(client, "quorum", "")
+    client.qos(1, channel_wide=True)
+    told = ""
+    try:
+        client.consume("q")
+    except Refusal as refused:
+        told = refused.text
+
+    assert ("does not support global qos" in told) == (rig.version < (4, 3))
+
+
 def test_a_consumer_is_told_that_its_queue_is_gone(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "")
@@ -210,7 +243,8 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(rig: Rig) -> None:
     assert client.publish("q", "x", mandatory=True) == "ack"
     client.cancel(tags[1])
 
-    assert client.publish("q", "x", mandatory=True) == "returned"
+    # RabbitMQ 4.3 deletes it a moment later, and nacks what comes meanwhile.
+    wait_until(lambda: client.publish("q", "x", mandatory=True) == "returned", what="the queue is gone")
 
 
 def test_an_exclusive_queue_goes_with_its_connection(rig: Rig) -> None:
@@ -318,3 +352,81 @@ def test_an_ended_consumer_of_several_leaves_its_turn_to_the_next(rig: Rig, kind
     assert texts(other, 2, within=0.3) == ("" if stalled else "bc")
     client.nack(held[0])
     assert texts(other, 3, within=0.5) == ("abc" if stalled else "a")
+
+
+def test_a_declaration_counts_the_consumers(rig: Rig, kind: str) -> None:
+    client, other = rig.connect(), rig.connect()
+    filled(client, kind, "")
+    tags = [client.consume("q"), client.consume("q"), other.consume("q")]
+    before = client.queue("q", passive=True).consumers
+    client.cancel(tags[0])
+    other.cut()
+
+    wait_until(lambda: client.queue("q", passive=True).consumers == 1, what="one is left")
+    assert before == 3
+
+
+def test_an_answer_to_somebody_who_has_gone_is_returned_until_version_4_3(rig: Rig) -> None:
+    client, server = rig.connect(), rig.connect()
+    client.queue("rpc")
+    client.consume("amq.rabbitmq.reply-to", no_ack=True)
+    client.publish("rpc", "question", reply_to="amq.rabbitmq.reply-to")
+    question = server.get("rpc")
+    assert question is not None
+    client.cut()
+    rig.wait(0.3)
+
+    assert server.publish(question.reply_to or "", "answer") == "ack"
+    assert server.publish(question.reply_to or "", "answer", mandatory=True) == (
+        "ack" if rig.version >= (4, 3) else "returned"
+    )
+
+
+def test_several_are_rejected_at_once(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(client, kind, "abcd", dead_letter_exchange="", dead_letter_routing_key="dead")
+    client.queue("dead")
+    held = [client.get("q") for _ in range(4)]
+    assert held[2] is not None
+    client.nack(held[2], multiple=True, requeue=False)
+    dead = [client.get("dead") for _ in range(3)]
+
+    assert "".join(sorted(one.text for one in dead if one)) == "abc"
+    assert client.queue("q", passive=True).messages == 0
+
+
+def test_an_ended_consumer_keeps_what_it_holds(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(client, kind, "ab")
+    tag = client.consume("q", prefetch=1)
+    held = client.arrivals(1)
+    client.cancel(tag)
+    second = client.get("q")
+    client.ack(held[0])
+
+    assert second is not None
+    assert (held[0].text, second.text, second.redelivered) == ("a", "b", False)
+
+
+def test_a_limit_is_each_consumers_own(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(client, kind, "")
+    client.consume("q", prefetch=1, tag="one")
+    client.consume("q", prefetch=2, tag="two")
+    for body in "abcde":
+        client.publish("q", body)
+    found = [one.consumer for one in client.arrivals(5, within=0.4)]
+
+    assert sorted(found) == ["one", "two", "two"]
+
+
+def test_a_consumer_of_two_queues_stays_when_one_goes(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(client, kind, "")
+    client.queue("other")
+    gone, stays = client.consume("q"), client.consume("other")
+    client.delete_queue("q")
+    assert client.cancelled() == [gone]
+    client.publish("other", "x")
+
+    assert [one.consumer for one in client.arrivals(1)] == [stays]

@@ -232,3 +232,88 @@ def test_reject_publish_dlx_refuses_and_buries_on_a_classic_queue(rig: Rig) -> N
     assert outcomes == ["ack", "nack"]
     assert taken(client, "dead").deaths == [("main", "maxlen", 1)]
     assert taken(client, "main").text == "a"
+
+
+def test_the_time_of_a_death_is_that_of_the_first_of_its_kind(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    loop(client, kind)
+    client.publish("main", "a")
+    client.reject(taken(client, "main"), requeue=False)
+    first = taken(client, "main")
+    rig.wait(2.1)
+    client.reject(first, requeue=False)
+    second = taken(client, "main")
+
+    assert [death["time"] for death in second.headers["x-death"]] == [
+        death["time"] for death in first.headers["x-death"]
+    ]
+    assert [death["count"] for death in second.headers["x-death"]] == [2, 2]
+
+
+def test_a_message_over_the_delivery_limit_does_not_come_round_again(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue(
+        "main",
+        {**QUORUM, "x-delivery-limit": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"},
+    )
+    client.queue("wait", {**BACK, "x-message-ttl": 60})
+    client.publish("main", "x")
+    client.reject(taken(client, "main"))
+
+    assert client.get("main", within=0.5) is None
+    assert client.queue("wait", passive=True).messages == 0
+
+
+def test_an_internal_exchange_takes_dead_letters_and_what_another_could_not_route(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("inside", "fanout", internal=True)
+    client.exchange("outside", "direct", arguments={"alternate-exchange": "inside"})
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "inside"})
+    client.queue("end")
+    client.bind("end", "inside")
+    client.publish("main", "dead")
+    client.reject(taken(client, "main"), requeue=False)
+    first = taken(client, "end")
+    outcome = client.publish("nowhere", "stray", exchange="outside", mandatory=True)
+
+    assert (first.text, outcome, taken(client, "end").text) == ("dead", "ack", "stray")
+
+
+def test_a_dead_letter_that_its_exchange_cannot_route_goes_to_the_alternate(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("spare", "fanout")
+    client.exchange("dlx", "direct", arguments={"alternate-exchange": "spare"})
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "dlx"})
+    client.queue("end")
+    client.bind("end", "spare")
+    client.publish("main", "x")
+    client.reject(taken(client, "main"), requeue=False)
+
+    assert taken(client, "end").deaths == [("main", "rejected", 1)]
+
+
+def test_a_dead_letter_is_routed_by_its_headers(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.exchange("dlx", "headers")
+    client.queue("main", {**BOTH[kind], "x-dead-letter-exchange": "dlx"})
+    for queue, reason in (("rejected", "rejected"), ("expired", "expired")):
+        client.queue(queue)
+        client.bind(queue, "dlx", "", {"x-match": "all-with-x", "x-first-death-reason": reason})
+    client.publish("main", "x", expiration="20")
+    found = taken(client, "expired")
+    client.publish("main", "y")
+    client.reject(taken(client, "main"), requeue=False)
+
+    assert (found.text, taken(client, "rejected").text) == ("x", "y")
+
+
+def test_what_a_queue_held_when_it_was_deleted_or_purged_is_no_dead_letter(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("main", {**BOTH[kind], **AWAY})
+    client.queue("dead")
+    client.publish("main", "purged")
+    client.purge("main")
+    client.publish("main", "deleted")
+
+    assert client.delete_queue("main") == 1
+    assert client.get("dead", within=0.2) is None

@@ -9,10 +9,10 @@ from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.clock import Clock
+from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.events import Ack, Nack
-from django_rmq_retry.embedded.engine.messages import Message
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.store import NullStore
+from django_rmq_retry.embedded.engine.store import Detail, NullStore, Place
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from tests.embedded.engine_rig import EPOCH, EngineRig
 from tests.embedded.rig import QUORUM
@@ -38,8 +38,11 @@ class Remembering(NullStore):
     ) -> None:
         self.told.append(f"+binding {source} {destination} {key}")
 
-    def enqueued(self, queue: str, position: int, message: Message, expires: float) -> None:
-        self.told.append(f"+{queue} {position}")
+    def enqueued(self, queue: str, entry: Entry) -> None:
+        self.told.append(f"+{queue} {entry.position}")
+
+    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+        self.told.append(f"{queue} {entry.position} {place}")
 
     def removed(self, queue: str, position: int) -> None:
         self.told.append(f"-{queue} {position}")
@@ -142,7 +145,7 @@ def test_a_file_would_be_told_what_must_outlive_the_broker() -> None:
     channel.queue_delete("c")
 
     assert store.told == [
-        "+queue c", "+queue q", "+binding e c k", "+c 1", "+q 1", "-c 1", "+q 2", "-queue c"
+        "+queue c", "+queue q", "+binding e c k", "+c 1", "c 1 held", "+q 1", "-c 1", "+q 2", "-queue c"
     ]  # fmt: skip
 
 

@@ -184,7 +184,11 @@ BAD_ARGUMENTS: Mapping[str, list[tuple[object, str]]] = {
     "max_priority": [(256, "{max_value_exceeded,256}")],
     "single_active_consumer": [("true", "{unacceptable_type,longstr}")],
     "queue_type": [("bogus", "\"unsupported queue type 'bogus'\""), (5, "{unacceptable_type,signedint}")],
-    "queue_mode": [("bogus", "\"unsupported queue mode 'bogus'\"")],
+    "queue_version": [
+        (3, "\"unsupported queue version '3'\""),
+        ("2", '"expected integer, got longstr"'),
+        (-1, "{value_negative,-1}"),
+    ],
     "dead_letter_routing_key": [("k", "routing_key_but_no_dlx_defined"), (5, "{unacceptable_type,signedint}")],
 }
 EXPIRATIONS = {
@@ -229,16 +233,70 @@ def test_an_argument_that_means_nothing_is_refused(rig: Rig, argument: str, valu
 
 
 @pytest.mark.parametrize(
+    ("argument", "value", "problem"),
+    [
+        ("quorum_initial_group_size", "1", '"expected integer, got longstr"'),
+        ("max_in_memory_length", "1", '"expected integer, got longstr"'),
+        ("queue_leader_locator", "nowhere", "invalid_queue_locator_arg"),
+        ("queue_leader_locator", 5, "{unacceptable_type,signedint}"),
+        ("dead_letter_strategy", "now-and-then", "invalid_dlx_strategy"),
+        ("overflow", "bogus", "invalid_overflow"),
+    ],
+)
+def test_an_argument_that_means_nothing_to_a_quorum_queue_is_refused(
+    rig: Rig, argument: str, value: object, problem: str
+) -> None:
+    name = "x-" + argument.replace("_", "-")
+    told = refusal(rig.connect(), declare("bad", queue_type="quorum", **{argument: value}))
+
+    assert told == f"PRECONDITION_FAILED - invalid arg '{name}' for queue 'bad' in vhost '{vhost_name(rig)}': {problem}"
+
+
+def codes(rig: Rig, *asks: Ask) -> list[int]:
+    """What the broker answers, each on a connection of its own; 0 is yes."""
+    found = []
+    for ask in asks:
+        try:
+            ask(rig.connect())
+        except Refusal as refused:
+            found.append(refused.code)
+        else:
+            found.append(0)
+    return found
+
+
+def test_the_mode_of_a_queue_means_nothing_any_more_to_version_4_3(rig: Rig) -> None:
+    asked = codes(
+        rig, declare("mode", queue_mode="bogus"), declare("one", queue_version=1), declare("two", queue_version=2)
+    )
+
+    assert asked == ([0, 406, 0] if rig.version >= (4, 3) else [406, 0, 0])
+
+
+def test_versions_differ_in_what_else_they_take(rig: Rig) -> None:
+    asked = codes(
+        rig,
+        declare("a", consumer_timeout=5000),
+        declare("b", queue_type="quorum", consumer_timeout="5000"),
+        declare("c", queue_leader_locator="balanced"),
+    )
+
+    assert asked == {(3, 10): [0, 0, 406], (4, 0): [0, 0, 0], (4, 3): [406, 406, 0]}[rig.version[0], rig.version[1]]
+
+
+@pytest.mark.parametrize(
     ("kind", "argument"),
     [
         ("classic", "delivery_limit"),
         ("classic", "dead_letter_strategy"),
         ("quorum", "max_priority"),
         ("quorum", "queue_mode"),
+        ("quorum", "queue_version"),
     ],
 )
 def test_an_argument_of_the_other_type_is_refused(rig: Rig, kind: str, argument: str) -> None:
-    values = {"dead_letter_strategy": "at-least-once", "queue_mode": "lazy"}
+    # That the value means nothing either is not looked at any more.
+    values = {"dead_letter_strategy": "bogus", "queue_mode": "lazy"}
     name = "x-" + argument.replace("_", "-")
     told = refusal(rig.connect(), declare("bad", queue_type=kind, **{argument: values.get(argument, 5)}))
     place = f"queue 'bad' in vhost '{vhost_name(rig)}'"

@@ -54,6 +54,16 @@ def test_what_stands_before_it_being_taken_frees_a_message_that_is_past_its_time
     assert order(client, 1) == ["short"]
 
 
+def test_what_stands_before_it_being_delivered_lets_a_message_end_in_time(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    waiting(client, kind)
+    client.publish("wait", "long", expiration="60000")
+    client.publish("wait", "short", expiration="50")
+    client.consume("wait", prefetch=1)
+
+    assert order(client, 1) == ["short"]
+
+
 def test_the_lower_of_two_times_counts(rig: Rig, kind: str) -> None:
     client = rig.connect()
     waiting(client, kind, message_ttl=200)
@@ -168,16 +178,6 @@ def test_a_full_quorum_queue_takes_one_too_many(rig: Rig) -> None:
     assert client.queue("q", passive=True).messages == 3
 
 
-def test_bytes_are_limited_too(rig: Rig, kind: str) -> None:
-    client = rig.connect()
-    client.queue("q", {**BOTH[kind], "x-max-length-bytes": 10})
-    for body in ("aaaa", "bbbb", "cccc"):
-        client.publish("q", body)
-    found = [client.get("q", within=1) for _ in range(2)]
-
-    assert [one and one.text for one in found] == ["bbbb", "cccc"]
-
-
 def test_what_is_held_does_not_count_towards_the_length(rig: Rig, kind: str) -> None:
     client = rig.connect()
     client.queue("q", {**BOTH[kind], "x-max-length": 1})
@@ -190,3 +190,21 @@ def test_what_is_held_does_not_count_towards_the_length(rig: Rig, kind: str) -> 
 
     assert found is not None
     assert found.text == "b"
+
+
+def test_looking_at_a_classic_queue_keeps_it_alive_and_publishing_to_it_does_not(rig: Rig) -> None:
+    client = rig.connect()
+    lease = {"x-expires": 2000}
+    for name in ("looked-at", "declared", "taken-from", "published-to"):
+        client.queue(name, lease)
+    for _ in range(4):
+        rig.wait(0.8)
+        client.queue("looked-at", passive=True)
+        client.queue("declared", lease)
+        client.get("taken-from", within=0)
+        client.publish("published-to", "x")
+    outcomes = [
+        client.publish(name, mandatory=True) for name in ("looked-at", "declared", "taken-from", "published-to")
+    ]
+
+    assert outcomes == ["ack", "ack", "ack", "returned"]

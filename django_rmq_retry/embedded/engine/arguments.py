@@ -55,19 +55,32 @@ _CHECKS: Mapping[str, Problem] = {
     "x-max-priority": _priority,
     "x-overflow": _one_of("drop-head", "reject-publish", "reject-publish-dlx", otherwise="invalid_overflow"),
     "x-queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
-    "x-queue-version": _anything,
+    "x-queue-version": integer_problem,
     "x-single-active-consumer": _flag,
     "x-queue-type": _one_of("classic", "quorum", otherwise="\"unsupported queue type '{}'\""),
-    "x-quorum-initial-group-size": _anything,
+    "x-quorum-initial-group-size": integer_problem,
+    "x-queue-leader-locator": _one_of(
+        "client-local", "balanced", "random", "least-leaders", otherwise="invalid_queue_locator_arg"
+    ),
+    "x-max-in-memory-length": integer_problem,
+    "x-max-in-memory-bytes": integer_problem,
     "x-delivery-limit": _anything,
     "x-delayed-retry-type": _anything,
     "x-delayed-retry-min": _anything,
     "x-delayed-retry-max": _anything,
-    "x-consumer-timeout": _anything,
+    "x-consumer-timeout": integer_problem,
 }
 _FOREIGN = {
-    "classic": frozenset({"x-dead-letter-strategy", "x-quorum-initial-group-size", "x-delivery-limit"}),
-    "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version"}),
+    "classic": frozenset(
+        {
+            "x-dead-letter-strategy",
+            "x-quorum-initial-group-size",
+            "x-delivery-limit",
+            "x-max-in-memory-length",
+            "x-max-in-memory-bytes",
+        }
+    ),
+    "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"}),
 }
 _DELAYING = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
 
@@ -88,6 +101,11 @@ class QueueSpec:
         return self.arguments.get("x-queue-type") == "quorum"
 
     @property
+    def kept(self) -> bool:
+        """It outlives the broker, where there is a file."""
+        return self.durable and not self.exclusive and not self.auto_delete
+
+    @property
     def thing(self) -> str:
         return shown("queue", self.name, self.vhost)
 
@@ -105,17 +123,27 @@ class QueueSpec:
 
     def check(self, behaviour: Behaviour, *, server_named: bool = False) -> None:
         """Refuse what RabbitMQ refuses at the first declaration."""
-        for name, problem_of in _CHECKS.items():
-            if name in self.arguments and (problem := problem_of(self.arguments[name])):
-                raise Refused(406, f"invalid arg '{name}' for {self.thing}: {problem}")
-        self._check_dead_letter()
+        self._check_value("x-queue-type", behaviour)
         kind = "quorum" if self.quorum else "classic"
         foreign = _FOREIGN[kind] | (frozenset() if self.quorum else behaviour.classic_refuses)
         for name in self.arguments:
             if name in foreign:
                 raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{kind}_queue")
+        for name in _CHECKS:
+            self._check_value(name, behaviour)
+        self._check_dead_letter()
         if self.quorum:
             self._check_quorum(server_named=server_named)
+
+    def _check_value(self, name: str, behaviour: Behaviour) -> None:
+        if name not in self.arguments or name in behaviour.unchecked:
+            return
+        value = self.arguments[name]
+        problem = _CHECKS[name](value)
+        if name == "x-queue-version" and not problem and value not in behaviour.queue_versions:
+            problem = f"\"unsupported queue version '{value}'\""
+        if problem:
+            raise Refused(406, f"invalid arg '{name}' for {self.thing}: {problem}")
 
     def _check_dead_letter(self) -> None:
         exchange = self.arguments.get("x-dead-letter-exchange")

@@ -14,6 +14,7 @@ class Behaviour:
 
     version: str = "4.0.5"
     max_message: int = 16 * MEBIBYTE
+    least_frame: int = 4096
     last_death: bool = True
     """The headers x-last-death-* are written."""
     believes_x_death: bool = False
@@ -28,8 +29,11 @@ class Behaviour:
     """Q: what becomes of dc where a message is dead-lettered by a consumer."""
     carrying: frozenset[Return] = frozenset({"reject", "nack"})
     classic_carries: bool = False
+    """A classic queue counts as well, for the queues behind it; it shows no count itself."""
     counted: frozenset[Return] = frozenset({"reject", "nack", "recover", "lost"})
     """Q: the ways back that raise dc."""
+    kept: frozenset[Return] = frozenset({"lost"})
+    """Q: those of them that go with it when it is dead-lettered."""
     acquired_count: bool = False
     """Q: x-acquired-count tells how often a message was handed out and came back."""
     delivery_limit: int | None = 20
@@ -47,6 +51,9 @@ class Behaviour:
     names_classic: bool = True
     """A queue declared without x-queue-type counts as declared with 'classic'."""
     classic_refuses: frozenset[str] = frozenset()
+    queue_versions: frozenset[int] = frozenset({1, 2})
+    unchecked: frozenset[str] = frozenset({"x-consumer-timeout"})
+    """Arguments whose value may be anything."""
     quorum_knows: frozenset[str] = frozenset({"x-consumer-timeout"})
     unknown_type_is_hard: bool = False
     """An exchange type that does not exist closes the connection."""
@@ -74,6 +81,7 @@ V3_10 = Behaviour(
     quorum_lanes=1,
     cancel_hands_over=False,
     names_classic=False,
+    classic_refuses=frozenset({"x-queue-leader-locator"}),
     quorum_knows=frozenset(),
     unknown_type_is_hard=True,
     strict_delivery_mode=True,
@@ -81,10 +89,12 @@ V3_10 = Behaviour(
 V4_0 = Behaviour()
 V4_3 = Behaviour(
     version="4.3.6",
+    least_frame=8192,
     carried_count="counted",
     carrying=frozenset({"reject"}),
     classic_carries=True,
     counted=frozenset({"reject", "lost"}),
+    kept=frozenset({"reject", "lost"}),
     acquired_count=True,
     quorum_lanes=32,
     delayed_retry=True,
@@ -92,6 +102,8 @@ V4_3 = Behaviour(
     classic_refuses=frozenset(
         {"x-consumer-timeout", "x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max"}
     ),
+    queue_versions=frozenset({2}),
+    unchecked=frozenset({"x-queue-mode"}),
     replies_return=False,
 )
 

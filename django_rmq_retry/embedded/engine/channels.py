@@ -61,8 +61,11 @@ class Channel(Publishing):
         priority = (arguments or {}).get("x-priority", 0)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise Refused(406, f"invalid arg 'x-priority' for {found.spec.thing}: {integer_problem(priority)}")
-        if found.roster.exclusive or (exclusive and found.roster.members):
+        exclusive = exclusive and not found.spec.quorum
+        if found.roster.exclusive or (exclusive and (found.roster.members or found.roster.single)):
             raise Refused(403, f"{found.spec.thing} in exclusive use")
+        if found.spec.quorum and self._credit.limit:
+            raise Refused(540, f"{found.spec.thing} does not support global qos")
         consumer = Consumer(
             tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, arguments=arguments
         )
@@ -106,6 +109,7 @@ class Channel(Publishing):
             found.done(entry)
         else:
             self.unacked[self.last_tag] = (None, found, entry)
+            found.note(entry, "held")
         raw, redelivered = dressed(found, entry)
         return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=found.ready.count)
 
@@ -168,6 +172,7 @@ class Channel(Publishing):
             queue.done(entry)
         else:
             self.unacked[tag] = (consumer, queue, entry)
+            queue.note(entry, "held")
             consumer.in_hand += 1
             self._credit.in_hand += 1
         raw, redelivered = dressed(queue, entry)

@@ -11,7 +11,10 @@ _COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 def dressed(queue: Queue, entry: Entry) -> tuple[bytes, bool]:
     """The properties as this delivery shows them, and whether it is a second one."""
     message = entry.message
-    shown = queue.counts.headers(entry) if queue.counts is not None else b""
+    if queue.counts is None:
+        marked = queue.around.behaviour.classic_carries and bool(message.count)
+        return message.raw, entry.redelivered or marked
+    shown = queue.counts.headers(entry)
     if not shown and message.count:
         shown = carried(message.count)
     raw = with_table(message.raw, drop=_COUNTS, add=shown) if shown else message.raw

@@ -86,7 +86,7 @@ def _taken_over(death: ForeignDeath) -> Death:
 def _carried(entry: Entry, behaviour: Behaviour) -> int | None:
     if behaviour.carried_count == "no":
         return None
-    return entry.count or entry.message.count
+    return entry.count - entry.unkept or entry.message.count
 
 
 def _encoded(deaths: tuple[Death, ...]) -> bytes:

@@ -16,13 +16,15 @@ _HIGH_RUN = 2
 class Entry:
     """A message's place in a queue, and what the queue remembers of it."""
 
-    __slots__ = ("acquired", "count", "expires", "message", "position", "redelivered")
+    __slots__ = ("acquired", "count", "expires", "message", "position", "redelivered", "unkept")
 
     def __init__(self, message: Message, position: int, expires: float) -> None:
         self.message = message
         self.position = position
         self.expires = expires
         self.count = 0
+        self.unkept = 0
+        """What of the count does not go with it when it is dead-lettered."""
         self.acquired = 0
         self.redelivered = False
 
@@ -48,7 +50,7 @@ class Lane:
 class Ready:
     """The messages that wait for a consumer. Of lanes, the first that has something gives."""
 
-    __slots__ = ("_by_position", "_lanes", "_numbers", "_run", "bytes", "count", "sizes")
+    __slots__ = ("_by_position", "_lanes", "_numbers", "_run", "bytes", "count")
 
     def __init__(self, lanes: int, *, by_position: bool) -> None:
         self._lanes = tuple(Lane() for _ in range(lanes))
@@ -64,7 +66,7 @@ class Ready:
         lane = lanes[0] if len(lanes) == 1 else self._lane_of(entry)
         lane.fresh.append(entry)
         self.count += 1
-        self.bytes += len(entry.message.body)
+        self.bytes += self._size(entry)
 
     def restore(self, entry: Entry) -> None:
         """Where it was (classic queues), or behind what came back before it (quorum queues)."""
@@ -72,13 +74,13 @@ class Ready:
         lane = self._lane_back(entry)
         heappush(lane.back, (entry.position if self._by_position else self._numbers, entry))
         self.count += 1
-        self.bytes += len(entry.message.body)
+        self.bytes += self._size(entry)
 
     def take(self) -> Entry:
         lanes = self._lanes
         entry = (lanes[0] if len(lanes) == 1 else self._next_lane()).take()
         self.count -= 1
-        self.bytes -= len(entry.message.body)
+        self.bytes -= self._size(entry)
         return entry
 
     def head(self) -> Entry | None:
@@ -88,7 +90,7 @@ class Ready:
     def take_from(self, lane: Lane) -> Entry:
         entry = lane.take()
         self.count -= 1
-        self.bytes -= len(entry.message.body)
+        self.bytes -= self._size(entry)
         return entry
 
     def lines(self) -> tuple[Lane, ...]:
@@ -106,6 +108,9 @@ class Ready:
         while self.count:
             found.append(self.take())
         return found
+
+    def _size(self, entry: Entry) -> int:
+        return len(entry.message.body)
 
     def _lane_of(self, entry: Entry) -> Lane:
         """Lanes stand highest first; a classic queue takes a priority above its highest for its highest."""
@@ -154,7 +159,7 @@ class TwoLanes(Ready):
 
 
 class ManyLanes(Ready):
-    """RabbitMQ 4.3's quorum queue: each priority is a line of its own, and expires on its own."""
+    """RabbitMQ 4.3's quorum queue: a line for each priority, each expires on its own; properties have a size."""
 
     __slots__ = ()
 
@@ -163,6 +168,9 @@ class ManyLanes(Ready):
 
     def lines(self) -> tuple[Lane, ...]:
         return self._lanes
+
+    def _size(self, entry: Entry) -> int:
+        return len(entry.message.raw) + len(entry.message.body)
 
 
 def ready_for(highest_priority: int | None, quorum_lanes: int) -> Ready:

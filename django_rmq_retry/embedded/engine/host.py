@@ -88,7 +88,7 @@ class Host:
         seconds = spec.seconds("x-expires")
         if seconds is not None:
             queue.lease = Lease(self.clock, seconds, quorum=spec.quorum, end=lambda: self.remove_queue(queue))
-        if spec.durable:
+        if spec.kept:
             self.store.queue_declared(spec)
         return queue
 

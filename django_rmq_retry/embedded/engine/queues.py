@@ -6,28 +6,28 @@ from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Return
 from django_rmq_retry.embedded.engine.clock import Timer
 from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
+from django_rmq_retry.embedded.engine.delaying import Delayed
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry, ready_for
 from django_rmq_retry.embedded.engine.leasing import Lease
 from django_rmq_retry.embedded.engine.limits import Limits
 from django_rmq_retry.embedded.engine.messages import Message
-from django_rmq_retry.embedded.engine.returning import Counts
+from django_rmq_retry.embedded.engine.returning import Counts, begin, count
+from django_rmq_retry.embedded.engine.standing import Standing
 from django_rmq_retry.embedded.engine.surroundings import Surroundings
 
 _LIMITING = ("x-max-length", "x-max-length-bytes")
 
 
-class Queue:
+class Queue(Standing):
     """A queue and its messages. Nothing here routes: what dies is left in `around.graves`."""
 
     __slots__ = (
-        "_arms_when_alone", "_expires_any", "_timer", "around", "closed", "counts", "delayed", "held", "lease",
-        "limits", "name", "owner", "pending", "position", "ready", "roster", "spec", "stores", "ttl",
+        "_arms_when_alone", "_expires_any", "_timer", "counts", "delayed", "held", "lease", "limits", "owner",
+        "position", "ready", "roster", "ttl",
     )  # fmt: skip
 
     def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
-        self.spec = spec
-        self.name = spec.name
-        self.around = around
+        super().__init__(spec, around)
         self.owner = owner
         """The session of an exclusive queue."""
         self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
@@ -36,15 +36,11 @@ class Queue:
         self.counts = Counts(spec, around.behaviour) if spec.quorum else None
         ttl = spec.seconds("x-message-ttl")
         self.ttl = NEVER if ttl is None else ttl
-        self.stores = (2 if spec.quorum else 1) if spec.durable else 0
         self.position = 0
         self.held = 0
         """Messages that clients hold."""
-        self.pending = 0
-        """Dead letters that no queue has taken yet (at-least-once)."""
-        self.delayed: dict[Entry, Timer] = {}
+        self.delayed = Delayed(around.clock, self._undelay)
         self.lease: Lease | None = None
-        self.closed = False
         self._expires_any = False
         # A classic queue with priorities looks at the time of the first message only (rabbit_amqqueue_process).
         self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
@@ -57,10 +53,9 @@ class Queue:
             return False
         self.position += 1
         entry = Entry(message, self.position, self._end_of(message))
-        if message.count is not None and self.counts is not None:
-            self.counts.carry(entry)
-        if self.stores and (self.stores > 1 or message.persistent):
-            self.around.store.enqueued(self.name, entry.position, message, entry.expires)
+        if message.count is not None:
+            begin(entry, self.around.behaviour)
+        self.keep(entry)
         ready.put(entry)
         if self.roster.members:
             # An empty queue gives a message to a waiting consumer even if its time is 0.
@@ -81,16 +76,15 @@ class Queue:
     def dispatch(self) -> None:
         """Give out what consumers can take."""
         ready, roster = self.ready, self.roster
-        while ready.count:
-            consumer = roster.next()
-            if consumer is None:
-                return
+        while ready.count and (consumer := roster.next()) is not None:
             if self._expires_any:
                 self.expire()
                 if not ready.count:
                     return
             self.held += 1
             consumer.take(ready.take())
+        if self._expires_any:
+            self.watch()
 
     def fetch(self) -> Entry | None:
         """Give out one message to basic.get."""
@@ -127,7 +121,10 @@ class Queue:
             self.held -= 1
             entry.redelivered = True
             if self.counts is None:
+                if self.around.behaviour.classic_carries:
+                    count(entry, how, self.around.behaviour)
                 self.ready.restore(entry)
+                self.note(entry, "back")
             else:
                 self._give_back_counted(entry, how, self.counts)
         if self.limits is not None:
@@ -147,13 +144,11 @@ class Queue:
         if self.counts is not None or not self.roster.single or self.around.behaviour.cancel_hands_over:
             self.dispatch()
 
-    def bury(self, entry: Entry, reason: str) -> None:
-        self.around.graves.append((self, entry, reason))
-
-    def forget(self, entry: Entry) -> None:
-        """It is nowhere in this queue any more."""
-        if self.stores and not self.closed and (self.stores > 1 or entry.message.persistent):
-            self.around.store.removed(self.name, entry.position)
+    def resume(self, held: list[Entry]) -> None:
+        """Begin after a restart: what lies here has been put back; `held` was in clients' hands."""
+        self._expires_any = True
+        self.held += len(held)
+        self.give_back(held, "lost")
 
     def expire(self) -> None:
         """Bury what is at the head and past its time; what stands behind a younger message waits for it."""
@@ -181,7 +176,7 @@ class Queue:
 
     def purge(self) -> int:
         """Drop what is ready, and what is delayed."""
-        dropped = self.ready.clear() + self._taken_from_delay()
+        dropped = self.ready.clear() + self.delayed.clear()
         for entry in dropped:
             self.forget(entry)
         self.around.lost["purged"] += len(dropped)
@@ -194,33 +189,37 @@ class Queue:
         if self.lease is not None:
             self.lease.stop()
         self.closed = True
-        return len(self.ready.clear()) + len(self._taken_from_delay()) + self.pending + self.held
-
-    def _taken_from_delay(self) -> list[Entry]:
-        entries = list(self.delayed)
-        for timer in self.delayed.values():
-            timer.cancel()
-        self.delayed.clear()
-        return entries
+        return len(self.ready.clear()) + len(self.delayed.clear()) + self.pending + self.held
 
     def _give_back_counted(self, entry: Entry, how: Return, counts: Counts) -> None:
         if counts.exhausted(entry, how):
             self.bury(entry, "delivery_limit")
         elif (delay := counts.delay(entry, how)) > 0:
-            clock = self.around.clock
-            self.delayed[entry] = clock.at(clock.now + delay, lambda: self._undelay(entry))
+            due = self.around.clock.now + delay
+            self.delayed.put(entry, due)
+            self.note(entry, "delayed", due)
         elif counts.to_back:
-            self.ready.put(entry)
+            self._put_last(entry)
         else:
             self.ready.restore(entry)
+            self.note(entry, "back")
 
     def _on_time(self) -> None:
         self.expire()
         self.around.settle()
 
+    def _put_last(self, entry: Entry) -> None:
+        """Behind everything else, as if it had come only now."""
+        self.forget(entry)
+        self.position += 1
+        entry.position = self.position
+        self.keep(entry)
+        self.note(entry, "fresh")
+        self.ready.put(entry)
+
     def _undelay(self, entry: Entry) -> None:
-        del self.delayed[entry]
         self.ready.restore(entry)
+        self.note(entry, "back")
         self.dispatch()
         self.watch()
         self.around.settle()

@@ -30,14 +30,12 @@ class Counts:
 
     def carry(self, entry: Entry) -> None:
         """Begin with what the message has been through in other queues."""
-        if self._behaviour.carried_count == "counted":
-            entry.count = entry.message.count or 0
+        begin(entry, self._behaviour)
 
     def exhausted(self, entry: Entry, how: Return) -> bool:
         """Count a return, and tell whether it was one too many."""
         entry.acquired += 1
-        if how in self._behaviour.counted:
-            entry.count += 1
+        count(entry, how, self._behaviour)
         return self._limit is not None and entry.count > self._limit
 
     def delay(self, entry: Entry, how: Return) -> float:
@@ -53,11 +51,26 @@ class Counts:
         shown = b""
         if entry.count or behaviour.zero_count:
             shown = b"\x10x-delivery-countl" + _LONG.pack(entry.count)
-        if entry.acquired and behaviour.acquired_count:
-            shown += b"\x10x-acquired-countl" + _LONG.pack(entry.acquired)
+        # As long as it has not come back here, 4.3 takes the count that came with it for both.
+        acquired = entry.acquired or entry.count
+        if acquired and behaviour.acquired_count:
+            shown += b"\x10x-acquired-countl" + _LONG.pack(acquired)
         return shown
 
 
-def carried(count: int) -> bytes:
+def begin(entry: Entry, behaviour: Behaviour) -> None:
+    """Go on from the count that came with a message."""
+    if behaviour.carried_count == "counted":
+        entry.count = entry.message.count or 0
+
+
+def count(entry: Entry, how: Return, behaviour: Behaviour) -> None:
+    """One more return, if it is of a kind that counts."""
+    if how in behaviour.counted:
+        entry.count += 1
+        entry.unkept += how not in behaviour.kept
+
+
+def carried(number: int) -> bytes:
     """The header of a count that came with the message from another queue."""
-    return b"\x10x-delivery-countl" + _LONG.pack(count)
+    return b"\x10x-delivery-countl" + _LONG.pack(number)

@@ -43,7 +43,7 @@ class Router:
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue.name]
-        if queue.spec.durable:
+        if queue.spec.kept:
             self._store.queue_deleted(queue.name)
         self._cut_off(queue)
 
@@ -99,9 +99,7 @@ class Router:
 
 def _lasting(binding: Binding) -> bool:
     destination = binding.destination
-    return binding.source.durable and (
-        destination.spec.durable if isinstance(destination, Queue) else destination.durable
-    )
+    return binding.source.durable and (destination.spec.kept if isinstance(destination, Queue) else destination.durable)
 
 
 def _tell(told: Callable[..., None], binding: Binding) -> None:

@@ -1,10 +1,18 @@
-"""The opening for a file: what has to be written down so that durable queues survive a restart."""
+"""The opening for a file: what has to be written down so that durable queues survive a restart, and what comes back."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.messages import Message
+
+Place = Literal["fresh", "held", "back", "delayed", "dying"]
+"""Where in its queue a message is: never given out or behind all others, in a client's hands, come back, kept back for
+a while, or dead while no queue has taken its dead letter."""
+Detail = float | str | None
+"""Until when it is kept back, on the clock's scale; or why it died."""
 
 
 class Store(Protocol):
@@ -30,8 +38,11 @@ class Store(Protocol):
         self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
     ) -> None: ...
 
-    def enqueued(self, queue: str, position: int, message: Message, expires: float) -> None:
-        """A message that must outlive the broker; `expires` is on the clock's scale, infinite for never."""
+    def enqueued(self, queue: str, entry: Entry) -> None:
+        """A message that must outlive the broker."""
+
+    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
+        """Such a message is in another place of its queue; its counts may have changed as well."""
 
     def removed(self, queue: str, position: int) -> None:
         """That message has left that queue, for whatever reason."""
@@ -58,6 +69,55 @@ class NullStore:
         self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
     ) -> None: ...
 
-    def enqueued(self, queue: str, position: int, message: Message, expires: float) -> None: ...
+    def enqueued(self, queue: str, entry: Entry) -> None: ...
+
+    def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None: ...
 
     def removed(self, queue: str, position: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptExchange:
+    """A durable exchange as it was declared."""
+
+    name: str
+    kind: str
+    auto_delete: bool
+    internal: bool
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBinding:
+    """A binding between two things that are kept."""
+
+    source: str
+    destination: str
+    key: str
+    to_exchange: bool
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptMessage:
+    """A message in a queue; times are on the clock's scale. The counts are None where nothing happened to it."""
+
+    queue: str
+    position: int
+    message: Message
+    expires: float
+    place: Place = "fresh"
+    detail: Detail = None
+    redelivered: bool = False
+    count: int | None = None
+    acquired: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a virtual host held when it ended. Messages come in the order in which they got where they are."""
+
+    queues: tuple[QueueSpec, ...] = ()
+    exchanges: tuple[KeptExchange, ...] = ()
+    bindings: tuple[KeptBinding, ...] = ()
+    messages: Iterator[KeptMessage] = field(default_factory=lambda: iter(()))

@@ -8,7 +8,7 @@ from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.store import Store
+from django_rmq_retry.embedded.engine.store import Detail, Place, Store
 
 
 class Source(Protocol):
@@ -20,6 +20,8 @@ class Source(Protocol):
     closed: bool
 
     def forget(self, entry: Entry) -> None: ...
+
+    def note(self, entry: Entry, place: Place, detail: Detail = None) -> None: ...
 
 
 class Surroundings:

@@ -42,6 +42,7 @@ class Undertaker:
             queue.forget(entry)
         else:
             queue.pending += 1
+            queue.note(entry, "dying", reason)
             self._retry_later(queue, entry, lambda: self._deliver(message, name, done))
 
     def _letter(self, queue: Source, entry: Entry, reason: str, exchange: str) -> Message:

@@ -1,24 +1,31 @@
-"""The virtual hosts of one embedded broker, one clock for all, and who is connected; no sockets here."""
+"""The virtual hosts of one embedded broker, their clock, their file, and who is connected; no sockets here."""
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from secrets import token_urlsafe
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.host import Outbox
+from django_rmq_retry.embedded.engine.restoring import restore
 from django_rmq_retry.embedded.engine.vhost import Session, Vhost
+from django_rmq_retry.embedded.filing.store import FileStore
 
 
 class Broker:
     """What all connections share."""
 
-    def __init__(self, behaviour: Behaviour = V4_0, *, vhosts: tuple[str, ...] = ("/",)) -> None:
+    def __init__(self, behaviour: Behaviour = V4_0, *, file: Path | None = None) -> None:
         now = time.monotonic()
         self.behaviour = behaviour
         self.clock = Clock(now, epoch=time.time() - now)
-        self.vhosts = {name: Vhost(name, self.clock, behaviour, chance=_chance) for name in vhosts}
+        self._store = FileStore(file, epoch=self.clock.epoch) if file is not None else None
+        vhost = Vhost("/", self.clock, behaviour, chance=_chance, store=self._store)
+        self.vhosts = {vhost.name: vhost}
         self._tellers: dict[Outbox, Callable[[], None]] = {}
+        if self._store is not None:
+            restore(vhost, self._store.read())
 
     def connect(self, vhost: str, user: str, tell: Callable[[], None]) -> Session | None:
         """A session on a virtual host, if there is such a one; `tell` is called when it has news."""
@@ -46,6 +53,19 @@ class Broker:
                     session.drain()
                 else:
                     teller()
+
+    def commit(self) -> None:
+        """Have the file hold all that has happened; before that, nobody may be told of it."""
+        if self._store is not None:
+            self._store.commit()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._store is not None:
+            try:
+                self._store.commit()
+            finally:
+                self._store.close()
 
 
 def _chance() -> str:

@@ -118,7 +118,7 @@ class Client:
             self._head = head
             return b""
         self._head = None
-        self._write(0, self._handshake.begin(self._broker.behaviour.version))
+        self._write(0, self._handshake.begin(self._broker.behaviour))
         return head[len(PROTOCOL) :]
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:

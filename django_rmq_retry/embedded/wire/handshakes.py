@@ -11,6 +11,7 @@ from pika.amqp_object import Method
 from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.refusals import Refused
 
 MECHANISMS = "AMQPLAIN PLAIN"
@@ -18,7 +19,6 @@ LOCALES = "en_US"
 CHANNEL_MAX = 2047
 FRAME_MAX = 131072
 HEARTBEAT = 60
-LEAST_FRAME = 4096
 _CAPABILITIES = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -102,10 +102,12 @@ class Handshake:
         self.channel_max = CHANNEL_MAX
         self.frame_max = FRAME_MAX
         self.heartbeat = 0.0
+        self._least_frame = 0
 
-    def begin(self, version: str) -> Method:
+    def begin(self, behaviour: Behaviour) -> Method:
         self.expected = spec.Connection.StartOk
-        properties: Any = server_properties(version)
+        self._least_frame = behaviour.least_frame
+        properties: Any = server_properties(behaviour.version)
         return spec.Connection.Start(0, 9, properties, MECHANISMS, LOCALES)
 
     def take(self, asked: Any) -> Method | None:
@@ -118,7 +120,7 @@ class Handshake:
             return spec.Connection.Tune(CHANNEL_MAX, FRAME_MAX, HEARTBEAT)
         if self.expected is spec.Connection.TuneOk:
             self.channel_max = _agreed("channel_max", asked.channel_max, most=CHANNEL_MAX)
-            self.frame_max = _agreed("frame_max", asked.frame_max, most=FRAME_MAX, least=LEAST_FRAME)
+            self.frame_max = _agreed("frame_max", asked.frame_max, most=FRAME_MAX, least=self._least_frame)
             self.heartbeat = float(asked.heartbeat)
             self.expected = spec.Connection.Open
             return None

@@ -40,13 +40,20 @@ class Frames:
             if stop > end:
                 break
             if buffer[stop - 1] != FRAME_END:
-                octets = ",".join(map(str, buffer[at + 7 : min(stop - 1, at + 7 + _SHOWN)]))
+                octets = _shown(buffer[at + 7 : min(stop - 1, at + 7 + _SHOWN)])
                 amount = f"first {_SHOWN}" if size > _SHOWN else "all"
                 marker = f"{{invalid_frame_end_marker,{buffer[stop - 1]}}}"
                 raise Refused(501, f"type {kind}, {amount} octets = <<{octets}>>: {marker}")
             yield kind, channel, buffer[at + 7 : stop - 1]
             at = stop
         self._rest = buffer[at:] if at else buffer
+
+
+def _shown(octets: bytes) -> str:
+    """Bytes as Erlang writes them: as text where they are such."""
+    if octets and octets.isascii() and octets.decode().isprintable():
+        return f'"{octets.decode()}"'
+    return ",".join(map(str, octets))
 
 
 def read_method(payload: bytes) -> Method:

@@ -156,8 +156,9 @@ class Server:
         connection.client.receive(data)
 
     def _write_all(self, now: float) -> None:
-        """Write what has piled up in this turn, to each client in one go."""
+        """Write what has piled up in this turn, to each client in one go; the file comes first."""
         self.broker.tell()
+        self.broker.commit()
         self._changed.update(one for one in self._connections.values() if one.client.out)
         for connection in self._changed:
             if connection.sock in self._connections:

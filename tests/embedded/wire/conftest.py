@@ -1,6 +1,7 @@
 """One embedded broker, and a plain channel to it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pika
 import pytest
@@ -8,11 +9,21 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.embedded.wire.serving import Server
 from tests.embedded.served import MakeServer
+from tests.embedded.wire.folders import end, running
 
 
 @pytest.fixture
 def server(make_server: MakeServer) -> Server:
     return make_server()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A place for one broker that is a process of its own; gone after the test."""
+    folder = tmp_path / "broker"
+    yield folder
+    if running(folder):
+        end(folder)
 
 
 @pytest.fixture

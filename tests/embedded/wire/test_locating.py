@@ -41,6 +41,13 @@ def test_what_a_killed_broker_left_behind_is_no_broker(tmp_path: Path) -> None:
         port_of(tmp_path)
 
 
+def test_what_a_killed_broker_left_behind_is_not_taken_for_its_successor(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text('{"port": 4711, "pid": 1, "brought": true}')
+
+    with claimed(tmp_path), pytest.raises(NotRunning):
+        port_of(tmp_path)
+
+
 def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
 

@@ -128,7 +128,7 @@ def test_a_virtual_host_that_is_not_there_is_refused(server: Server) -> None:
         (
             framed(3, b"xx")[:-1] + b"\0",
             501,
-            "FRAME_ERROR - type 3, all octets = <<120,120>>",
+            'FRAME_ERROR - type 3, all octets = <<"xx">>: {invalid_frame_end_marker,0}',
         ),
         (struct.pack(">BHI", 2, 1, 200_000), 501, "FRAME_ERROR - type 2, all octets = <<>>: {frame_too_large,200000,"),
         (publish("q") + header(0, b"\xff\xff"), 502, "SYNTAX_ERROR - content properties cannot be decoded"),

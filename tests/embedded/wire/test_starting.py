@@ -1,6 +1,5 @@
 """The broker as a process of its own, and a project whose processes meet at it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,26 +16,14 @@ from django_rmq_retry import handler, registry, wiring
 from django_rmq_retry.core.errors import MessageUnsent
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.embedded import starting
-from django_rmq_retry.embedded.locating import NotRunning, port_of
+from django_rmq_retry.embedded.locating import port_of
 from django_rmq_retry.management.base import Exit
 from django_rmq_retry.management.commands.rmq_consume import bring_broker
 from tests.commands.running import run
+from tests.embedded.wire.folders import connected, consumers, depth, end, running
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A place for one broker, which is gone after the test."""
-    folder = tmp_path / "broker"
-    yield folder
-    try:
-        pid = pid_in(folder)
-    except OSError:
-        return
-    os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not running(folder), what="the broker's end")
 
 
 @pytest.fixture
@@ -54,29 +41,15 @@ def project(folder: Path, settings: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    with process:
+def command(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command of the bank, whose broker is in that folder."""
+    env = os.environ | {"RMQ_URL": f"embedded://{folder}", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    line = [sys.executable, str(ROOT / "testproject" / "manage.py"), *arguments]
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def pid_in(folder: Path) -> int:
-    return int(json.loads((folder / "broker.json").read_text())["pid"])
-
-
-def depth(folder: Path, queue: str) -> int:
-    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port_of(folder))) as connection:
-        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
-
-
-def running(folder: Path) -> bool:
-    try:
-        port_of(folder)
-    except NotRunning:
-        return False
-    return True
 
 
 def test_it_is_started_once_and_found_by_all(folder: Path) -> None:
@@ -96,8 +69,7 @@ def test_it_ends_by_itself_when_nobody_needs_it_any_more(folder: Path) -> None:
 
 def test_a_killed_one_is_replaced(folder: Path) -> None:
     first = starting.ensure(folder)
-    os.kill(pid_in(folder), signal.SIGKILL)
-    wait_until(lambda: not running(folder))
+    end(folder, signal.SIGKILL)
     second = starting.ensure(folder)
 
     pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", second)).close()
@@ -122,9 +94,7 @@ def test_what_a_consumer_brings_along_has_the_queues_of_the_project(project: Any
 
 
 def test_it_runs_alone_as_a_command_until_it_is_told_to_stop(project: Any, folder: Path) -> None:
-    command = [sys.executable, str(ROOT / "testproject" / "manage.py"), "rmq_broker", "--like", "4.3"]
-    env = os.environ | {"RMQ_URL": f"embedded://{folder}", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    with ended(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)) as process:
+    with command(folder, "rmq_broker", "--like", "4.3") as process:
         wait_until(lambda: running(folder), what="the broker")
         assert run("rmq_declare").code == Exit.DONE
         project.publish({"amount": 1})
@@ -134,8 +104,54 @@ def test_it_runs_alone_as_a_command_until_it_is_told_to_stop(project: Any, folde
     assert process.returncode == 0
     assert out.startswith("The embedded broker listens on amqp://guest:guest@127.0.0.1:")
     assert "behaves as RabbitMQ 4.3" in out
-    assert "has ended" in out
+    assert f"What is durable it keeps in {folder / 'broker.sqlite3'}." in out
+    assert out.endswith("The embedded broker has ended.\n")
     assert not running(folder)
+
+
+@pytest.mark.parametrize(("options", "left"), [((), 1), (("--memory",), 0)])
+def test_it_begins_with_what_was_durable_unless_it_is_told_to_forget(
+    project: Any, folder: Path, options: tuple[str, ...], left: int
+) -> None:
+    for _ in range(2):
+        with command(folder, "rmq_broker", *options) as process:
+            wait_until(lambda: running(folder), what="the broker")
+            run("rmq_declare")
+            found = depth(folder, "payments.charge")
+            project.publish({"amount": 1})
+            wiring.close()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=10)
+
+    assert found == left
+
+
+def test_a_consumer_tells_of_a_queue_that_survived_as_it_was_before_a_change(folder: Path) -> None:
+    starting.ensure(folder)
+    with connected(folder) as connection:
+        connection.channel().queue_declare("payments.charge", durable=True, arguments={"x-max-priority": 3})
+    with command(folder, "rmq_consume", "--max-runtime", "1") as process:
+        out, _ = process.communicate(timeout=30)
+
+    assert "The embedded broker has queue payments.charge as it was declared before (" in out
+    assert "manage.py rmq_declare --recreate payments.charge" in out
+
+
+def test_a_consumer_brings_back_a_broker_that_was_killed_and_all_that_was_in_it(folder: Path) -> None:
+    with command(folder, "rmq_consume"):
+        wait_until(lambda: running(folder), what="the broker")
+        with connected(folder) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            channel.basic_publish("", "kept", b"x", pika.BasicProperties(delivery_mode=2))
+        wait_until(lambda: consumers(folder, "payments.charge"), what="the consumer")
+        end(folder, signal.SIGKILL)
+        wait_until(lambda: running(folder), what="the broker again")
+        wait_until(lambda: consumers(folder, "payments.charge"), what="the consumer again")
+        found = depth(folder, "kept")
+
+    assert found == 1
 
 
 @pytest.mark.usefixtures("project")

@@ -1,0 +1,1 @@
+"""The file of the embedded broker: what outlives it, in SQLite."""

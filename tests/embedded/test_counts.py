@@ -1,0 +1,165 @@
+"""How often a message was delivered, and what of it goes with it when it is dead-lettered; versions differ widely."""
+
+import pytest
+
+from tests.embedded.rig import BOTH, QUORUM, Arrival, Client, Rig
+
+pytestmark = pytest.mark.contract
+
+WAYS = {
+    # what happened to its deliveries: what is told behind the dead letter from a quorum queue of 4.0, from 4.3
+    "reject": (1, 1),
+    "nack": (1, 0),
+    "back reject": (1, 2),
+    "back back nack": (1, 2),
+    "nacked reject": (1, 1),
+    "nacked nacked nack": (1, 0),
+    "recovered reject": (1, 1),
+    "cut nack": (2, 1),
+    "cut back cut reject": (3, 4),
+    "expire": (0, 0),
+    "back expire": (0, 1),
+    "cut expire": (1, 1),
+}
+
+
+def taken(client: Client, queue: str) -> Arrival:
+    found = client.get(queue)
+    assert found is not None
+    return found
+
+
+def told(arrival: Arrival) -> tuple[int | None, int | None, bool]:
+    """x-delivery-count, x-acquired-count, redelivered."""
+    headers = arrival.headers
+    return headers.get("x-delivery-count"), headers.get("x-acquired-count"), arrival.redelivered
+
+
+def suffer(rig: Rig, client: Client, ways: str) -> Client:
+    """Publish to `a` and let that happen to the message; the client that is left."""
+    client.publish("a", "x", expiration="400" if "expire" in ways else None)
+    for way in ways.split():
+        if way == "expire":
+            break
+        held = taken(client, "a")
+        if way == "cut":
+            client.cut()
+            client = rig.connect()
+        elif way == "recovered":
+            client.recover()
+        elif way in ("back", "reject"):
+            client.reject(held, requeue=way == "back")
+        else:
+            client.nack(held, requeue=way == "nacked")
+    return client
+
+
+@pytest.mark.parametrize("target", sorted(BOTH))
+def test_a_dead_letter_tells_of_the_deliveries_before_it(rig: Rig, kind: str, target: str) -> None:
+    client = rig.connect()
+    client.queue("a", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
+    client.queue("b", BOTH[target])
+    found = {}
+    for ways in WAYS:
+        client = suffer(rig, client, ways)
+        arrival = taken(client, "b")
+        found[ways] = told(arrival)
+        client.ack(arrival)
+
+    assert found == {ways: expected(rig, kind, target, *counts) for ways, counts in WAYS.items()}
+
+
+def expected(rig: Rig, kind: str, target: str, older: int, newer: int) -> tuple[int | None, int | None, bool]:
+    if rig.version >= (4, 3):
+        return (newer or None, newer or None, newer > 0) if target == "quorum" else (None, None, newer > 0)
+    if rig.version >= (4, 0):
+        shown = older if (kind, target) == ("quorum", "quorum") else 0
+        return shown or None, None, shown > 0
+    return (0 if target == "quorum" else None), None, False
+
+
+def test_a_count_goes_through_a_classic_queue_unseen(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
+    client.queue("b", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "c"})
+    client.queue("c", QUORUM)
+    client = suffer(rig, client, "reject")
+    client.reject(taken(client, "b"), requeue=False)
+    arrival = taken(client, "c")
+
+    assert told(arrival) == {3: (0, None, False), (4, 0): (1, None, True)}.get(
+        3 if rig.version < (4, 0) else rig.version, (2, 2, True)
+    )
+
+
+def test_the_delivery_limit_counts_what_other_queues_did_only_since_version_4_3(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
+    client.queue("b", {**QUORUM, "x-delivery-limit": 2})
+    client = suffer(rig, client, "back reject")
+    deliveries = 0
+    while (found := client.get("b", within=0.3)) is not None:
+        deliveries += 1
+        client.reject(found)
+
+    assert deliveries == (1 if rig.version >= (4, 3) else 3)
+
+
+def test_a_message_that_went_over_the_limit_tells_nothing_of_it_on_4_0(rig: Rig) -> None:
+    client = rig.connect()
+    limited = {**QUORUM, "x-delivery-limit": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}
+    client.queue("a", limited)
+    client.queue("b", QUORUM)
+    client = suffer(rig, client, "back back")
+    arrival = taken(client, "b")
+
+    assert arrival.deaths == [("a", "delivery_limit", 1)]
+    assert told(arrival) == {3: (0, None, False), (4, 0): (None, None, False)}.get(
+        3 if rig.version < (4, 0) else rig.version, (2, 2, True)
+    )
+
+
+def test_a_return_in_the_next_queue_shows_what_that_one_counts(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
+    client.queue("b", QUORUM)
+    client = suffer(rig, client, "back reject")
+    client.reject(taken(client, "b"))
+    arrival = taken(client, "b")
+
+    assert told(arrival) == ((3, 1, True) if rig.version >= (4, 3) else (1, None, True))
+
+
+def test_the_default_limit_of_version_4_drops_after_21_deliveries(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", QUORUM)
+    client.publish("q", "x")
+    deliveries = 0
+    while deliveries < 25 and (found := client.get("q", within=0.3)) is not None:
+        deliveries += 1
+        client.reject(found)
+
+    assert deliveries == (21 if rig.version >= (4, 0) else 25)
+
+
+def test_a_limit_of_minus_one_means_none_only_since_version_4(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": -1})
+    client.publish("q", "x")
+    client.reject(taken(client, "q"))
+
+    assert (client.get("q", within=0.3) is not None) == (rig.version >= (4, 0))
+
+
+def test_version_4_3_counts_on_through_dead_lettering_and_loses_the_message(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("main", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"})
+    client.queue(
+        "wait", {**QUORUM, "x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "main"}
+    )
+    client.publish("main", "x")
+    for _ in range(20):
+        client.reject(taken(client, "main"), requeue=False)
+    client.reject(taken(client, "main"))
+
+    assert (client.get("main", within=1) is not None) == (rig.version < (4, 3))

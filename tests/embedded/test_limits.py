@@ -1,0 +1,120 @@
+"""Lengths: in messages and in bytes, in each of the three ways of what becomes of too much."""
+
+import pytest
+
+from tests.embedded.rig import BOTH, QUORUM, Client, Rig
+
+pytestmark = pytest.mark.contract
+
+AWAY = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+LIMITS = [{"x-max-length": 2}, {"x-max-length-bytes": 10}]
+
+
+def texts(client: Client, queue: str, count: int) -> str:
+    found = [client.get(queue, within=1) for _ in range(count)]
+    return "".join(one.text[:1] if one else "-" for one in found)
+
+
+def filled(rig: Rig, client: Client, bodies: str, **arguments: object) -> list[str]:
+    """Publish bodies of five bytes each; the outcomes."""
+    client.queue("q", {**AWAY, **arguments})
+    client.queue("dead")
+    outcomes = []
+    for body in bodies:
+        outcomes.append(client.publish("q", body * 5))
+        # A quorum queue tells its publishers a moment later that it is full.
+        rig.wait(0.05)
+    return outcomes
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])
+def test_the_head_is_dropped_and_dead_lettered(rig: Rig, kind: str, limit: dict[str, object]) -> None:
+    client = rig.connect()
+    wider = 4 if rig.version >= (4, 3) and kind == "quorum" and "x-max-length-bytes" in limit else 0
+    limits = {name: value + wider for name, value in limit.items() if isinstance(value, int)}
+    outcomes = filled(rig, client, "abcd", **{**BOTH[kind], **limits})
+
+    assert outcomes == ["ack"] * 4
+    assert (texts(client, "dead", 2), texts(client, "q", 2)) == ("ab", "cd")
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])
+def test_a_full_queue_refuses(rig: Rig, kind: str, limit: dict[str, object]) -> None:
+    client = rig.connect()
+    outcomes = filled(rig, client, "abcde", **{**BOTH[kind], **limit, "x-overflow": "reject-publish"})
+    too_many = 1 if kind == "quorum" and not (rig.version >= (4, 3) and "x-max-length-bytes" in limit) else 0
+    taken = 2 + too_many
+
+    assert outcomes == ["ack"] * taken + ["nack"] * (5 - taken)
+    assert texts(client, "q", 4) == "abc-" if too_many else "ab--"
+    assert client.get("dead", within=0.1) is None
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])
+def test_a_full_classic_queue_refuses_and_buries(rig: Rig, limit: dict[str, object]) -> None:
+    client = rig.connect()
+    outcomes = filled(rig, client, "abcd", **limit, **{"x-overflow": "reject-publish-dlx"})
+
+    assert outcomes == ["ack", "ack", "nack", "nack"]
+    assert (texts(client, "dead", 2), texts(client, "q", 2)) == ("cd", "ab")
+
+
+def test_a_message_above_the_limit_in_bytes_finds_no_place(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("q", {**BOTH[kind], **AWAY, "x-max-length-bytes": 4})
+    client.queue("dead")
+    client.publish("q", "abcde")
+    dead = client.get("dead")
+
+    assert dead is not None
+    assert dead.deaths == [("q", "maxlen", 1)]
+    assert client.get("q", within=0.1) is None
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(23, 1), (24, 2)])
+def test_a_quorum_queue_counts_the_bytes_of_the_properties_too_since_version_4_3(
+    rig: Rig, limit: int, kept: int
+) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-max-length-bytes": limit})
+    for body in "ab":
+        client.publish("q", body * 5, message_id="1234")
+    rig.wait(0.2)
+
+    assert client.queue("q", passive=True).messages == (kept if rig.version >= (4, 3) else 2)
+
+
+def test_the_smaller_of_both_limits_counts(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    filled(rig, client, "abcd", **{**BOTH[kind], "x-max-length": 1, "x-max-length-bytes": 1000})
+
+    assert texts(client, "q", 2) == "d-"
+
+
+def test_what_comes_back_to_a_full_queue_pushes_out_the_head(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue(
+        "q", {**BOTH[kind], **AWAY, "x-max-length": 1, **({"x-delivery-limit": 9} if kind == "quorum" else {})}
+    )
+    client.queue("dead")
+    client.publish("q", "a")
+    held = client.get("q")
+    client.publish("q", "b")
+    assert held is not None
+    client.nack(held)
+
+    assert (texts(client, "dead", 1), texts(client, "q", 2)) == ("a", "b-")
+
+
+def test_a_loop_of_messages_that_are_too_many_is_cut(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue(
+        "q", {**BOTH[kind], "x-max-length": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"}
+    )
+    client.queue("wait", {"x-message-ttl": 50, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    for body in "ab":
+        client.publish("q", body)
+    rig.wait(0.4)
+
+    assert texts(client, "q", 2) == "b-"
+    assert client.queue("wait", passive=True).messages == 0

@@ -1,0 +1,83 @@
+"""Much of everything: large bodies, and many clients that all get something."""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pika import spec
+from pika.exceptions import ChannelClosedByBroker
+
+from django_rmq_retry.embedded.wire.serving import Server
+from tests.embedded.served import MakeServer, served
+from tests.embedded.wire.raw import Raw
+
+MEGABYTE = 2**20
+
+
+def sent(server: Server, body: bytes) -> None:
+    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
+
+
+def taken(server: Server) -> bytes:
+    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+        got: Any = connection.channel().basic_get("q", auto_ack=True)
+    return bytes(got[2])
+
+
+@pytest.mark.parametrize("megabytes", [5, 50])
+def test_bodies_of_many_megabytes_arrive_as_they_were_sent(make_server: MakeServer, megabytes: int) -> None:
+    server = make_server("3.10")
+    body = os.urandom(megabytes * MEGABYTE)
+    sent(server, body)
+    found = taken(server)
+
+    assert len(found) == len(body)
+    assert sha256(found).digest() == sha256(body).digest()
+
+
+def test_a_body_above_the_limit_of_the_version_is_refused_as_there(server: Server) -> None:
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        sent(server, bytes(50 * MEGABYTE))
+
+    assert (caught.value.reply_code, caught.value.reply_text) == (
+        406,
+        "PRECONDITION_FAILED - message size 52428800 is larger than configured max size 16777216",
+    )
+
+
+def test_a_large_body_survives_the_broker(tmp_path: Path) -> None:
+    file = tmp_path / "broker.sqlite3"
+    body = os.urandom(5 * MEGABYTE)
+    with served(file=file) as server:
+        sent(server, body)
+    with served(file=file) as server:
+        found = taken(server)
+
+    assert sha256(found).digest() == sha256(body).digest()
+
+
+def test_three_hundred_consumers_each_get_what_is_theirs(server: Server) -> None:
+    raws = [Raw(server.port) for _ in range(300)]
+    for number, raw in enumerate(raws):
+        raw.open(channel=1)
+        raw.say(spec.Queue.Declare(queue=f"q{number}"), spec.Basic.Consume(queue=f"q{number}", no_ack=True), channel=1)
+        raw.method(), raw.method()
+    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+        channel = connection.channel()
+        for number in range(300):
+            channel.basic_publish("", f"q{number}", b"%d" % number)
+    bodies = []
+    for raw in raws:
+        assert raw.method().NAME == "Basic.Deliver"
+        raw.frame()
+        bodies.append(raw.frame()[2])
+        raw.sock.close()
+
+    assert bodies == [b"%d" % number for number in range(300)]
