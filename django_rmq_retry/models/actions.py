@@ -1,0 +1,114 @@
+"""What operators did: rows that are only ever added, each sealed with the one before it."""
+
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
+
+
+class Verb(models.TextChoices):
+    """What was done."""
+
+    REQUEUE = "requeue", pgettext_lazy("act", "Requeue")
+    EDIT = "edit", pgettext_lazy("act", "Edit")
+    DISCARD = "discard", pgettext_lazy("act", "Discard")
+    RESTORE = "restore", pgettext_lazy("act", "Restore")
+    HOLD = "hold", pgettext_lazy("act", "Hold")
+    RELEASE = "release", pgettext_lazy("act", "Release")
+    NOTE = "note", pgettext_lazy("act", "Note")
+    MUTE = "mute", pgettext_lazy("act", "Mute")
+    REVEAL = "reveal", pgettext_lazy("act", "Reveal")
+    DOWNLOAD = "download", pgettext_lazy("act", "Download")
+    EXPORT = "export", pgettext_lazy("act", "Export")
+    IMPORT = "import", pgettext_lazy("act", "Import")
+    PURGE = "purge", pgettext_lazy("act", "Purge")
+    PAUSE = "pause", pgettext_lazy("act", "Pause run")
+    RESUME = "resume", pgettext_lazy("act", "Resume run")
+    SLOW = "slow", pgettext_lazy("act", "Change rate")
+    STOP = "stop", pgettext_lazy("act", "Stop run")
+
+
+class InsertOnly(models.QuerySet["OperatorAction"]):
+    """Refuses what would change history."""
+
+    def update(self, **_changes: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are never changed.")
+
+    def delete(self) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+
+    def bulk_update(self, *_args: Any, **_changes: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are never changed.")
+
+
+class HistoryIsFixed(Exception):
+    """Somebody tried to change what was done."""
+
+
+class OperatorAction(models.Model):
+    """One act of one person; the actor's name stays when the account is gone."""
+
+    number = models.PositiveBigIntegerField(_("number"), unique=True)
+    at = models.DateTimeField(_("at"))
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
+    )
+    actor_name = models.CharField(_("by"), max_length=150)
+    actor_key = models.CharField(_("account"), max_length=64, blank=True)
+    behalf = models.CharField(_("on behalf of"), max_length=255, blank=True)
+    """On the command line: the user of the operating system, and the machine."""
+    verb = models.CharField(_("action"), max_length=12, choices=Verb.choices)
+    reason = models.CharField(_("reason"), max_length=255, blank=True)
+    message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
+    group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
+    run = models.PositiveBigIntegerField(_("run"), null=True, blank=True)
+    subject = models.CharField(_("subject"), max_length=255, blank=True)
+    """The message's own id or business key: it stays readable when its record is gone."""
+    count = models.PositiveIntegerField(_("messages"), default=1)
+    facts = models.JSONField(_("facts"), default=dict)
+    """Selection, rate, digests before and after, masked difference, result."""
+    ip = models.GenericIPAddressField(_("address"), null=True, blank=True)
+    source = models.CharField(_("source"), max_length=10, default="code")
+    previous = models.CharField(max_length=64, editable=False)
+    seal = models.CharField(max_length=64, editable=False)
+    """SHA-256 over this row and the seal of the one before."""
+
+    objects = InsertOnly.as_manager()
+
+    class Meta:
+        verbose_name = _("action")
+        verbose_name_plural = _("audit log")
+        default_permissions = ("view",)
+        permissions = (("view_all_operatoraction", _("Can see what others did")),)
+        indexes = (
+            models.Index(fields=["message", "-number"], name="rmq_action_message"),
+            models.Index(fields=["actor", "-number"], name="rmq_action_actor"),
+            models.Index(fields=["group", "-number"], name="rmq_action_group"),
+            models.Index(fields=["run", "-number"], name="rmq_action_run"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.verb} {self.subject}".strip()
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise HistoryIsFixed("Actions of operators are never changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+
+
+class AuditHead(models.Model):
+    """The end of the chain: one row, changed first by whoever adds to it, so that they come one after another."""
+
+    number = models.PositiveBigIntegerField(default=0)
+    seal = models.CharField(max_length=64, default="")
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.number}"
