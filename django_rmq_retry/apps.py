@@ -1,6 +1,7 @@
 """What Django knows of the app."""
 
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 from django_rmq_retry import checks, registry
 
@@ -12,6 +13,7 @@ class RmqRetryConfig(AppConfig):
 
     name = "django_rmq_retry"
     label = "rmq_retry"
+    verbose_name = _("Message processing")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -1,44 +1,69 @@
 """Builds a consumer: the only module of Django's side that knows the runtime. The web process never imports it."""
 
 import random
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 from django_rmq_retry import wiring
 from django_rmq_retry.broker.base import Server
 from django_rmq_retry.broker.capabilities import carrier_refusal
 from django_rmq_retry.broker.consuming import PikaSource
 from django_rmq_retry.conf import settings
+from django_rmq_retry.core.layout import needed
 from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.embedded.starting import Keeper
+from django_rmq_retry.records import capturing
+from django_rmq_retry.records.recorder import Recorder
 from django_rmq_retry.runtime.attempt import Attempts, Surroundings
 from django_rmq_retry.runtime.consumer import Consumer, Limits
 from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.journal import Journals
 
 
 def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetch: int, limits: Limits) -> Consumer:
     """A consumer with its connections; its handlers publish over the same I/O thread."""
     now = settings()
+    recorder = Recorder() if now.records else None
     surroundings = Surroundings(
-        around=_Around,
-        journal=events,
+        around=Around if recorder is None else Heard,
+        # Records before signals: whoever is told of an outcome may look at its record.
+        journal=events if recorder is None else Journals((recorder, events)),
         clock=time.monotonic,
         today=_today,
         chance=random.random,
         crash_limit=now.crash_limit,
         reply_to=now.reply_to,
     )
-    source = PikaSource(wiring.io("rmq-io"), now.access(), wiring.publisher())
-    return Consumer(
+    access = now.access(port_of=Keeper().port)
+    source = PikaSource(wiring.io("rmq-io"), access, wiring.publisher(), needs=needed(intakes))
+    return Recorded(
         intakes,
         source,
         Attempts(intakes, surroundings),
+        recorder=recorder,
         threads=threads,
         prefetch=prefetch,
         limits=limits,
         refusal=lambda server: _refusal(intakes, server),
     )
+
+
+class Recorded(Consumer):
+    """A consumer whose attempts are remembered, if a recorder is given."""
+
+    def __init__(self, *args: Any, recorder: Recorder | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._recorder = recorder
+
+    def run(self) -> int:
+        with self._recorder.recording() if self._recorder else nullcontext():
+            return super().run()
 
 
 def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
@@ -56,16 +81,50 @@ def _today() -> int:
     return time.time_ns() // 1_000_000
 
 
-class _Around:
+class _Thread(threading.local):
+    """Whether this thread has ever connected to a database: asking all of Django's connections costs more."""
+
+    connects = False
+
+
+_thread = _Thread()
+
+
+def _connected(**_: object) -> None:
+    _thread.connects = True
+
+
+connection_created.connect(_connected, dispatch_uid="django_rmq_retry.consuming")
+
+
+class Around:
     """Cares for Django's connections around one attempt, as a request does: old ones are closed before and after."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        for connection in connections.all(initialized_only=True):
-            connection.queries_log.clear()
-            connection.close_if_unusable_or_obsolete()
+        if _thread.connects:
+            _renew()
 
     def __exit__(self, *_error: object) -> None:
+        if not _thread.connects:
+            return
         for connection in connections.all(initialized_only=True):
             connection.close_if_unusable_or_obsolete()
+
+
+class Heard(Around):
+    """The same, and what is logged meanwhile is kept until it is known how the attempt ends."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        capturing.begin()
+        if _thread.connects:
+            _renew()
+
+
+def _renew() -> None:
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        connection.close_if_unusable_or_obsolete()

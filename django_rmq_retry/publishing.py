@@ -59,6 +59,7 @@ async def apublish(
 
 def publish_many(messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
     """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed."""
+    _check_timeout(timeout)
     return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
 
 
@@ -102,6 +103,7 @@ def message_of(
 
 def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False) -> str:
     """Send a message now, or on commit where a transaction is open."""
+    _check_timeout(timeout)
     name = message.properties.message_id or ""
     if at_once or not wiring.in_transaction():
         wiring.publisher().publish(message, timeout=timeout)
@@ -114,6 +116,7 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
 
 async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
     """Send a message and await its confirm."""
+    _check_timeout(timeout)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
 
@@ -146,6 +149,12 @@ def _after_commit(message: Message, timeout: float | None) -> None:
             extra={"event": "unpublished", "message_id": message.properties.message_id},
         )
         raise
+
+
+def _check_timeout(timeout: float | None) -> None:
+    """Before anything is sent: what is wrong with it must not be found out while a message is on its way."""
+    if timeout is not None:
+        check_seconds("timeout=…", timeout)
 
 
 def _check_writable(message: Message) -> None:

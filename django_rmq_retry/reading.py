@@ -1,7 +1,7 @@
 """Readers of single settings: each returns the value as it is meant, or says what was expected and what came."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -82,6 +82,33 @@ def text(key: str, value: object) -> str:
     if isinstance(value, str) and value:
         return value
     raise wrong(key, "a text that is not empty", repr(value))
+
+
+def text_or_function(key: str, value: object) -> str | Callable[[], str]:
+    if callable(value) or isinstance(value, str):
+        return value
+    raise wrong(key, "a text or a function that returns one", repr(value))
+
+
+def function(key: str, value: object) -> Callable[..., object] | None:
+    if value is None or callable(value):
+        return value
+    found = _imported(key, value) if isinstance(value, str) else value
+    if callable(found):
+        return found
+    raise wrong(key, "a function, or the dotted path to one", repr(value))
+
+
+def switches(key: str, value: object) -> Mapping[str, bool]:
+    if isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, bool) for k, v in value.items()):
+        return dict(value)
+    raise wrong(key, "a dict such as {'payment.*': True}", repr(value))
+
+
+def texts(key: str, value: object) -> Mapping[str, str]:
+    if isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair):
+        return dict(value)
+    raise wrong(key, "a dict such as {'BankDown': 'The bank did not answer.'}", repr(value))
 
 
 def yes_or_no(key: str, value: object) -> bool:

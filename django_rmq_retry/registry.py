@@ -15,7 +15,7 @@ from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.layout import layout
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy
-from django_rmq_retry.core.subscription import Intake, Match, Subscription
+from django_rmq_retry.core.subscription import Fingerprint, Intake, Keys, Match, Subscription
 from django_rmq_retry.core.topology import Queue
 
 PARKED = ".parked"
@@ -32,6 +32,8 @@ class Registration:
     park: str | None = None
     match: Match = Match()
     codec: Codec = JSON
+    keys: Keys | None = None
+    fingerprint: Fingerprint | None = None
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
     """What is one and the same while a module is executed, and another when it is reloaded."""
@@ -49,6 +51,8 @@ class Registration:
             park=self.park or queue.name + PARKED,
             match=self.match,
             codec=self.codec,
+            keys=self.keys,
+            fingerprint=self.fingerprint,
         )
 
 

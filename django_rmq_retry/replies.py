@@ -5,6 +5,7 @@ import uuid
 from dataclasses import replace
 
 from django_rmq_retry import wiring
+from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON
 from django_rmq_retry.core.errors import CallFailed
 from django_rmq_retry.core.message import Delivery, Message
@@ -23,7 +24,7 @@ def call(
     options: Options = PLAIN,
 ) -> object:
     """The handler's answer. A call leaves at once, also inside a transaction: its caller waits."""
-    message = _question(data, subscription, options)
+    message = _question(data, subscription, options, timeout)
     answer = wiring.caller(exclusive=exclusive).call(message, timeout=timeout)
     return _read(answer, subscription)
 
@@ -37,12 +38,13 @@ async def acall(
     options: Options = PLAIN,
 ) -> object:
     """As ``call``, without blocking the event loop."""
-    message = _question(data, subscription, options)
+    message = _question(data, subscription, options, timeout)
     caller = wiring.caller(exclusive=exclusive)
     return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), subscription)
 
 
-def _question(data: object, subscription: Subscription, options: Options) -> Message:
+def _question(data: object, subscription: Subscription, options: Options, timeout: float) -> Message:
+    check_seconds("timeout=…", timeout)
     known = replace(options, correlation_id=uuid.uuid4().hex)
     return message_of(data, options=known, subscription=subscription)
 

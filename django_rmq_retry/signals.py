@@ -17,3 +17,9 @@ halted = Signal()
 
 released = Signal()
 """A halted line goes on: the message that held it was handled, parked or discarded: ``verdict``."""
+
+recorded = Signal()
+"""Parked messages are in the database: ``messages`` and ``groups``, the primary keys of what was added or changed.
+
+The sender is the class ``ParkedMessage``; it is sent in the drainer's thread, after the commit.
+"""

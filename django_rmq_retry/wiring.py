@@ -43,6 +43,11 @@ def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator
         _stand_in = before
 
 
+def stands_in() -> bool:
+    """Whether a test has put something else in the broker's place."""
+    return _stand_in is not None
+
+
 def in_transaction() -> bool:
     """Whether a commit is to come. What a TestCase wraps around a test never commits: a stand-in looks through it."""
     connection = transaction.get_connection()

@@ -36,7 +36,7 @@ def _access(access: Access) -> Iterable[CheckMessage]:
     if access.embedded:
         yield warning(
             "W024",
-            "The broker is embedded://, which holds its messages in memory: none survives it.",
+            "The broker is embedded://, which is for development and tests: one process, one file, no users.",
             hint="Set RMQ_RETRY['URL'] to a RabbitMQ, as amqps://user:password@host/vhost.",
         )
         return

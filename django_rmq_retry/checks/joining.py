@@ -60,8 +60,9 @@ def check_joining(settings: Settings) -> Iterator[CheckMessage]:
 @register(TAG)
 @with_settings
 def check_policies(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG001
-    for name in joined():
-        subscription = registry.subscription(name)
+    subscriptions = [registry.subscription(name) for name in joined()]
+    yield from _wait_in_one_line(subscriptions)
+    for subscription in subscriptions:
         for check in (_acks_first, _waits_in_line, _goes_round, _holds_too_long, _loses_order):
             yield from check(subscription)
 
@@ -89,9 +90,7 @@ def _acks_first(subscription: Subscription) -> Iterable[CheckMessage]:
 
 
 def _waits_in_line(subscription: Subscription) -> Iterable[CheckMessage]:
-    backoffs = subscription.policy.backoffs
-    waits = {step for backoff in backoffs for step in backoff.steps(subscription.policy.attempts)}
-    mixed = len(waits) > 1 or any(backoff.spread for backoff in backoffs)
+    mixed = len(_waits(subscription)) > 1 or any(backoff.spread for backoff in subscription.policy.backoffs)
     if mixed and isinstance(subscription.policy.via, WaitQueue):
         yield warning(
             "W004",
@@ -99,6 +98,29 @@ def _waits_in_line(subscription: Subscription) -> Iterable[CheckMessage]:
             hint="Use via=Ladder(), which has a queue for each wait, or one fixed wait without jitter.",
             at=subscription.name,
         )
+
+
+def _wait_in_one_line(subscriptions: Sequence[Subscription]) -> Iterable[CheckMessage]:
+    """Handlers that each have one wait, but not the same, in the same queue."""
+    lines: dict[str, dict[str, float]] = {}
+    for subscription in subscriptions:
+        via, waits = subscription.policy.via, _waits(subscription)
+        if isinstance(via, WaitQueue) and len(waits) == 1:
+            lines.setdefault(via.queue, {})[subscription.name] = waits.pop()
+    for queue, line in lines.items():
+        if len(set(line.values())) > 1:
+            said = ", ".join(f"{name} {wait:g} s" for name, wait in line.items())
+            yield warning(
+                "W004",
+                f"WaitQueue holds waits of different lengths in one queue, {queue!r} ({said}): a long one keeps "
+                "shorter ones behind it waiting.",
+                hint="Give each handler a wait queue of its own or the same wait, or use via=Ladder().",
+                at=next(iter(line)),
+            )
+
+
+def _waits(subscription: Subscription) -> set[float]:
+    return {step for backoff in subscription.policy.backoffs for step in backoff.steps(subscription.policy.attempts)}
 
 
 def _goes_round(subscription: Subscription) -> Iterable[CheckMessage]:

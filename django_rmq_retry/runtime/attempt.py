@@ -17,8 +17,9 @@ from django_rmq_retry.core.settlement import DONE, Settlement
 from django_rmq_retry.core.settling import ROOM, feasible, set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, park, retry
-from django_rmq_retry.runtime.journal import Attempt, Journal
+from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, park, retry
+from django_rmq_retry.runtime.grouping import grouped
+from django_rmq_retry.runtime.journal import Attempt, Journal, storied
 
 SUSPICIOUS = 3
 """So often a message may come back before it is tried alone: a worker's orderly stop counts too (before 4.3)."""
@@ -129,6 +130,8 @@ class Attempts:
             except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
                 error = raised
                 verdict = feasible(self._judge(subscription, delivery, raised), delivery, subscription)
+            if verdict.kind is Kind.PARK:
+                verdict = grouped(verdict, delivery, subscription, error)
             self._note(delivery, verdict, subscription, began, error=error)
         settlement = DONE if error is None else settle(verdict, delivery, subscription, now=self._out.today())
         if answer is None and not subscription.policy.answers:
@@ -144,7 +147,7 @@ class Attempts:
         *,
         error: BaseException | None = None,
     ) -> None:
-        if verdict is ACK and not self._out.journal.notes_acks:
+        if verdict is ACK and not self._out.journal.notes_acks and not storied(delivery):
             return
         seconds = self._out.clock() - began
         self._out.journal.note(
@@ -162,6 +165,7 @@ class Attempts:
             return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _unhandled(self, delivery: Delivery, verdict: Verdict, began: float) -> Settlement:
+        verdict = grouped(verdict, delivery, None, None)
         with self._out.around():
             self._note(delivery, verdict, None, began)
         return unhandled(verdict, delivery, self._intakes[delivery.queue], now=self._out.today())

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from django_rmq_retry.broker.base import Line, Server, Source
-from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable
+from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.subscription import Intake
@@ -75,6 +75,8 @@ class Consumer:
         self.online = False
         self.ticked: Callable[[], None] = lambda: None
         """Called at every tick while all is well: for a liveness file and the like."""
+        self.beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003
+        """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
 
     def run(self) -> int:
         """Consume until told to stop, or a limit is reached, or nothing can be done any more."""
@@ -142,7 +144,7 @@ class Consumer:
         )
 
     def failed(self, error: BaseException) -> None:
-        codes = {BrokerRefused: NO_BROKER, BrokerUnfit: UNFIT, QueueUnusable: UNFIT}
+        codes = {BrokerRefused: NO_BROKER, BrokerUnfit: UNFIT, QueueUnusable: UNFIT, TopologyMissing: UNFIT}
         self.stop(str(error), codes.get(type(error), BROKEN))
 
     def drained(self) -> None:
@@ -183,6 +185,11 @@ class Consumer:
             self.ticked()
 
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+        if empty:
+            # Only now: what was parked last has left its work queue, and lies in the parked one.
+            self.beside_empty(self._all_empty)
+
+    def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             self.stop("every queue is empty")
 

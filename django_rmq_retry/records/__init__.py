@@ -1,0 +1,1 @@
+"""What becomes of parked messages and attempts in the database."""
