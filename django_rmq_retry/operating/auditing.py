@@ -1,0 +1,118 @@
+"""Writes down who did what. Each row is sealed with the one before it: what is changed or missing later is noticed."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+
+from django.db import router, transaction
+from django.db.models import F, QuerySet
+from django.utils import timezone
+
+from django_rmq_retry.core.verdict import short
+from django_rmq_retry.models import AuditHead, OperatorAction, Verb
+from django_rmq_retry.operating.actors import Actor
+
+log = logging.getLogger("django_rmq_retry")
+
+BATCH = 2000
+
+
+def note(
+    actor: Actor,
+    verb: Verb,
+    *,
+    reason: str = "",
+    message: int | None = None,
+    group: int | None = None,
+    run: int | None = None,
+    subject: str = "",
+    count: int = 1,
+    facts: Mapping[str, object] | None = None,
+) -> OperatorAction:
+    """Add an act to the log; to be called in the transaction of the act itself."""
+    using = router.db_for_write(OperatorAction)
+    with transaction.atomic(using=using):
+        previous = _advance(using)
+        action = OperatorAction(
+            number=previous.number,
+            at=timezone.now(),
+            actor_id=actor.user_id,
+            actor_name=actor.name,
+            actor_key="" if actor.user_id is None else str(actor.user_id),
+            behalf=actor.behalf,
+            verb=verb,
+            reason=short(reason, 255),
+            message=message,
+            group=group,
+            run=run,
+            subject=short(subject, 255),
+            count=count,
+            facts=dict(facts or {}),
+            ip=actor.ip,
+            source=actor.source,
+            previous=previous.seal,
+        )
+        action.seal = seal_of(action)
+        action.save(using=using)
+        AuditHead.objects.using(using).filter(pk=1).update(seal=action.seal)
+    log.info("%s %s by %s", verb, action.subject or f"{count} messages", actor.name, extra=_fields(action))
+    return action
+
+
+def verify() -> Iterator[str]:
+    """What is wrong with the log, a sentence for each break; nothing if it is whole."""
+    using = router.db_for_read(OperatorAction)
+    known: OperatorAction | None = None
+    for action in _rows(using):
+        if known is not None and action.number != known.number + 1:
+            yield f"Between {known.number} and {action.number} rows are missing."
+        elif known is not None and action.previous != known.seal:
+            yield f"{action.number} does not follow {known.number}: one of them was changed or put in later."
+        if action.seal != seal_of(action):
+            yield f"{action.number} was changed after it was written."
+        known = action
+    head = AuditHead.objects.using(using).filter(pk=1).first()
+    end = (known.number, known.seal) if known else (0, "")
+    if head is not None and (head.number, head.seal) != end:
+        yield f"The log ends at {end[0]}, and {head.number} rows were written: the last ones are missing."
+
+
+def seal_of(action: OperatorAction) -> str:
+    """SHA-256 of what a row says and of the seal before it. The account is left out: it may be deleted."""
+    at = action.at.astimezone(timezone.get_fixed_timezone(0)).isoformat(timespec="milliseconds")
+    said = {name: getattr(action, name) for name in SEALED} | {"at": at, "verb": str(action.verb)}
+    text = json.dumps(said, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+SEALED = (
+    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "group", "run", "subject", "count"),
+    *("facts", "ip", "source", "previous"),
+)
+
+
+def _advance(using: str) -> AuditHead:
+    """The next number, and the seal it follows. The update comes first: it makes whoever else acts wait."""
+    heads = AuditHead.objects.using(using)
+    if not heads.filter(pk=1).update(number=F("number") + 1):
+        heads.get_or_create(pk=1)
+        heads.filter(pk=1).update(number=F("number") + 1)
+    return heads.get(pk=1)
+
+
+def _rows(using: str) -> Iterator[OperatorAction]:
+    after = 0
+    while True:
+        found: QuerySet[OperatorAction] = OperatorAction.objects.using(using).filter(number__gt=after)
+        rows = list(found.order_by("number")[:BATCH])
+        yield from rows
+        if len(rows) < BATCH:
+            return
+        after = rows[-1].number
+
+
+def _fields(action: OperatorAction) -> dict[str, object]:
+    names = ("verb", "actor_name", "behalf", "reason", "message", "group", "run", "subject", "count", "source")
+    said = {f"rmq_{name}": getattr(action, name) for name in names}
+    return {"event": "rmq.operator", **said}

@@ -1,0 +1,204 @@
+"""What speaks against requeueing: counted in one query, with a few examples of each, for one message or a million."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db.models import Count, Max, Min, Q, QuerySet, Sum
+from django.utils import timezone
+
+from django_rmq_retry import registry
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage
+from django_rmq_retry.models.messages import OPEN, State
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.selecting import Selection
+
+EXAMPLES = 5
+MOST_QUEUES = 20
+MOST_EDITED = 10_000
+PERMANENT = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the operator has decided besides the messages."""
+
+    target: str = ""
+    include: Collection[str] = ()
+    """Names of findings whose messages are to be sent all the same."""
+    confirmed_permanent: bool = False
+    """"I fixed the cause": what has a permanent error goes along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that speaks against some of the messages."""
+
+    name: str
+    count: int
+    left_out: bool
+    includable: bool
+    why: str
+    examples: tuple[tuple[int, str], ...]
+    """A few of them: the record's number, and its business key or id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a requeue of a selection would do now."""
+
+    total: int
+    sendable: int
+    findings: tuple[Finding, ...]
+    oldest: datetime | None
+    newest: datetime | None
+    queues: tuple[tuple[str, int], ...]
+    """Where they would go, the largest first."""
+
+    @property
+    def left_out(self) -> int:
+        return self.total - self.sendable
+
+
+NEVER = {"resolved": words.RESOLVED, "changed": words.CHANGED, "queueless": words.QUEUELESS}
+"""No tick sends these."""
+UNLESS_INCLUDED = {
+    "succeeded": words.SUCCEEDED,
+    "unconfirmed": words.UNCONFIRMED,
+    "permanent": words.PERMANENT,
+    "late": words.LATE,
+    "unhandled": words.UNHANDLED,
+}
+REMARKS = ("duplicates", "edited", "held")
+"""Sent as well: duplicates one after another, unless they are included."""
+INCLUDABLE = (*UNLESS_INCLUDED, "duplicates")
+
+
+def report(selection: Selection, terms: Terms | None = None) -> Report:
+    """Count what speaks against each message of a selection."""
+    terms = terms or Terms()
+    rows = selection.queryset().order_by()
+    known = conditions(selection, terms)
+    objections = _objections(known, terms)
+    asked = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
+    refused = Q()
+    for _why, condition in objections:
+        refused |= condition
+    told = _counted(rows, refused, asked)
+    keys, shared = duplicates(rows.exclude(refused))
+    left_out = {why for why, _condition in objections}
+    findings = [
+        _finding(name, told.sums[name], rows.filter(condition), left_out)
+        for name, condition in asked.items()
+        if told.sums[name]
+    ]
+    if keys:
+        # Found by its own index: the column of the message has none.
+        named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
+        alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
+        findings.append(_finding("duplicates", shared, alike, left_out))
+    sendable = told.sums["sendable"]
+    return Report(
+        total=told.sums["total"],
+        sendable=sendable,
+        findings=tuple(findings),
+        oldest=told.oldest,
+        newest=told.newest,
+        queues=((terms.target, sendable),) if terms.target else told.queues,
+    )
+
+
+class _Counted(NamedTuple):
+    """The sums of a selection, and its queues with what is sendable there, the largest first."""
+
+    sums: Mapping[str, int]
+    oldest: datetime | None
+    newest: datetime | None
+    queues: tuple[tuple[str, int], ...]
+
+
+def _counted(rows: QuerySet[ParkedMessage], refused: Q, asked: Mapping[str, Q]) -> _Counted:
+    """One look at all the rows, by queue: there are few queues, and the sums are made of theirs."""
+    counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
+    counts |= {name: Count("pk", filter=condition) for name, condition in asked.items()}
+    spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
+    named: Any = {f"n_{name}": count for name, count in counts.items()}
+    found: list[Any] = list(rows.values("queue").annotate(**named, **spans))
+    queues = sorted(((one["queue"], one["n_sendable"]) for one in found if one["n_sendable"]), key=lambda one: -one[1])
+    return _Counted(
+        sums={name: sum(one[f"n_{name}"] for one in found) for name in counts},
+        oldest=min((one["oldest"] for one in found), default=None),
+        newest=max((one["newest"] for one in found), default=None),
+        queues=tuple(queues[:MOST_QUEUES]),
+    )
+
+
+def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
+    """What each finding means, in the order in which they are told."""
+    found = {
+        "resolved": ~Q(state__in=OPEN),
+        "changed": _changed(selection),
+        "succeeded": Q(succeeded_at__isnull=False),
+        "unconfirmed": Q(unconfirmed=True),
+        "permanent": Q(reason__in=PERMANENT),
+    }
+    cutoff = settings().cutoff
+    if cutoff is not None:
+        found["late"] = older_than(timezone.now() - timedelta(seconds=cutoff))
+    if not terms.target:
+        found["queueless"] = Q(queue="")
+        known = [intake.queue.name for intake in registry.intakes()]
+        found["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
+    return found
+
+
+def reasons(selection: Selection, terms: Terms) -> list[tuple[str, Q]]:
+    """Why messages are left out under these terms, each with those it is true of; the gravest first."""
+    return _objections(conditions(selection, terms), terms)
+
+
+def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[str, Q]]:
+    left_out = {**NEVER, **{name: why for name, why in UNLESS_INCLUDED.items() if name not in terms.include}}
+    if terms.confirmed_permanent:
+        left_out.pop("permanent", None)
+    return [(why, known[name]) for name, why in left_out.items() if name in known]
+
+
+def older_than(moment: datetime) -> Q:
+    """By when it was published; where nobody says that, by when it first failed, or was parked."""
+    by_failure = Q(published_at=None, failed_at__lt=moment)
+    return Q(published_at__lt=moment) | by_failure | Q(published_at=None, failed_at=None, parked_at__lt=moment)
+
+
+def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
+    """Some business keys that several of these messages share, and how many messages do."""
+    shared = rows.exclude(business_key="").order_by().values("business_key").annotate(n=Count("pk")).filter(n__gt=1)
+    count = shared.aggregate(messages=Sum("n"))["messages"] or 0
+    some = shared.order_by("business_key")[:EXAMPLES] if count else ()
+    return [row["business_key"] for row in some], count
+
+
+def _changed(selection: Selection) -> Q:
+    if selection.filter:
+        # Few, if any: asking for each message whether it is among them takes far longer.
+        edited = MessageVersion.objects.filter(at__gt=selection.as_of).values_list("message", flat=True)
+        return Q(pk__in=list(edited[:MOST_EDITED]))
+    now = dict(selection.queryset().values_list("pk", "revision"))
+    return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
+
+
+def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> Finding:
+    why = {**NEVER, **UNLESS_INCLUDED}.get(name, "")
+    # In the order of the indexes of groups, queues and types: few rows are read until some are found.
+    some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:EXAMPLES]
+    return Finding(
+        name=name,
+        count=count,
+        left_out=why in left_out,
+        includable=name in INCLUDABLE,
+        why=why,
+        examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
+    )

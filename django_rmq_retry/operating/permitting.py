@@ -1,0 +1,65 @@
+"""Who may do what: Django's permissions, and for each message the project's own say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_rmq_retry.conf import settings
+
+LABEL = "rmq_retry"
+FEW = 25
+"""So many messages may be requeued at once by whoever may requeue; more need bulk_requeue."""
+
+PERMISSIONS: Mapping[str, tuple[str, Any]] = {
+    "view": ("view_parkedmessage", gettext_lazy("Can view parked message")),
+    "view_group": ("view_errorgroup", gettext_lazy("Can view error group")),
+    "view_run": ("view_requeuerun", gettext_lazy("Can view requeue run")),
+    "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),
+    "view_all_audit": ("view_all_operatoraction", gettext_lazy("Can see what others did")),
+    "view_payload": ("view_payload", gettext_lazy("Can see message bodies and headers")),
+    "reveal": ("reveal_field", gettext_lazy("Can reveal a masked field")),
+    "view_traceback": ("view_traceback", gettext_lazy("Can see tracebacks")),
+    "requeue": ("requeue", gettext_lazy("Can requeue messages")),
+    "bulk_requeue": ("bulk_requeue", gettext_lazy("Can requeue many messages at once")),
+    "edit": ("edit_requeue", gettext_lazy("Can edit a message and requeue it")),
+    "discard": ("discard", gettext_lazy("Can discard and restore messages")),
+    "restore": ("discard", gettext_lazy("Can discard and restore messages")),
+    "hold": ("hold", gettext_lazy("Can hold messages")),
+    "release": ("hold", gettext_lazy("Can hold messages")),
+    "export": ("export", gettext_lazy("Can export messages")),
+    "note": ("note_errorgroup", gettext_lazy("Can note on and mute error groups")),
+    "steer": ("steer_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
+}
+"""What each verb needs."""
+
+
+def may(user: Any, verb: str, message: object = None) -> str:
+    """Nothing if the user may, else why not, in a sentence; with a message the project's own rules are asked too."""
+    codename, name = PERMISSIONS[verb]
+    if not getattr(user, "is_active", False):
+        return _("Your account is not active.")
+    if not user.has_perm(f"{LABEL}.{codename}"):
+        return _("You need the permission “%(name)s”.") % {"name": name} + _asking()
+    return _by_the_project(user, verb, message)
+
+
+def may_requeue(user: Any, count: int) -> str:
+    """As ``may``, for so many messages at once."""
+    return may(user, "requeue" if count <= FEW else "bulk_requeue")
+
+
+def _by_the_project(user: Any, verb: str, message: object) -> str:
+    can = settings().can
+    if can is None or message is None or user.is_superuser:
+        return ""
+    answer = can(user, verb, message)
+    if answer is True or answer == "":
+        return ""
+    return (answer if isinstance(answer, str) else _("The project's rules do not allow it.")) + _asking()
+
+
+def _asking() -> str:
+    contact = settings().contact
+    return " " + _("Ask: %(contact)s.") % {"contact": contact} if contact else ""

@@ -1,0 +1,153 @@
+"""Requeueing, the one way for one message and for a million: a run over a frozen selection."""
+
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import registry, wiring
+from django_rmq_retry.core.declarations import Role
+from django_rmq_retry.core.verdict import short
+from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, Verb
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.operating.checking import INCLUDABLE, Terms
+from django_rmq_retry.operating.claiming import sweep
+from django_rmq_retry.operating.locking import database, steadily
+from django_rmq_retry.operating.materialising import freeze
+from django_rmq_retry.operating.refusals import NothingChosen, Refused
+from django_rmq_retry.operating.running import drive
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.steering import checked_rate
+
+REASON_FROM = 100
+"""More messages than this are not requeued without a reason."""
+
+
+def start(
+    selection: Selection,
+    actor: Actor,
+    *,
+    rate: float = 20.0,
+    max_depth: int | None = None,
+    stop_at: float | None = None,
+    reason: str = "",
+    target: str = "",
+    one_by_one: bool = False,
+    canary: bool = False,
+    include: Collection[str] = (),
+    confirmed_permanent: bool = False,
+    planned: bool = False,
+) -> RequeueRun:
+    """Freeze a selection as a run that any driver takes up; nothing is sent yet.
+
+    ``include`` names findings of ``checking`` whose messages are sent all the same. Messages that share a business key
+    are sent one after another, each after the outcome of the one before, unless "duplicates" is included.
+    """
+    terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
+    _check(selection, reason, include)
+    sweep()
+    run = RequeueRun(
+        created_at=timezone.now(),
+        by_user_id=actor.user_id,
+        by=actor.name,
+        source=actor.source,
+        reason=short(reason, 255),
+        selection=selection.facts(),
+        said=short(selection.said, 255),
+        target=target,
+        rate=checked_rate(rate),
+        max_depth=max_depth,
+        stop_at=stop_at,
+        one_by_one=one_by_one or "duplicates" not in include,
+        canary=canary,
+        **({"state": RunState.PLANNED} if planned else {"started_at": timezone.now()}),
+    )
+    return steadily(lambda: _started(run, selection, terms, actor))
+
+
+def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
+    using = database()
+    run.pk = None
+    with transaction.atomic(using=using):
+        run.save(using=using, force_insert=True)
+        freeze(run, selection, terms)
+        selection.check(run.total)
+        facts: dict[str, Any] = {"selection": run.selection, "rate": run.rate, "left_out": run.skipped}
+        options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
+        facts |= {name: value for name, value in options.items() if value}
+        if terms.include or terms.confirmed_permanent:
+            facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
+        items = run.items.select_related("message").only("message__business_key", "message__message_id")
+        one = items.first() if run.total == 1 else None
+        note(
+            actor,
+            Verb.REQUEUE,
+            reason=run.reason,
+            run=run.pk,
+            count=run.total,
+            message=one.message_id if one is not None else None,
+            subject=str(one.message) if one is not None else run.said,
+            group=_group(selection),
+            facts=facts,
+        )
+    return run
+
+
+def requeue(
+    messages: Iterable[ParkedMessage | int], *, by: str | Actor, reason: str = "", wait: float = 10.0, **options: Any
+) -> RequeueRun:
+    """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
+
+    It returns when they are sent, or after ``wait`` seconds: what is left then a consumer sends. Options are those of
+    ``start``. Inside a transaction they leave after its commit.
+    """
+    actor = by if isinstance(by, Actor) else Actor.of_code(by)
+    ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]
+    run = start(Selection.of_ids(ids), actor, reason=reason, **{"rate": 100.0, **options})
+
+    def send() -> RequeueRun:
+        return drive(run.pk, me("code"), for_seconds=wait, outcomes=False)
+
+    if not wiring.in_transaction():
+        return send()
+    transaction.on_commit(send, using=database(), robust=True)
+    return run
+
+
+def me(what: str) -> str:
+    """A driver's name: no two threads anywhere have the same."""
+    return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
+
+
+def checked_target(target: str) -> str:
+    """A queue that the project declares and that is meant for messages to be handled."""
+    if not target:
+        return ""
+    declared = registry.topology().queues
+    if target not in declared or declared[target].role in (Role.PARKED, Role.WAITING):
+        fit = [name for name, one in declared.items() if one.role not in (Role.PARKED, Role.WAITING)]
+        said = _("%(queue)r is no queue to requeue to. Declared are: %(known)s.")
+        raise Refused(said % {"queue": target, "known": ", ".join(fit) or "-"})
+    return target
+
+
+def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
+    unknown = sorted(set(include) - set(INCLUDABLE))
+    if unknown:
+        said = _("%(name)s cannot be included; what can is %(known)s.")
+        raise Refused(said % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
+    if not selection.count:
+        raise NothingChosen(_("No message is chosen."))
+    if selection.count > REASON_FROM and not reason.strip():
+        raise Refused(_("Say why: more than %(count)s messages need a reason.") % {"count": REASON_FROM})
+
+
+def _group(selection: Selection) -> int | None:
+    group = selection.filter.get("group")
+    return int(group) if group is not None else None

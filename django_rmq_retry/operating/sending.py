@@ -1,0 +1,119 @@
+"""The broker's side of sending: the copies of a slice are published together, and each is waited for."""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+from django.contrib.auth import get_user_model
+
+from django_rmq_retry import wiring
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.errors import HeadersTooLarge
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.core.requeued import Original, requeued
+from django_rmq_retry.models import MessageVersion, ParkedMessage, RequeueRun
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.claiming import Claim
+from django_rmq_retry.operating.permitting import may
+from django_rmq_retry.operating.settling import Answer
+from django_rmq_retry.options import FRAME_MAX
+from django_rmq_retry.records.tickets import Ticket
+
+GRACE = 2.0
+"""Seconds beyond its deadline within which a publish has ended."""
+TOO_LARGE = "are above the broker's"
+
+
+def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
+    """The copy of a message for a run, or why it is left out."""
+    target = run.target or message.queue
+    if not target:
+        return words.QUEUELESS
+    refusal = _not_allowed(run, message)
+    if refusal:
+        return refusal
+    copy = requeued(contents(message), queue=target, ticket=Ticket(record=message.pk, cycle=message.cycle + 1).signed())
+    return copy if _writable(copy) else words.UNWRITABLE
+
+
+def contents(message: ParkedMessage) -> Original:
+    """What a requeue sends: the version that was edited last, or the first one."""
+    source: ParkedMessage | MessageVersion = message
+    if message.version > 1:
+        source = MessageVersion.objects.get(message=message, number=message.version)
+    return Original(
+        body=bytes(source.body),
+        raw=bytes(source.properties),
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        message_id=message.message_id,
+    )
+
+
+def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
+    """Publish what was claimed, all at once; return how each ended."""
+    ended: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    publisher = wiring.publisher()
+    for claim in claims:
+        try:
+            publisher.send(claim.copy, _teller(claim, ended), timeout=timeout)
+        except (TypeError, ValueError):
+            ended.put(Answer(claim=claim, outcome=Outcome.UNSENT, fit=False))
+    return _collected(claims, ended, clock() + timeout + GRACE, clock)
+
+
+def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Callable[[Outcome, str], None]:
+    def done(outcome: Outcome, said: str) -> None:
+        fit = TOO_LARGE not in said and "cannot be written" not in said
+        ended.put(Answer(claim=claim, outcome=outcome, fit=fit))
+
+    return done
+
+
+def _collected(
+    claims: Sequence[Claim], ended: "queue.SimpleQueue[Answer]", deadline: float, clock: Callable[[], float]
+) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    while len(answers) < len(claims):
+        try:
+            answer = ended.get(timeout=max(0.0, deadline - clock()))
+        except queue.Empty:
+            break
+        answers.setdefault(answer.claim.item, answer)
+    # An I/O thread that stands still may have sent them or not.
+    return [answers.get(one.item) or Answer(claim=one, outcome=Outcome.UNKNOWN) for one in claims]
+
+
+def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:
+    """The project's own rules, asked with the rights that its starter has now."""
+    if settings().can is None or run.source != "admin":
+        return ""
+    if run.by_user_id is None:
+        return words.ACCOUNT_GONE
+    user = get_user_model()._default_manager.filter(pk=run.by_user_id).first()  # noqa: SLF001 - Django's own way
+    return words.REFUSED if user is None or may(user, "requeue", message) else ""
+
+
+def _writable(copy: Message) -> bool:
+    try:
+        marshal_publish(
+            1,
+            encode_properties(copy.properties),
+            b"",
+            exchange=copy.exchange,
+            routing_key=copy.routing_key,
+            mandatory=copy.mandatory,
+            frame_max=FRAME_MAX,
+        )
+    except (HeadersTooLarge, ValueError):
+        return False
+    return True
+
+
+def timeout_for(seconds: float | None) -> float:
+    """How long a publish may take for a driver that has so many seconds; well within its claim."""
+    usual = settings().publish_timeout
+    return usual if seconds is None else min(usual, max(1.0, seconds))

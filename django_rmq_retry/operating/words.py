@@ -1,0 +1,31 @@
+"""Why a message of a run was left out and why a run does not go on: stored in English, translated where it is shown."""
+
+from django.utils.translation import gettext_noop as _
+
+RESOLVED = _("It is not open any more: somebody was quicker, or it was handled.")
+CHANGED = _("It was changed after it was chosen.")
+QUEUELESS = _("Nobody knows which queue it came from.")
+SUCCEEDED = _("A copy of it was handled already.")
+UNCONFIRMED = _("It may have been delivered: an earlier requeue was not confirmed.")
+PERMANENT = _("Its error is permanent: requeueing alone will not help.")
+LATE = _("It is older than the cut-off.")
+UNHANDLED = _("No handler of this project takes messages of its queue.")
+UNWRITABLE = _("It cannot be written: its headers or its body are too large for the broker.")
+UNROUTABLE = _("Its queue does not exist.")
+REFUSED = _("The project's rules do not let the one who started the run requeue it.")
+ACCOUNT_GONE = _("The account that started the run is gone, so its rights cannot be asked.")
+NOT_SENT = _("The broker was away before it was sent.")
+QUEUE_FULL = _("The queue refused it: it is full.")
+NOT_CONFIRMED = _("The broker did not confirm it in time. It may have been delivered.")
+KEY_FAILED = _("An earlier message with the same business key failed again or has no outcome.")
+STOPPED = _("The run was stopped before it was sent.")
+
+BROKER_AWAY = _("No connection to the broker. It goes on by itself.")
+QUEUE_DEEP = _("The queue holds more messages than this run waits for. It goes on by itself.")
+DEPTH_UNKNOWN = _("The broker does not say how many messages the queue holds. It goes on when that is known.")
+KEYS_WAIT = _("Waits for the outcome of earlier messages with the same business key.")
+CANARY_WAITS = _("One message was sent; the rest follows when it was processed.")
+CANARY_FAILED = _("The first message failed again. Look at it, then resume or stop.")
+CANARY_SILENT = _("The first message has no outcome after a minute. Look at it, then resume or stop.")
+GUARD = _("More messages failed again than the run allows. Look at them, then resume or stop.")
+SILENT = _("Some messages have no outcome after an hour.")
