@@ -1,0 +1,5 @@
+"""The pages for the people who look after parked messages; registered with whatever site the project has."""
+
+from django_rmq_retry.admin import audit, groups, messages, runs, status
+
+__all__ = ["audit", "groups", "messages", "runs", "status"]

@@ -1,0 +1,70 @@
+"""What the pages that ask are about: a selection out of the address, frozen at the first look, signed from then on."""
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponseRedirect
+
+from django_rmq_retry.admin import allowing
+from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.operating.selecting import Selection
+
+CARRIED = ("canary",)
+"""What an address says besides the messages."""
+
+
+def frozen(request: HttpRequest) -> HttpResponseRedirect | None:
+    """To the same page with a signed selection, where the address names a group, a message or a run instead."""
+    if request.method != "GET" or request.GET.get("sel"):
+        return None
+    selection = _named(request)
+    if selection is None:
+        return None
+    words = {"sel": selection.token(), **{name: request.GET[name] for name in CARRIED if name in request.GET}}
+    return HttpResponseRedirect(f"{request.path}?{urlencode(words)}")
+
+
+def chosen(request: HttpRequest) -> Selection:
+    """The selection that the page is about; Outdated where its token is too old or not ours."""
+    return Selection.read(request.POST.get("sel") or request.GET.get("sel") or "")
+
+
+def again(request: HttpRequest, selection: Selection) -> str:
+    """The address that freezes the same choice anew."""
+    words: dict[str, Any] = {"sel": _anew(selection).token()}
+    words |= {name: request.GET[name] for name in CARRIED if name in request.GET}
+    return f"{request.path}?{urlencode(words)}"
+
+
+def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
+    """Why the person may not do this to these messages; the project's rules are asked for those that are named."""
+    count = selection.count if verb == "requeue" else None
+    why = allowing.may(request, verb, count=count)
+    if why or not selection.revisions:
+        return why
+    for message in ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties"):
+        why = allowing.may(request, verb, message)
+        if why:
+            return f"{message}: {why}"
+    return ""
+
+
+def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
+    """The first few, the oldest first, as far as the person may see them."""
+    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
+    return [row for row in rows if not allowing.may(request, "view", row)]
+
+
+def _named(request: HttpRequest) -> Selection | None:
+    group, message, run = (request.GET.get(name, "") for name in ("group", "message", "failed_of_run"))
+    if group.isdecimal():
+        return Selection.of_filter({"group": int(group), "state": [State.PARKED]})
+    if message.isdecimal():
+        return Selection.of_ids([int(message)])
+    if run.isdecimal():
+        return Selection.of_filter({"failed_of_run": int(run), "state": [State.PARKED]})
+    return None
+
+
+def _anew(selection: Selection) -> Selection:
+    return Selection.of_filter(selection.filter) if selection.filter else Selection.of_ids(selection.revisions)

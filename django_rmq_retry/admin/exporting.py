@@ -1,0 +1,123 @@
+"""Exports: a page that says what leaves the house, then the file. Each is recorded before its first line."""
+
+from collections.abc import Iterator
+
+from django.http import Http404, HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin import allowing, choosing
+from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin.rows import LEFT_OUT
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import RequeueRun
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.exporting import Payload, audit_lines, export, run_lines
+from django_rmq_retry.operating.refusals import NotAllowed, Refused
+from django_rmq_retry.operating.selecting import Selection
+
+FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
+MOST_LEFT_OUT = 1000
+"""So many messages that the project's rules keep back are left out by name."""
+
+
+def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
+    """Messages as a table, or as lines with what was sent."""
+    why = allowing.may(request, "export")
+    if why:
+        return pages.refused(request, why)
+    try:
+        there = choosing.frozen(request)
+        if there is not None:
+            return there
+        selection = choosing.chosen(request)
+        selection.check(count := selection.queryset().count())
+    except Refused as refusal:
+        return pages.page(request, "gone.html", title=_("Export"), status=400, why=str(refusal))
+    forbidden = choosing.forbidden(request, "export", selection)
+    no_whole = allowing.may(request, "view_payload")
+    wrong = ""
+    if request.method == "POST":
+        try:
+            return pages.refused(request, forbidden) if forbidden else _messages_file(request, selection)
+        except NotAllowed as refusal:
+            return pages.refused(request, str(refusal))
+        except Refused as refusal:
+            wrong = str(refusal)
+    label = ngettext("Export %(count)d message", "Export %(count)d messages", count)
+    return pages.page(
+        request,
+        "parkedmessage/export.html",
+        title=label % {"count": count},
+        status=422 if wrong else 200,
+        selection=selection,
+        token=selection.token(),
+        sample=choosing.sample(request, selection),
+        forbidden=forbidden,
+        no_whole=no_whole,
+        wrong={"all": wrong} if wrong else {},
+    )
+
+
+def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBase:
+    form, payload = request.POST.get("form", "csv"), request.POST.get("payload", Payload.NONE)
+    if form not in FORMS or payload not in set(Payload):
+        raise Refused(_("There is no such form of an export."))
+    verb = "view_payload" if payload == Payload.WHOLE else "export"
+    why = allowing.may(request, verb)
+    if why:
+        raise NotAllowed(why)
+    meant = _allowed(request, selection, verb)
+    reason, actor = request.POST.get("reason", "").strip(), Actor.of_request(request)
+    return _file(export(meant, actor, form=form, payload=Payload(payload), reason=reason), "messages", form)
+
+
+def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
+    """What became of each message of a run."""
+    why = allowing.may(request, "view_run") or allowing.may(request, "export")
+    if why:
+        return pages.refused(request, why)
+    if not RequeueRun.objects.filter(pk=pk).exists():
+        raise Http404(_("There is no such run."))
+    return _file(run_lines(pk, Actor.of_request(request)), f"run-{pk}", "csv")
+
+
+def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
+    """The rows that the list shows on all its pages."""
+    why = allowing.may(request, "view_audit") or allowing.may(request, "export")
+    if why:
+        return pages.refused(request, why)
+    rows = pages.get_changelist_instance(request).queryset
+    if request.method == "POST":
+        form = request.POST.get("form", "csv")
+        if form not in FORMS:
+            return pages.refused(request, _("There is no such form of an export."))
+        return _file(audit_lines(rows.order_by(), Actor.of_request(request), form=form), "audit", form)
+    count = rows.count()
+    label = ngettext("Export %(count)d act", "Export %(count)d acts", count)
+    return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
+
+
+def _allowed(request: HttpRequest, selection: Selection, verb: str) -> Selection:
+    """Without the messages that the project's own rules keep back from this person."""
+    if settings().can is None or not selection.filter:
+        return selection
+    rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")
+    kept_back = [row.pk for row in rows.iterator(chunk_size=1000) if allowing.may(request, verb, row)]
+    if len(kept_back) > MOST_LEFT_OUT:
+        said = _("The project's rules keep %(count)d of these messages back from you. Choose fewer.")
+        raise NotAllowed(said % {"count": len(kept_back)})
+    return Selection.of_filter({**selection.filter, "without": kept_back}) if kept_back else selection
+
+
+def _file(lines: Iterator[str], name: str, form: str) -> StreamingHttpResponse:
+    return StreamingHttpResponse(
+        lines,
+        content_type=FORMS[form],
+        headers={
+            "Content-Disposition": f'attachment; filename="{name}.{form}"',
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        },
+    )

@@ -1,0 +1,192 @@
+"""Error groups: what is broken, one card for each cause, and a page for each."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.admin import allowing, noting
+from django_rmq_retry.admin.activity import activity
+from django_rmq_retry.admin.acts import Act
+from django_rmq_retry.admin.cards import cards, lasting, oldest_open, plain_words, trends_of
+from django_rmq_retry.admin.listing import MOST_COUNTED
+from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.admin.rows import COLUMNS, LEFT_OUT, cells
+from django_rmq_retry.admin.tracing import latest_trace
+from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
+
+PER_PAGE = 25
+TYPES = 8
+SAMPLED = 2000
+BY = {"queue": "queue", "type": "type"}
+
+
+@admin.register(ErrorGroup)
+class ErrorGroupAdmin(Pages):
+    """The list of causes, where alerts lead, and the page of one cause."""
+
+    def get_urls(self) -> list[Any]:
+        note = self.admin_site.admin_view(partial(noting.view, self))
+        return [path("<int:pk>/note/", note, name="rmq_retry_errorgroup_note"), *super().get_urls()]
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        why = allowing.may(request, "view_group")
+        if why:
+            return self.refused(request, why)
+        by = request.GET.get("by", "")
+        if by in BY:
+            return self._by(request, by)
+        asked, show = request.GET.get("q", "").strip(), request.GET.get("show", "parked")
+        chosen = _chosen(asked, show)
+        page = Paginator(_with_origin(chosen), PER_PAGE).get_page(request.GET.get("p"))
+        summary = ErrorGroup.objects.aggregate(
+            groups=Count("pk", filter=Q(parked__gt=0)), waiting=Sum("parked"), last=Max("last_seen")
+        )
+        shown = cards(list(page.object_list))
+        return self.page(
+            request,
+            "errorgroup/list.html",
+            part="parts/groups.html",
+            title=_("Error groups"),
+            cards=[(card, self._acts(request, card.group)) for card in shown],
+            page=page,
+            summary=summary,
+            oldest=oldest_open() if summary["waiting"] else None,
+            asked=asked,
+            show=show,
+            by="",
+        )
+
+    @migrated
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        why = allowing.may(request, "view_group")
+        if why:
+            return self.refused(request, why)
+        group = _found(object_id)
+        if group is None:
+            raise Http404(_("There is no such error group."))
+        trend = trends_of([group.pk])[group.pk]
+        sees = not allowing.may(request, "view")
+        return self.page(
+            request,
+            "errorgroup/group.html",
+            title=str(group),
+            group=group,
+            trend=trend,
+            plain=plain_words(group),
+            lasting=lasting(group),
+            acts=self._acts(request, group, alone=True),
+            why_no_trace=allowing.may(request, "view_traceback"),
+            trace=None if allowing.may(request, "view_traceback") else latest_trace(group.fingerprint),
+            types=_types(group),
+            rows=[(one, cells(one)) for one in _newest(group) if not allowing.may(request, "view", one)]
+            if sees
+            else (),
+            columns=COLUMNS,
+            **activity(request, group=group.pk),
+        )
+
+    def _by(self, request: HttpRequest, by: str) -> HttpResponse:
+        """The same messages by their queue or type instead of by their cause."""
+        # True of every row; it tells MariaDB to read the index of queues or types, and nothing else.
+        parked = ParkedMessage.objects.filter(**{"state": State.PARKED, f"{by}__gte": ""}).order_by()
+        counted = parked.values(by).annotate(parked=Count("pk"), first=Min("parked_at"), last=Max("parked_at"))
+        return self.page(
+            request,
+            "errorgroup/list.html",
+            title=_("Error groups"),
+            by=by,
+            counted=[{**row, "name": row[by]} for row in counted.order_by("-parked")[:100]],
+            show="parked",
+        )
+
+    def _acts(self, request: HttpRequest, group: Any, *, alone: bool = False) -> list[Act]:
+        """What may be done about a cause; on its own page also what may not, and why."""
+        ready = max(group.parked - group.held, 0)
+        counted = {"count": ready}
+        selected = f"?group={group.pk}"
+        preview, discard = self.address("requeuerun_preview"), self.address("parkedmessage_discard")
+        acts = [
+            Act(
+                label=_("Try one first"),
+                address=f"{preview}{selected}&canary=1",
+                why=allowing.may(request, "requeue"),
+                kind="main" if alone else "",
+            ),
+            Act(
+                label=_("Requeue %(count)d…") % counted,
+                address=f"{preview}{selected}",
+                why=allowing.may(request, "requeue", count=ready),
+            ),
+            Act(
+                label=_("Discard %(count)d…") % counted,
+                address=f"{discard}{selected}",
+                why=allowing.may(request, "discard"),
+            ),
+            Act(
+                label=_("Hold…"),
+                address=f"{self.address('parkedmessage_hold')}{selected}",
+                why=allowing.may(request, "hold"),
+            ),
+        ]
+        acts = acts if ready else []
+        if alone:
+            note = self.address("errorgroup_note", group.pk)
+            why = allowing.may(request, "note")
+            return [*acts, Act(label=_("Note…"), address=note, why=why)]
+        opening = Act(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
+        return [opening, *(act for act in acts if not act.why)]
+
+
+def _found(object_id: str) -> Any:
+    known = object_id.isdecimal() and len(object_id) < 19  # noqa: PLR2004 - fits the column
+    return _with_origin(ErrorGroup.objects.filter(pk=int(object_id))).first() if known else None
+
+
+def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
+    groups = ErrorGroup.objects.order_by("-parked", "-last_seen", "-pk")
+    if show == "parked":
+        groups = groups.filter(parked__gt=0, muted=False)
+    elif show == "muted":
+        groups = groups.filter(muted=True)
+    if asked:
+        words = Q(title__icontains=asked) | Q(culprit__icontains=asked) | Q(note__icontains=asked)
+        groups = groups.filter(words | Q(ticket__icontains=asked))
+    return groups
+
+
+def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
+    """With the queue and the type of the message that was parked last, and how many are on hold."""
+    last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
+    held = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.ON_HOLD).order_by()
+    count = held.values("group").annotate(count=Count("pk")).values("count")
+    return groups.annotate(
+        queue=Subquery(last.values("queue")[:1]),
+        type=Subquery(last.values("type")[:1]),
+        held=Coalesce(Subquery(count), 0),
+    )
+
+
+def _types(group: ErrorGroup) -> list[dict[str, Any]]:
+    """How many of each type are parked; of a very large group how many of the newest, which is a part of them all."""
+    parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED)
+    if group.parked > MOST_COUNTED:
+        newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:SAMPLED])
+        return [{"type": name, "count": f"{count}+"} for name, count in newest.most_common(TYPES)]
+    counted = parked.order_by().values("type").annotate(count=Count("pk")).order_by("-count")
+    return [dict(row) for row in counted[:TYPES]]
+
+
+def _newest(group: ErrorGroup) -> list[ParkedMessage]:
+    parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED).order_by("-parked_at", "-pk")
+    return list(parked.defer(*LEFT_OUT)[:50])

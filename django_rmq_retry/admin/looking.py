@@ -1,0 +1,98 @@
+"""A short look at the broker: at most a second for a page, and one look for all pages of two seconds."""
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from django_rmq_retry import registry, wiring
+from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.broker.gauging import Bounds, Level, gauge
+from django_rmq_retry.broker.inspecting import Inspector
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.errors import RmqRetryError
+
+PATIENCE = 0.8
+FRESH = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen."""
+
+    at: datetime
+    away: str = ""
+    """Why the broker cannot be reached; empty where it can."""
+    since: datetime | None = None
+    levels: tuple[Level, ...] = ()
+    blind: str = ""
+
+    def level(self, queue: str) -> Level | None:
+        return next((level for level in self.levels if level.queue == queue), None)
+
+
+class _Window:
+    """The last look of this process. One thread looks, whoever comes meanwhile waits for it, though not for long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looking: threading.Thread | None = None
+        self._seen: Look | None = None
+        self._until = 0.0
+        self._since: datetime | None = None
+
+    def look(self) -> Look:
+        with self._lock:
+            if self._seen is not None and time.monotonic() < self._until:
+                return self._seen
+            if self._looking is None or not self._looking.is_alive():
+                self._looking = threading.Thread(target=self._see, name="rmq-look", daemon=True)
+                self._looking.start()
+            looking = self._looking
+        looking.join(PATIENCE)
+        with self._lock:
+            if not looking.is_alive() and self._seen is not None:
+                return self._seen
+            return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE:g}"})
+
+    def forget(self) -> None:
+        """For tests, and for a child that was forked."""
+        with self._lock:
+            self._seen, self._until, self._since, self._looking = None, 0.0, None, None
+
+    def _see(self) -> None:
+        try:
+            seen = _seen()
+        except (RmqRetryError, OSError, ImproperlyConfigured) as error:
+            with self._lock:
+                seen = self._away(str(error))
+        else:
+            self._since = None
+        with self._lock:
+            self._seen, self._until = seen, time.monotonic() + FRESH
+
+    def _away(self, why: str) -> Look:
+        self._since = self._since or timezone.now()
+        return Look(at=timezone.now(), away=why, since=self._since)
+
+
+def _seen() -> Look:
+    if wiring.stands_in():
+        return Look(at=timezone.now())
+    access = settings().access()
+    timeout = min(access.connect_timeout, PATIENCE)
+    url = settings().management_url
+    inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
+    with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
+        gauged = gauge(Declarer(session, inspector), registry.topology(), Bounds())
+    return Look(at=timezone.now(), levels=gauged.levels, blind=gauged.blind)
+
+
+_window = _Window()
+look = _window.look
+forget = _window.forget

@@ -1,0 +1,191 @@
+"""Requeue runs: their list, and the page of each, from which it can be paused, slowed, stopped and driven."""
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.transaction import non_atomic_requests
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
+from django.utils import timezone
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.views.decorators.http import require_POST
+
+from django_rmq_retry.admin import allowing, exporting, labels, preview
+from django_rmq_retry.admin.acts import Act
+from django_rmq_retry.admin.pages import Pages, frame_of, migrated
+from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState
+from django_rmq_retry.operating import steering
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.refusals import Refused
+from django_rmq_retry.operating.requeueing import me
+from django_rmq_retry.operating.running import DRIVEN, drive
+from django_rmq_retry.templatetags.rmq_retry import badge, rmq_clock
+
+SLICE = 0.5
+"""Seconds for which an open page sends at once; it comes back for the next."""
+ALONE = 10.0
+"""The same for a page without JavaScript, where each slice is a click."""
+SILENT = timedelta(seconds=30)
+LISTED = 50
+
+
+@admin.register(RequeueRun)
+class RequeueRunAdmin(Pages):
+    """What was requeued, by whom, and what came of it."""
+
+    list_display = ("name", "status", "by", "chosen", "total", "sent", "processed", "failed", "skipped", "created")
+    list_display_links = ("name",)
+    list_filter = ("state",)
+    ordering = ("-pk",)
+    sortable_by = ()
+    change_list_template = "admin/rmq_retry/requeuerun/list.html"
+
+    name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
+    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: badge(run.state))
+    chosen = admin.display(description=gettext_lazy("What was chosen"))(
+        lambda _self, run: labels.chosen(run.selection, run.said)
+    )
+    created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view
+        return [
+            path("preview/", view(self.preview), name="rmq_retry_requeuerun_preview"),
+            path("<int:pk>/steer/", view(require_POST(self.steer)), name="rmq_retry_requeuerun_steer"),
+            path(
+                "<int:pk>/export/", view(require_POST(partial(exporting.run, self))), name="rmq_retry_requeuerun_export"
+            ),
+            path(
+                "<int:pk>/drive/",
+                non_atomic_requests(view(require_POST(self.drive))),
+                name="rmq_retry_requeuerun_drive",
+            ),
+            *super().get_urls(),
+        ]
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        why = allowing.may(request, "view_run")
+        if why:
+            return self.refused(request, why)
+        return super().changelist_view(
+            request, {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request), **(extra_context or {})}
+        )
+
+    @migrated
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        why = allowing.may(request, "view_run")
+        if why:
+            return self.refused(request, why)
+        run = RequeueRun.objects.filter(pk=object_id).first() if object_id.isdecimal() else None
+        if run is None:
+            raise Http404(_("There is no such run."))
+        return self._shown(request, run)
+
+    @migrated
+    def preview(self, request: HttpRequest) -> HttpResponse:
+        return preview.view(self, request)
+
+    def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Pause, resume, slow or stop it, as the button said."""
+        why = allowing.may(request, "steer")
+        if why:
+            return self.refused(request, why)
+        actor, reason, act = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("act")
+        try:
+            if act == "slow":
+                steering.slow(pk, actor, rate=preview.number(request.POST.get("rate"), 1.0), reason=reason)
+            elif act in ("pause", "resume", "stop"):
+                getattr(steering, str(act))(pk, actor, reason=reason)
+        except Refused as refusal:
+            messages.warning(request, str(refusal))
+        return HttpResponseRedirect(self.address("requeuerun_change", pk))
+
+    def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Send a slice of it; the script asks for one after another, a person without it for longer ones."""
+        why = allowing.may(request, "requeue")
+        if why:
+            return self.refused(request, why)
+        run = RequeueRun.objects.filter(pk=pk).first()
+        if run is None:
+            raise Http404(_("There is no such run."))
+        scripted = bool(request.GET.get("fragment"))
+        run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE)
+        return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
+
+    def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
+        driven, now = run.state in DRIVEN, timezone.now()
+        alone = driven and (run.leased_until is None or run.leased_until < now)
+        ended = Item.objects.filter(run=run).select_related("message", "message__group")
+        light = ended.defer("message__body", "message__properties").order_by("place")
+        return self.page(
+            request,
+            "requeuerun/run.html",
+            part="parts/run.html",
+            title=str(run),
+            run=run,
+            driven=driven,
+            alone=alone,
+            sending=bool(request.GET.get("fragment")) and request.method == "POST",
+            silent=alone and (run.beat_at or run.created_at) < now - SILENT,
+            mine=run.by_user_id == request.user.pk,
+            why_not_drive=allowing.may(request, "requeue"),
+            why=_(run.why) if run.why else "",
+            chosen=labels.chosen(run.selection, run.said),
+            left=_left(run),
+            waiting=max(run.sent - run.processed - run.failed, 0),
+            rate_of_failure=_share(run),
+            half=max(round(run.rate / 4), 1),
+            acts=self._acts(request, run),
+            failed=light.filter(state=ItemState.FAILED)[:LISTED] if run.failed else (),
+            skipped=[(one, _(one.why)) for one in light.filter(state=ItemState.SKIPPED)[:LISTED]]
+            if run.skipped
+            else (),
+            unsure=light.filter(state=ItemState.UNCONFIRMED)[:LISTED] if run.unconfirmed else (),
+        )
+
+    def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
+        address, why = self.address("requeuerun_steer", run.pk), allowing.may(request, "steer")
+        acts: list[Act] = []
+
+        def act(label: str, name: str, **more: Any) -> None:
+            values = (("act", name), *((key, str(value)) for key, value in more.pop("values", {}).items()))
+            acts.append(Act(label=label, address=address, why=why, post=True, values=values, **more))
+
+        if run.state == RunState.PAUSED:
+            act(_("Resume"), "resume", kind="main")
+        elif run.state in (RunState.RUNNING, RunState.PLANNED):
+            act(_("Pause"), "pause")
+        if run.active and run.state != RunState.WAITING:
+            slower = max(round(run.rate / 4), 1)
+            if slower < run.rate:
+                act(_("Slow to %(rate)d per second") % {"rate": slower}, "slow", values={"rate": slower})
+            act(_("Stop"), "stop", kind="danger")
+        if run.failed:
+            again = f"{self.address('requeuerun_preview')}?failed_of_run={run.pk}"
+            acts.append(
+                Act(
+                    label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
+                    address=again,
+                    why=allowing.may(request, "requeue", count=run.failed),
+                )
+            )
+        export = self.address("requeuerun_export", run.pk)
+        return [*acts, Act(label=_("Export CSV"), address=export, why=allowing.may(request, "export"), post=True)]
+
+
+def _left(run: RequeueRun) -> float | None:
+    """Seconds until all is sent, at its rate."""
+    rest = run.total - run.sent - run.skipped - run.unconfirmed
+    return max(rest, 0) / run.rate if run.state == RunState.RUNNING and run.rate else None
+
+
+def _share(run: RequeueRun) -> int | None:
+    ended = run.processed + run.failed
+    return round(100 * run.failed / ended) if ended else None

@@ -1,0 +1,111 @@
+"""Live status: what is wrong in a sentence each, then the numbers; from the database and a short look at the broker."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Count, Max, Min, Subquery, Sum
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry import registry
+from django_rmq_retry.admin import labels, looking
+from django_rmq_retry.admin.activity import activity
+from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models.runs import ACTIVE
+
+MOST = 3
+RECENT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One thing that somebody should look at, with the way there."""
+
+    said: str
+    address: str = ""
+    link: str = ""
+
+
+@admin.register(LiveStatus)
+class LiveStatusAdmin(Pages):
+    """One page; it stands where the list of a model stands."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("rmq_retry.view_livestatus"))
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            said = _("You need the permission “%(name)s”.")
+            return self.refused(request, said % {"name": _("Can view live status")})
+        seen = looking.look()
+        counts = _counts()
+        return self.page(
+            request,
+            "livestatus/status.html",
+            part="parts/status.html",
+            title=_("Live status"),
+            look=seen,
+            levels=[
+                (level, labels.ROLES[level.role], list(map(labels.trouble, level.problems))) for level in seen.levels
+            ],
+            blind=labels.trouble(seen.blind) if seen.blind else "",
+            alarms=list(self._alarms(request, seen, counts))[:MOST],
+            counts=counts,
+            now=timezone.now(),
+            declared=bool(registry.registrations()),
+            runs=RequeueRun.objects.filter(state__in=ACTIVE).order_by("-pk")[:5],
+            **activity(request, most=5),
+        )
+
+    def _alarms(self, request: HttpRequest, seen: looking.Look, counts: dict[str, Any]) -> Iterator[Alarm]:
+        for level in seen.levels:
+            for problem in level.problems:
+                yield Alarm(said=f"{level.queue}: {labels.trouble(problem)}")
+        if counts["recent"]:
+            group = ErrorGroup.objects.filter(parked__gt=0, muted=False).order_by("-last_seen").first()
+            said = ngettext(
+                "%(count)d message was parked in the last 10 minutes.",
+                "%(count)d messages were parked in the last 10 minutes.",
+                counts["recent"],
+            ) % {"count": counts["recent"]}
+            if group is None:
+                yield Alarm(said=said)
+            else:
+                cause = _("Last cause: %(cause)s.") % {"cause": group}
+                yield Alarm(
+                    said=f"{said} {cause}",
+                    address=self.address("errorgroup_change", group.pk),
+                    link=_("Open the group"),
+                )
+
+
+def _counts() -> dict[str, Any]:
+    """What the database knows, in three queries."""
+    now = timezone.now()
+    open_ones = _parked(now)
+    ahead = Attempt.objects.filter(next_at__gt=now).order_by()
+    waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
+    failed = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
+    return {**open_ones, **waiting, **failed.aggregate(failed=Count("pk"), last=Max("started_at"))}
+
+
+def _parked(now: datetime) -> dict[str, Any]:
+    """How many are parked, from the counters of the groups; an open page asks every few seconds."""
+    parked = ParkedMessage.objects.filter(state=State.PARKED)
+    recent = parked.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
+    on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
+    told = ErrorGroup.objects.aggregate(
+        open=Sum("parked"),
+        on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
+        oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
+        recent=Max(Subquery(recent)),
+    )
+    held, recent_ones = told["on_hold"] or 0, told["recent"] or 0
+    return {"parked": max((told["open"] or 0) - held, 0), "oldest": told["oldest"], "recent": recent_ones}

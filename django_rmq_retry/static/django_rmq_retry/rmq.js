@@ -1,0 +1,147 @@
+// What pages of django-rmq-retry do besides links and forms: refresh a part, tabs, copying, keys. All of it can be missing.
+"use strict";
+(() => {
+  const $ = (what, where = document) => where.querySelector(what);
+  const $$ = (what, where = document) => [...where.querySelectorAll(what)];
+  const pulse = $("[data-rmq-pulse]");
+  const live = $("[data-rmq-live]");
+  let paused = false, missed = 0, timer = 0;
+
+  const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
+  const usual = () => (live ? Number(live.dataset.rmqEvery) : 5) * 1000;
+
+  function later(after) {
+    clearTimeout(timer);
+    if (!paused && !document.hidden && live && !$("[data-rmq-over]", live)) timer = setTimeout(refresh, after);
+  }
+
+  async function refresh() {
+    const inside = live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
+    if (inside || $("dialog[open]")) return later(usual());
+    const drive = $("[data-rmq-drive]", live);
+    const address = new URL(drive ? drive.dataset.rmqDrive : live.dataset.rmqLive, location.href);
+    address.searchParams.set("fragment", "1");
+    const asked = { credentials: "same-origin", headers: { "X-Requested-With": "XMLHttpRequest" } };
+    if (drive) {
+      const token = $("[name=csrfmiddlewaretoken]");
+      Object.assign(asked, { method: "POST", headers: { ...asked.headers, "X-CSRFToken": token ? token.value : "" } });
+    }
+    try {
+      const answer = await fetch(address, asked);
+      if (answer.redirected || answer.status === 401 || answer.status === 403) { paused = true; return say(pulse ? pulse.dataset.textSignedOut : ""); }
+      if (!answer.ok) throw new Error(String(answer.status));
+      swap(await answer.text());
+      missed = 0;
+      live.classList.remove("rmq-stale");
+      if (pulse) say(pulse.dataset.textEvery);
+      later(drive ? 100 : usual());
+    } catch {
+      missed += 1;
+      if (missed >= 3) { live.classList.add("rmq-stale"); if (pulse) say(pulse.dataset.textStale); }
+      later(Math.min(usual() * 2 ** missed, 60000));
+    }
+  }
+
+  function swap(text) {
+    const open = $$("details", live).map((one) => one.open);
+    const focused = document.activeElement, place = $$("a, button, summary", live).indexOf(focused);
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    live.replaceChildren(...fresh.body.childNodes);
+    $$("details", live).forEach((one, number) => { if (open[number] !== undefined) one.open = open[number]; });
+    const again = place >= 0 && $$("a, button, summary", live)[place];
+    if (again && again.textContent === focused.textContent) again.focus({ preventScroll: true });
+    ready(live);
+  }
+
+  function ready(where) {
+    for (const button of $$("[data-rmq-copy]", where)) {
+      button.hidden = !navigator.clipboard;
+      button.addEventListener("click", async () => {
+        const label = button.textContent;
+        await navigator.clipboard.writeText($("[data-rmq-text]", button.closest(".rmq-copying")).textContent);
+        button.textContent = button.dataset.textDone;
+        setTimeout(() => { button.textContent = label; }, 2000);
+      });
+    }
+  }
+
+  function tabs(box) {
+    const bar = $(".rmq-tabbar", box), links = $$("a", bar);
+    const panels = links.map((link) => $(link.getAttribute("href"), box));
+    const choose = (number, focus) => links.forEach((link, place) => {
+      const chosen = place === number;
+      link.setAttribute("aria-selected", String(chosen));
+      link.tabIndex = chosen ? 0 : -1;
+      panels[place].hidden = !chosen;
+      if (chosen && focus) link.focus();
+    });
+    const row = document.createElement("div");
+    row.className = bar.className;
+    row.setAttribute("role", "tablist");
+    row.setAttribute("aria-label", bar.getAttribute("aria-label"));
+    row.append(...links);
+    bar.replaceWith(row);
+    links.forEach((link, number) => {
+      link.id = `${panels[number].id}-tab`;
+      link.setAttribute("role", "tab");
+      link.setAttribute("aria-controls", panels[number].id);
+      panels[number].setAttribute("role", "tabpanel");
+      panels[number].setAttribute("aria-labelledby", link.id);
+      link.addEventListener("click", (event) => { event.preventDefault(); choose(number); history.replaceState(null, "", link.hash); });
+      link.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (step) choose((number + step + links.length) % links.length, true);
+      });
+    });
+    choose(Math.max(0, links.findIndex((link) => link.hash === location.hash)));
+  }
+
+  function keys(dialog) {
+    const box = $("[data-rmq-keys-on]", dialog), addresses = $("[data-rmq-help]").dataset;
+    let before = "", here = -1;
+    box.checked = localStorage.getItem("rmq-keys") !== "off";
+    box.addEventListener("change", () => localStorage.setItem("rmq-keys", box.checked ? "on" : "off"));
+    const rows = () => $$("[data-rmq-row], #result_list tbody tr");
+    const move = (step) => {
+      const all = rows();
+      here = Math.min(Math.max(here + step, 0), all.length - 1);
+      all.forEach((row, number) => row.classList.toggle("rmq-here", number === here));
+      if (all[here]) { all[here].scrollIntoView({ block: "nearest" }); const link = $("a", all[here]); if (link) link.focus(); }
+    };
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog, [contenteditable]")) return;
+      if (event.key === "?") { dialog.showModal(); return; }
+      if (!box.checked) return;
+      const row = rows()[here], goal = { s: addresses.addressS, g: addresses.addressG, p: addresses.addressP }[event.key];
+      if (before === "g" && goal) { location.assign(goal); return; }
+      before = event.key;
+      const search = $("[data-rmq-search], #searchbar"), tick = row && $("input[type=checkbox]", row), link = row && $("a", row);
+      if (event.key === "/" && search) { event.preventDefault(); search.focus(); }
+      else if (event.key === "j") move(1);
+      else if (event.key === "k") move(-1);
+      else if (event.key === "x" && tick) tick.click();
+      else if (event.key === "o" && link) location.assign(link.href);
+    });
+  }
+
+  ready(document);
+  $$("[data-rmq-tabs]").forEach(tabs);
+  $$("dialog[data-rmq-keys]").forEach(keys);
+  const wrong = $("#rmq-wrong");
+  if (wrong) wrong.focus();
+  if (live && pulse) {
+    const button = $("[data-rmq-pause]", pulse);
+    pulse.hidden = false;
+    say(pulse.dataset.textEvery);
+    button.addEventListener("click", () => {
+      paused = !paused;
+      button.textContent = paused ? button.dataset.textResume : button.dataset.textPause;
+      say(paused ? pulse.dataset.textPaused : pulse.dataset.textEvery);
+      if (!paused) refresh();
+    });
+  }
+  if (live) {
+    document.addEventListener("visibilitychange", () => later(0));
+    later($("[data-rmq-drive]", live) ? 0 : usual());
+  }
+})();
