@@ -9,8 +9,9 @@ from pathlib import Path
 
 from django.db import connections
 
-from django_rmq_retry import announcing, consuming, wiring
+from django_rmq_retry import announcing, consuming, draining, wiring
 from django_rmq_retry.management.starting import Start
+from django_rmq_retry.operating.driving import RunDriver
 from django_rmq_retry.runtime import liveness, shutdown
 from django_rmq_retry.runtime.consumer import Limits
 from django_rmq_retry.runtime.events import Events
@@ -37,6 +38,10 @@ class Process:
         self._consumer = consuming.consumer(
             start.intakes, self._events, threads=start.threads, prefetch=start.prefetch, limits=self._limits()
         )
+        self._drainer = draining.drainer() if start.parks else None
+        if self._drainer is not None:
+            self._consumer.beside_empty = self._drainer.empty
+        self._runs = RunDriver(around=consuming.Around) if start.parks else None
         self._live = self._liveness()
 
     @property
@@ -65,9 +70,17 @@ class Process:
             atexit.unregister(finish)
 
     def _consume(self) -> int:
+        if self._drainer is not None:
+            self._drainer.start()
+        if self._runs is not None:
+            self._runs.start()
         try:
             code = self._consumer.run()
         finally:
+            if self._runs is not None:
+                self._runs.stop(timeout=self._start.shutdown)
+            if self._drainer is not None and not self._drainer.stop(timeout=self._start.shutdown):
+                log.error("The database did not answer; what was not recorded comes again")
             if self._live is not None:
                 self._live.end()
             wiring.close()

@@ -10,6 +10,7 @@ from django.db import connections
 from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.draining import parked_queues
 from django_rmq_retry.management.base import Options
 
 
@@ -29,6 +30,8 @@ class Start:
     fail_fast: bool
     liveness_file: Path | None
     verbosity: int
+    parks: bool = False
+    """Whether parked messages are taken into the database."""
 
     @classmethod
     def of(cls, intakes: Sequence[Intake], options: Options) -> "Start":
@@ -46,6 +49,7 @@ class Start:
             fail_fast=options["fail_fast"],
             liveness_file=options["liveness_file"],
             verbosity=options["verbosity"],
+            parks=bool(now.records and not options["no_park"] and parked_queues()),
         )
 
     def lines(self, *, plain: bool) -> Iterator[str]:
@@ -55,11 +59,13 @@ class Start:
         if self.processes > 1:
             sizes.insert(1, counted(self.processes, "process", "es"))
         yield dot.join([f"django-rmq-retry {__version__}", *sizes])
-        width = max(len(intake.queue.name) for intake in self.intakes)
+        width = max((len(intake.queue.name) for intake in self.intakes), default=0)
         for intake in self.intakes:
             names = ", ".join(one.name for one in intake.subscriptions)
             ordered = "  (in order, one at a time)" if intake.ordered else ""
             yield f"  queue     {intake.queue.name.ljust(width)}  {names}{ordered}"
+        if self.parks:
+            yield f"  parked    {', '.join(parked_queues())}"
         yield f"  broker    {settings().address().shown}"
         for database in databases():
             yield f"  database  {database}"
@@ -71,6 +77,7 @@ class Start:
         return {
             "queues": ",".join(intake.queue.name for intake in self.intakes),
             "handlers": ",".join(from_all),
+            "parked": ",".join(parked_queues()) if self.parks else "",
             "broker": settings().address().shown,
             "databases": ",".join(databases()),
             "version": __version__,

@@ -1,9 +1,11 @@
 """``manage.py rmq_broker``: runs the embedded broker by itself, for all processes of the project."""
 
+from pathlib import Path
+
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.embedded import starting
+from django_rmq_retry.embedded import locating, starting
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
 from django_rmq_retry.embedded.wire.serving import Server
 from django_rmq_retry.management.base import Exit, Options, RmqCommand
@@ -12,31 +14,38 @@ VERSIONS = tuple(".".join(map(str, version)) for version in BEHAVIOURS)
 
 
 class Command(RmqCommand):
-    help = "Run the broker embedded:// until told to stop; for development, on this machine only, in memory."
-    examples = ("rmq_broker", "rmq_broker --port 5673", "rmq_broker --like 4.3")
+    help = "Run the broker embedded:// until told to stop; for development, on this machine only."
+    examples = ("rmq_broker", "rmq_broker --port 5673", "rmq_broker --like 4.3", "rmq_broker --memory")
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("--port", type=int, default=0, metavar="N", help="where to listen on 127.0.0.1; by default any free port")
         add("--like", choices=VERSIONS, default="4.0", help="the RabbitMQ that it behaves as; 4.0 by default")
+        add("--memory", action="store_true", help="keep nothing: begin empty, and forget everything at the end")
 
     def run(self, options: Options) -> Exit | None:
         now = settings()
         if not now.address().embedded:
             self.say(f"RMQ_RETRY['URL'] is {now.address().shown}: this project's processes will not use this broker.")
-        like = options["like"]
+        like, folder = options["like"], now.folder()
+        file = None if options["memory"] else locating.file_of(folder)
         try:
             starting.serve(
-                now.folder(), port=options["port"], behaviour=behaviour(like), begun=lambda one: self._greet(one, like)
+                folder,
+                port=options["port"],
+                behaviour=behaviour(like),
+                durable=file is not None,
+                begun=lambda server: self._greet(server, like, file),
             )
         except OSError as error:
             raise CommandError(
                 f"Port {options['port']} of 127.0.0.1: {error.strerror}.", returncode=Exit.ERROR
             ) from None
-        self.line("The embedded broker has ended, and all its messages with it.")
+        self.line("The embedded broker has ended" + (", and all its messages with it." if file is None else "."))
         return None
 
-    def _greet(self, server: Server, like: str) -> None:
+    def _greet(self, server: Server, like: str, file: Path | None) -> None:
         self.line(f"The embedded broker listens on {server.url} and behaves as RabbitMQ {like}.")
-        self.line("It keeps its messages in memory. Ctrl-C ends it.")
+        self.line(f"What is durable it keeps in {file}." if file else "It keeps its messages in memory.")
+        self.line("Ctrl-C ends it.")
         self.stdout.flush()

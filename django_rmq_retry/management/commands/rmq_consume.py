@@ -11,6 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
 from django_rmq_retry import registry
+from django_rmq_retry.broker.plans import Plan, State
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.embedded import starting
@@ -49,19 +50,25 @@ class Command(RmqCommand):
         add("--liveness-file", type=Path, metavar="FILE", help="written each second while the consumer is well")
         add("--shutdown-timeout", type=seconds, metavar="S", help="how long handlers may take to finish at the end")
         add("--json-logs", action="store_true", help="log lines as JSON")
+        beside = parser.add_mutually_exclusive_group().add_argument
+        beside("--park-only", action="store_true", help="take parked messages into the database, and nothing else")
+        beside("--no-park", action="store_true", help="leave parked messages in their queues")
         add("--fail-fast", action="store_true", help="end when there is no broker, instead of waiting for it")
 
     def run(self, options: Options) -> Exit | None:
         if options["reload"] and options["processes"] > 1:
             raise CommandError("--reload watches one process: leave --processes out.", returncode=Exit.USAGE)
         check_folder(options["liveness_file"])
-        start = Start.of(self._chosen(options["queues"]), options)
+        start = Start.of(self._chosen(options["queues"]) if not options["park_only"] else (), options)
+        if options["park_only"]:
+            check_park_only(start, options["queues"])
         # Settings that cannot be used are told here, in a sentence, before anything is started.
-        if settings().access().embedded:
-            bring_broker()
+        plan = bring_broker() if settings().access().embedded else None
         many = start.processes > 1
         verbosity, json_logs = options["verbosity"], options["json_logs"]
         shown = console.install(self.stdout, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
+        if plan is not None:
+            warn_of_drift(plan)
         lines = shown and self.stdout.isatty() and not json_logs
         if options["reload"]:
             autoreload.run_with_reloader(self._reloadable, start, lines=lines)
@@ -90,7 +97,7 @@ class Command(RmqCommand):
         """A line for each thing to know on a terminal, one log line elsewhere."""
         if not lines:
             queues = ", ".join(intake.queue.name for intake in start.intakes)
-            log.info("Consuming %s", queues, extra={"event": "started", **start.facts()})
+            log.info("Consuming %s", queues or "parked messages", extra={"event": "started", **start.facts()})
         elif start.verbosity:
             for text in start.lines(plain=not console.shows_signs(self.stdout)):
                 self.line(text)
@@ -103,11 +110,30 @@ class Command(RmqCommand):
             self.say(f"Ended with exit code {code}; a change of code starts it anew.")
 
 
-def bring_broker() -> None:
-    """See to it that the embedded broker runs, with the project's queues: it forgets them each time it ends."""
+def bring_broker() -> Plan:
+    """See to it that the embedded broker runs, with the project's queues; some may be as they once were."""
     starting.ensure(settings().folder())
     with declarer() as it:
-        it.declare(registry.topology())
+        return it.declare(registry.topology())
+
+
+def warn_of_drift(plan: Plan) -> None:
+    """Say what the embedded broker keeps from before the project was changed."""
+    for item in plan.of(State.DIFFERS):
+        log.warning(
+            "The embedded broker has %s %s as it was declared before (%s). To make a queue anew with its messages: "
+            "manage.py rmq_declare --recreate %s",
+            *(item.kind, item.name, item.said, item.name),
+            extra={"event": "drift", item.kind: item.name},
+        )
+
+
+def check_park_only(start: Start, queues: Sequence[str]) -> None:
+    if queues:
+        raise CommandError("--park-only runs no handlers: leave the queues out.", returncode=Exit.USAGE)
+    if not start.parks:
+        why = "no handler or setting names a parked queue" if settings().records else "RMQ_RETRY['RECORDS'] is False"
+        raise CommandError(f"There is nothing to record: {why}.", returncode=Exit.NOTHING)
 
 
 def whole(text: str) -> int:

@@ -64,8 +64,9 @@ class Command(RmqCommand):
         ours = [queue.name for queue in topology.queues.values() if not queue.existing]
         if options["all"]:
             return ours
-        helpers = [name + end for name in ours for end in (MOVING, TRIAL)]
-        check_known("queue of this project", named, [*ours, *helpers, *stale(topology, named)], code=Exit.NOTHING)
+        # What a move or a former back-off has left is ours as well, but nothing to be offered for a name mistyped.
+        left = {name + end for name in ours for end in (MOVING, TRIAL)} | set(stale(topology, named))
+        check_known("queue of this project", [name for name in named if name not in left], ours)
         return named
 
     def _tell(self, what: str, done: Deleted) -> None:

@@ -21,6 +21,7 @@ from django_rmq_retry.publishing import dispatch, message_of
 
 log = logging.getLogger("django_rmq_retry")
 
+MOST_PRIORITY = 255
 QUIET = 2
 """The verbosity below which nothing is said while a broker is waited for."""
 
@@ -43,7 +44,7 @@ class Command(RmqCommand):
         add("--routing-key", default="", metavar="KEY", help="with --exchange, or for a handler that wants one")
         add("--header", action="append", type=header, default=[], metavar="K=V", help="again and again; K:=V is JSON")
         add("--type", help="the message's type")
-        add("--priority", type=int, choices=range(256), metavar="0-255", help="for queues with priorities")
+        add("--priority", type=priority, metavar="N", help="0 to 255, for queues with priorities")
         add("--expiration", type=float, metavar="S", help="seconds after which it leaves its queue unhandled")
         add("--correlation-id", metavar="ID", help="what an answer will carry")
         add("--message-id", metavar="ID", help="the same one when it is published again")
@@ -54,7 +55,6 @@ class Command(RmqCommand):
         add_json(parser)
 
     def run(self, options: Given) -> Exit | None:
-        logging.getLogger("pika").setLevel(logging.CRITICAL)
         if options["verbosity"] < QUIET:
             log.setLevel(logging.ERROR)
         try:
@@ -125,6 +125,13 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
             f"{error} Send it as it is with --raw, or say what it is with --content-type.", returncode=Exit.USAGE
         ) from error
     return codec.content_type
+
+
+def priority(text: str) -> int:
+    """An argument: what AMQP can say of a priority."""
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_PRIORITY):
+        raise argparse.ArgumentTypeError(f"takes a whole number from 0 to {MOST_PRIORITY}, not {text!r}")
+    return int(text)
 
 
 def header(text: str) -> tuple[str, object]:

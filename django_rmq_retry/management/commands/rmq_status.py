@@ -1,18 +1,35 @@
 """``manage.py rmq_status``: how the queues are doing, for people and for probes."""
 
+import argparse
 import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import compress
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import registry
 from django_rmq_retry.broker.gauging import Bounds, Gauged, Level, gauge
 from django_rmq_retry.broker.refusing import BrokerUnreachable
 from django_rmq_retry.core.errors import BrokerRefused
+from django_rmq_retry.embedded.locating import NotRunning
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.management.reaching import declarer
 
+LEAST, MOST = 0.1, 86_400.0
+CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One look at all queues."""
+
+    gauged: Gauged
+    broker: str
+    each: float
+    """Seconds for one queue."""
 
 
 class Command(RmqCommand):
@@ -26,33 +43,61 @@ class Command(RmqCommand):
         parser.add_argument(
             "--timeout", type=float, default=3.0, metavar="SECONDS", help="for each answer; 3 by default"
         )
+        parser.add_argument("--watch", type=period, metavar="SECONDS", help="look again and again; Ctrl-C ends it")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
-        bounds = Bounds(max_parked=options["max_parked"], min_consumers=options["min_consumers"])
+        if options["watch"] is not None:
+            return self._watch(options)
         try:
-            with declarer(timeout=options["timeout"]) as it:
-                begun = time.monotonic()
-                gauged = gauge(it, registry.topology(), bounds)
-                each = (time.monotonic() - begun) / max(len(gauged.levels), 1)
-                broker = f"{it.session.access.shown} ({it.session.server})"
+            seen = _look(options)
         except (BrokerUnreachable, BrokerRefused) as error:
             if not options["check"]:
                 raise
             self.line(f"FAIL {error}", "ERROR")
             return Exit.UNREACHABLE
+        gauged = seen.gauged
         if options["json"]:
             queues = [_data(level) for level in gauged.levels]
-            self.document("status/1", broker=broker, queues=queues, problems=gauged.problems, blind=gauged.blind)
+            self.document("status/1", broker=seen.broker, queues=queues, problems=gauged.problems, blind=gauged.blind)
         elif options["check"]:
             failed = "; ".join(gauged.problems)
             self.line(f"FAIL {failed}" if failed else "OK", "ERROR" if failed else "SUCCESS")
         else:
-            self.line(f"Broker {broker}, {each * 1000:.0f} ms for a queue")
-            self._show(gauged)
+            self._show(seen)
         return Exit.UNHEALTHY if gauged.problems and options["check"] else Exit.DONE
 
-    def _show(self, gauged: Gauged) -> None:
+    def _watch(self, options: Options) -> Exit:
+        if options["check"] or options["json"]:
+            raise CommandError("--watch is for people: leave --check and --json out.", returncode=Exit.USAGE)
+        # Ctrl-C is how a watch ends.
+        with suppress(KeyboardInterrupt):
+            while True:
+                self._look_again(options)
+                time.sleep(options["watch"])
+        return Exit.DONE
+
+    def _look_again(self, options: Options) -> None:
+        """On a terminal in the place of the last, elsewhere a block below it. A broker that is away may come back."""
+        problem = ""
+        try:
+            seen = _look(options)
+        except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
+            problem = str(error)
+        terminal = self.stdout.isatty()
+        now = datetime.now().astimezone() if terminal else datetime.now(UTC)
+        self.stdout.write(CLEARED if terminal else "", ending="")
+        self.line(now.isoformat(sep=" ", timespec="seconds"))
+        if problem:
+            self.line(problem, "ERROR")
+        else:
+            self._show(seen)
+        self.stdout.write("" if terminal else "\n", ending="")
+        self.stdout.flush()
+
+    def _show(self, seen: Seen) -> None:
+        gauged = seen.gauged
+        self.line(f"Broker {seen.broker}, {seen.each * 1000:.0f} ms for a queue")
         rows = [_HEAD, *map(_row, gauged.levels)]
         styles = ["", *("ERROR" if level.problems else "" for level in gauged.levels)]
         # Columns that only the management API can fill are left out where it cannot be asked.
@@ -63,6 +108,26 @@ class Command(RmqCommand):
         self.line(said, "ERROR" if count else "SUCCESS")
         if gauged.blind:
             self.say(gauged.blind)
+
+
+def _look(options: Options) -> Seen:
+    bounds = Bounds(max_parked=options["max_parked"], min_consumers=options["min_consumers"])
+    with declarer(timeout=options["timeout"]) as it:
+        begun = time.monotonic()
+        gauged = gauge(it, registry.topology(), bounds)
+        each = (time.monotonic() - begun) / max(len(gauged.levels), 1)
+        return Seen(gauged=gauged, broker=f"{it.session.access.shown} ({it.session.server})", each=each)
+
+
+def period(text: str) -> float:
+    """An argument: seconds between two looks."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not LEAST <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"takes seconds from {LEAST:g} to {MOST:g}, not {text!r}")
+    return number
 
 
 def _row(level: Level) -> tuple[str, ...]:

@@ -1,0 +1,114 @@
+"""``manage.py rmq_audit``: what operators did, whether the log is whole, and its own retention."""
+
+import datetime
+
+from django.core.management.base import CommandParser
+from django.db.models import QuerySet
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes
+from django_rmq_retry.management.choosing import age, clock, moment
+from django_rmq_retry.models import OperatorAction, Verb
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import verify
+from django_rmq_retry.operating.exporting import audit_lines
+from django_rmq_retry.operating.purging import purge_audit
+
+LIMIT = 50
+NUMBERS = ("message", "group", "run")
+
+
+class Command(RmqCommand):
+    help = "Show, check, export or shorten the log of what operators did."
+    examples = ("rmq_audit list --message 812", "rmq_audit verify", "rmq_audit export --since 30d --csv")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
+        listed = acts.add_parser("list", help="what was done, the latest first")
+        listed.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
+        out = acts.add_parser("export", help="as JSON lines or as a table, to stdout")
+        out.add_argument("--csv", action="store_true")
+        for one in (listed, out):
+            for name in NUMBERS:
+                one.add_argument(f"--{name}", type=int, metavar="N", help=f"on this {name}")
+            one.add_argument("--verb", choices=Verb.values, help="only this")
+            one.add_argument("--by", metavar="NAME", help="by this person")
+            one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
+        checked = acts.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
+        old = acts.add_parser("purge", help="shorten it from its beginning; without --yes it only counts")
+        days = datetime.timedelta(days=settings().audit_days)
+        old.add_argument("--older-than", type=age, default=days, metavar="AGE", help="AUDIT_DAYS by default")
+        add_yes(old)
+        for one in (listed, checked, old):
+            add_json(one)
+
+    def run(self, options: Options) -> Exit | None:
+        acts = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}
+        return acts[options["act"]](options)
+
+    def _list(self, options: Options) -> Exit:
+        found = list(_chosen(options).order_by("-number")[: options["limit"]])
+        if options["json"]:
+            self.document("audit_list/1", items=[_data(one) for one in found])
+        elif found:
+            terminal = self.stdout.isatty()
+            head = ("NUMBER", "AT", "BY", "ACT", "COUNT", "SUBJECT", "REASON")
+            cells = [_cells(one, terminal=terminal) for one in found]
+            self.table([head, *cells])
+        else:
+            self.say("Nothing was done.")
+        return Exit.DONE if found else Exit.NOTHING
+
+    def _verify(self, options: Options) -> Exit:
+        problems = list(verify())
+        if options["json"]:
+            self.document("audit_verify/1", rows=OperatorAction.objects.count(), problems=problems)
+        for problem in problems if not options["json"] else ():
+            self.line(problem, "ERROR")
+        if not problems and not options["json"]:
+            self.line(f"The log is whole: {OperatorAction.objects.count()} rows.", "SUCCESS")
+        return Exit.ERROR if problems else Exit.DONE
+
+    def _export(self, options: Options) -> Exit:
+        form = "csv" if options["csv"] else "jsonl"
+        for line in audit_lines(_chosen(options), Actor.of_shell(), form=form):
+            self.stdout.write(line, ending="")
+        return Exit.DONE
+
+    def _purge(self, options: Options) -> Exit:
+        count = purge_audit(Actor.of_shell(), older_than=options["older_than"], dry=not options["yes"])
+        if options["json"]:
+            self.document("audit_purge/1", count=count, done=options["yes"])
+        else:
+            self.line(f"{count} rows deleted." if options["yes"] else f"{count} rows would be deleted: add --yes.")
+        return Exit.DONE if count else Exit.NOTHING
+
+
+def _chosen(options: Options) -> QuerySet[OperatorAction]:
+    rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
+    given = {name: options[name] for name in (*NUMBERS, "verb") if options[name] is not None}
+    if options["by"]:
+        given["actor_name"] = options["by"]
+    if options["since"]:
+        given["at__gte"] = options["since"]
+    return rows.filter(**given)
+
+
+def _data(one: OperatorAction) -> dict[str, object]:
+    names = ("number", "verb", "reason", "message", "group", "run", "subject", "count", "facts", "ip", "source", "seal")
+    who = {"by": one.actor_name, "account": one.actor_key, "behalf": one.behalf}
+    return {"at": clock(one.at, terminal=False), **who, **{name: getattr(one, name) for name in names}}
+
+
+def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
+    at = clock(one.at, terminal=terminal)
+    return one.number, at, _who(one), one.verb, one.count, _subject(one), one.reason
+
+
+def _who(one: OperatorAction) -> str:
+    return f"{one.actor_name} ({one.behalf})" if one.behalf else one.actor_name
+
+
+def _subject(one: OperatorAction) -> str:
+    places = [f"{name} {getattr(one, name)}" for name in NUMBERS if getattr(one, name) is not None]
+    return " ".join([*places, one.subject]).strip()

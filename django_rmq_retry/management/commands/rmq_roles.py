@@ -1,0 +1,59 @@
+"""``manage.py rmq_roles``: five groups of permissions for the people around parked messages."""
+
+from collections.abc import Mapping
+
+from django.contrib.auth.models import Group, Permission
+from django.core.management.base import CommandError, CommandParser
+from django.db import transaction
+
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS
+
+LOOKS = ("view", "view_group", "view_run", "view_audit")
+"""The audit log shows each only what is their own, unless they may see what others did."""
+ONCALL = (
+    *LOOKS,
+    *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "steer"),
+)
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "support": (*LOOKS, "reveal", "requeue", "hold", "note"),
+    "on-call": ONCALL,
+    "developer": (*LOOKS, "view_payload", "view_traceback", "export", "note"),
+    "auditor": (*LOOKS, "view_all_audit", "view_traceback", "export"),
+    "lead": (*ONCALL, "reveal", "view_all_audit", "edit"),
+}
+
+
+class Command(RmqCommand):
+    help = "Create groups with the permissions that people around parked messages need; theirs are set anew."
+    examples = ("rmq_roles", "rmq_roles --prefix payments- --only support", "rmq_roles --dry-run --json")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--prefix", default="rmq ", metavar="TEXT", help="before each name; “rmq ” by default")
+        parser.add_argument("--only", action="append", choices=ROLES, help="this role, and no other; again and again")
+        parser.add_argument("--dry-run", action="store_true", help="show them only")
+        add_json(parser)
+
+    def run(self, options: Options) -> Exit | None:
+        chosen = {name: ROLES[name] for name in options["only"] or ROLES}
+        roles = {f"{options['prefix']}{name}": _codenames(verbs) for name, verbs in chosen.items()}
+        if not options["dry_run"]:
+            with transaction.atomic():
+                for name, codenames in roles.items():
+                    _set(name, codenames)
+        if options["json"]:
+            self.document("roles/1", roles=roles, done=not options["dry_run"])
+            return Exit.DONE
+        self.table([("GROUP", "PERMISSIONS"), *((name, ", ".join(codes)) for name, codes in roles.items())])
+        return Exit.DONE
+
+
+def _codenames(verbs: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(PERMISSIONS[verb][0] for verb in verbs))
+
+
+def _set(name: str, codenames: list[str]) -> None:
+    found = list(Permission.objects.filter(content_type__app_label=LABEL, codename__in=codenames))
+    if len(found) != len(codenames):
+        raise CommandError("The permissions are not there yet: manage.py migrate.", returncode=Exit.DRIFT)
+    Group.objects.get_or_create(name=name)[0].permissions.set(found)

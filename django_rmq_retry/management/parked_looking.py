@@ -1,0 +1,163 @@
+"""What of rmq_parked only looks: list, groups, show, runs."""
+
+import json
+from collections.abc import Callable, Mapping
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.core.indenting import indented
+from django_rmq_retry.core.masking import decoded, is_json, masked
+from django_rmq_retry.management.base import Exit, Options, RmqCommand
+from django_rmq_retry.management.choosing import add_choice, clock, selection_of
+from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.operating.exporting import as_data
+from django_rmq_retry.records.history import attempts_of
+
+LIMIT = 50
+BODIES = ("none", "exact", "pretty", "hex")
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    """The subcommands with their options."""
+    listed = add("list", help="the messages, the latest first")
+    add_choice(listed)
+    listed.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"at most so many; {LIMIT} by default")
+    listed.add_argument("--jsonl", action="store_true", help="one JSON object a line, without a limit")
+    groups = add("groups", help="the causes, the largest first")
+    groups.add_argument("--all", action="store_true", help="also those of which nothing is parked any more")
+    groups.add_argument("--limit", type=int, default=LIMIT, metavar="N")
+    show = add("show", help="one message with its attempts")
+    show.add_argument("id", type=int, metavar="ID")
+    show.add_argument("--body", choices=BODIES, default="none", help="how to show the body; it is masked")
+    show.add_argument("--tries", choices=("last", "all"), default="last", help="the last attempt, or all")
+    show.add_argument("--reveal", action="store_true", help="without a mask; the audit log remembers it")
+    runs = add("runs", help="the requeue runs, the latest first")
+    runs.add_argument("--active", action="store_true", help="only those that have not ended")
+    runs.add_argument("--limit", type=int, default=LIMIT, metavar="N")
+
+
+def show_list(command: RmqCommand, options: Options) -> Exit:
+    chosen = selection_of(options, states=State.PARKED, narrow=False)
+    rows = chosen.queryset().select_related("group").prefetch_related("keys").order_by("-parked_at", "-pk")
+    if options["jsonl"]:
+        for row in rows.iterator(chunk_size=100):
+            command.stdout.write(json.dumps(as_data(row)))
+        return Exit.DONE if chosen.count else Exit.NOTHING
+    found = list(rows.defer("body", "properties")[: options["limit"]])
+    if options["json"]:
+        command.document("parked_list/1", total=chosen.count, items=[as_data(row) for row in found])
+        return Exit.DONE if found else Exit.NOTHING
+    terminal = command.stdout.isatty()
+    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
+    table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
+    if not found:
+        command.say("Nothing matches.")
+        return Exit.NOTHING
+    command.table([head, *table])
+    if chosen.count > len(found):
+        command.say(f"{len(found)} of {chosen.count}; more with --limit.")
+    return Exit.DONE
+
+
+def show_groups(command: RmqCommand, options: Options) -> Exit:
+    rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
+    found = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    if options["json"]:
+        names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
+        times = ("first_seen", "last_seen")
+        items = [
+            {"id": row.pk, **{name: getattr(row, name) for name in names}, **{
+                name: clock(getattr(row, name), terminal=False) for name in times
+            }}
+            for row in found
+        ]  # fmt: skip
+        command.document("parked_groups/1", items=items)
+    elif found:
+        terminal = command.stdout.isatty()
+        head = ("GROUP", "PARKED", "LAST", "ERROR")
+        cells = [(row.pk, row.parked, clock(row.last_seen, terminal=terminal), str(row)) for row in found]
+        command.table([head, *cells])
+        if terminal:
+            command.say(f"next: rmq_parked requeue --group {found[0].pk} --canary")
+    else:
+        command.say("Nothing is parked.")
+    return Exit.DONE if found else Exit.NOTHING
+
+
+def show_runs(command: RmqCommand, options: Options) -> Exit:
+    rows = RequeueRun.objects.order_by("-pk")
+    found = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
+    if options["json"]:
+        command.document("parked_runs/1", items=[run_data(run) for run in found])
+    elif found:
+        terminal = command.stdout.isatty()
+        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "OK", "AGAIN", "LEFT OUT", "REASON")
+        cells = [_run_cells(run, terminal=terminal) for run in found]
+        command.table([head, *cells])
+    else:
+        command.say("There is no run.")
+    return Exit.DONE if found else Exit.NOTHING
+
+
+def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
+    counts = (run.total, run.sent, run.processed, run.failed, run.skipped)
+    return run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *counts, run.reason
+
+
+def run_data(run: RequeueRun) -> Mapping[str, object]:
+    """A run as programs read it."""
+    names = ("state", "why", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
+    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
+    times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
+    known = {name: getattr(run, name) for name in (*names, *counts)}
+    return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
+
+
+def show_one(command: RmqCommand, options: Options) -> Exit:
+    row = ParkedMessage.objects.select_related("group").prefetch_related("keys").filter(pk=options["id"]).first()
+    if row is None:
+        raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
+    if options["reveal"]:
+        note(Actor.of_shell(), Verb.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
+    body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
+    tries = attempts_of(row)
+    some = list(tries if options["tries"] == "all" else tries[:1])
+    if options["json"]:
+        attempts = [_try(one) for one in some]
+        command.document("parked_show/1", message=as_data(row), detail=row.detail, attempts=attempts, body=body)
+        return Exit.DONE
+    for name, value in {**as_data(row), "group": str(row.group), "detail": row.detail}.items():
+        if value not in ("", None, [], ()):
+            command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
+    for one in some:
+        at = clock(one.started_at, terminal=command.stdout.isatty())
+        command.line(f"try {one.number:<12} {at}  {one.seconds:.3f} s  {one.verdict}  {one.error}: {one.error_text}")
+    if body is not None:
+        command.line()
+        command.line(body)
+    return Exit.DONE
+
+
+def _try(one: Attempt) -> Mapping[str, object]:
+    names = ("cycle", "number", "seconds", "verdict", "reason", "error", "error_text", "host", "pid", "deploy")
+    return {"started_at": clock(one.started_at, terminal=False), **{name: getattr(one, name) for name in names}}
+
+
+def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
+    data = bytes(row.body)
+    text = decoded(data, row.content_type) if reveal else masked(data, row.content_type, settings().mask)[0]
+    if form == "hex":
+        return data.hex(" ", 4) if reveal else "(hidden: --reveal shows it)"
+    if text is None:
+        return "(no text: --body hex)" if reveal else "(hidden: --reveal shows it)"
+    return indented(text) if form == "pretty" and is_json(text) else text
+
+
+def _words(row: ParkedMessage) -> tuple[str, ...]:
+    error = f"{row.error}: {row.error_text}" if row.error_text else row.error or row.reason
+    key = row.business_key or row.message_id or "-"
+    return key, row.type or "-", row.queue or "-", str(row.attempts), error.replace("\n", " ")[:200]
