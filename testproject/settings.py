@@ -62,7 +62,6 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
 
 RMQ_RETRY = rmq_settings(
     env,
-    URL="amqp://guest:guest@127.0.0.1:5672/%2F",
     # Cash withdrawals are answered into a queue of another department's.
     TOPOLOGY=[Queue("reply-queue")],
     REPLY_TO=["reply-queue", "amq.rabbitmq.reply-to.*", "amq.gen-*"],

@@ -24,8 +24,10 @@ def charge(payment: Payment) -> None:
     """Have the other bank charge a card. The payment's reference is its idempotency key: twice told is once done."""
     Payment.objects.filter(pk=payment.pk).update(attempts=F("attempts") + 1)
     feels = mode()
-    if feels == Gateway.Mode.DOWN:
-        raise GatewayDown("no answer from the other bank")
+    try:
+        _connect(feels)
+    except TimeoutError as error:
+        raise GatewayDown("no answer from the other bank") from error
     if feels == Gateway.Mode.BUSY:
         raise RateLimited(BUSY)
     if feels == Gateway.Mode.REFUSE:
@@ -33,3 +35,8 @@ def charge(payment: Payment) -> None:
     if feels == Gateway.Mode.SLOW:
         time.sleep(SLOW)
     GatewayCharge.objects.get_or_create(reference=payment.reference, defaults={"amount": payment.amount})
+
+
+def _connect(feels: str) -> None:
+    if feels == Gateway.Mode.DOWN:
+        raise TimeoutError("timed out")

@@ -1,1 +1,1 @@
-"""What ``make demo`` plays: a place to play in, the story, and what came of it. Nothing here is part of the bank."""
+"""What ``make demo`` plays: where, with which processes, which payments. Nothing here is part of the bank."""

@@ -1,88 +1,60 @@
-"""A RabbitMQ to play with: a virtual host of our own where one runs, or a node of our own where one is installed."""
+"""The broker that the demo plays on: the embedded one, or a RabbitMQ that RMQ_URL names."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from django.core.management.base import CommandError
+from django_rmq_retry.broker.urls import EMBEDDED, Secret, Url, read_url
+from django_rmq_retry.core.errors import ConfigurationError
+from testproject.playing.ending import Trouble
+from testproject.playing.vhosts import Api, vhost_by
 
-from tests.tooling.installs import install_for
-from tests.tooling.management import Management
-from tests.tooling.node import Node, shakes_hands
-
-USUAL = "amqp://guest:guest@127.0.0.1:5672"
-HOW = (
-    "The demo needs a RabbitMQ, and found none on 127.0.0.1:5672 and no rabbitmq-server installed. Either install it "
-    "(Debian: `apt-get install rabbitmq-server`; it need not run, the demo starts a node of its own), or say where "
-    "one runs with its management API: RMQ_URL=amqp://user:password@host:5672 make demo."
-)
+DEFAULT = "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the demo plays; all in it is gone afterwards."""
+    """Where the demo plays."""
 
     url: str
-    management: str
     said: str
+    embedded: bool = False
 
 
 @contextmanager
-def place(folder: Path) -> Iterator[Place]:
-    """The RabbitMQ that RMQ_URL names, or the one that runs here, or one that is started in the folder."""
-    named = os.environ.get("RMQ_URL")
-    if named or reachable(USUAL):
-        with _vhost(named or USUAL) as found:
-            yield found
-        return
-    install = install_for(None)
-    if install is None:
-        raise CommandError(HOW)
-    node = Node.create(folder / "node", install, owner=os.getpid())
+def place(named: str, folder: Path) -> Iterator[Place]:
+    """Where RMQ_URL says, in a virtual host of its own unless it names one; without it the embedded broker."""
+    url = _read(named or f"{EMBEDDED}://")
+    if url.scheme == EMBEDDED:
+        where = url.folder or str(folder / "broker")
+        yield Place(url=f"{EMBEDDED}://{where}", said="the embedded broker; no RabbitMQ is needed", embedded=True)
+    elif url.vhost != DEFAULT:
+        yield Place(url=named, said=f"the virtual host {url.vhost} of {url.hosts[0]}")
+    else:
+        with vhost_by(_api(url)) as vhost:
+            yield _in(vhost, named, url)
+
+
+def _read(url: str) -> Url:
     try:
-        node.start()
-        said = f"a RabbitMQ {node.version} of its own, on port {node.ports.amqp}"
-        yield Place(url=node.url(), management=node.management.url, said=said)
-    finally:
-        node.remove()
+        return read_url(Secret(url))
+    except ConfigurationError as error:
+        raise Trouble(f"RMQ_URL: {error}") from error
 
 
-def reachable(url: str) -> bool:
-    """Whether a broker answers there, and lets us make virtual hosts."""
-    port = urlsplit(url).port
-    return port is not None and shakes_hands(port) and management_of(url).version() is not None
+def _api(url: Url) -> Api:
+    """Where RMQ_MANAGEMENT_URL says, or beside the broker on its usual port."""
+    usual = f"http://{url.hosts[0].name}:15672"
+    password = url.password.reveal() if url.password else os.environ.get("RMQ_PASSWORD", "guest")
+    return Api.named(os.environ.get("RMQ_MANAGEMENT_URL") or usual, user=url.user or "guest", password=password)
 
 
-def management_of(url: str) -> Management:
-    """The management API beside a broker: where BANK_MANAGEMENT_URL says, or on its usual port."""
-    parts = urlsplit(url)
-    login = parts.netloc.rpartition("@")[0] or "guest:guest"
-    return Management(url=os.environ.get("BANK_MANAGEMENT_URL") or f"http://{login}@{parts.hostname}:15672")
-
-
-@contextmanager
-def _vhost(url: str) -> Iterator[Place]:
-    management = management_of(url)
-    name = f"bank-demo-{secrets.token_hex(4)}"
-    try:
-        management.create_vhost(name)
-    except URLError as error:
-        raise CommandError(
-            f"The demo plays in a virtual host of its own, and could not make one by the management API at "
-            f"{management.place}: {error.reason}. Enable rabbitmq_management there, give the user the tag "
-            "administrator, or name the API with BANK_MANAGEMENT_URL=http://user:password@host:15672."
-        ) from error
-    try:
-        parts = urlsplit(url)._replace(path=f"/{quote(name, safe='')}")
-        yield Place(
-            url=parts.geturl(),
-            management=management.url,
-            said=f"the virtual host {name} of RabbitMQ {management.version()} on {parts.hostname}",
-        )
-    finally:
-        management.delete_vhost(name)
+def _in(vhost: str | None, named: str, url: Url) -> Place:
+    if vhost is None:
+        said = f"the virtual host {DEFAULT} of {url.hosts[0]}, where no management API makes one for it"
+        return Place(url=named, said=said)
+    own = urlsplit(named)._replace(path=f"/{vhost}").geturl()
+    return Place(url=own, said=f"a virtual host of its own, {vhost}, of {url.hosts[0]}")

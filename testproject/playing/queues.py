@@ -1,0 +1,67 @@
+"""The bank's queues on the broker: made where nothing has their names, deleted in the end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django_rmq_retry import registry
+from django_rmq_retry.broker.declaring import Declarer
+from django_rmq_retry.broker.deleting import delete_exchanges, delete_queues
+from django_rmq_retry.broker.plans import Plan, State
+from django_rmq_retry.broker.refusing import Refusal
+from django_rmq_retry.core.declarations import Topology
+from django_rmq_retry.core.errors import RmqRetryError
+from django_rmq_retry.management.reaching import declarer
+from testproject.playing.ending import Trouble, fail
+
+CLAIM = "bank-demo.begins"
+TAKEN = (
+    "{broker} has {names} already, and the demo touches nothing that it has not made itself. Name a virtual host of "
+    "the demo's own, as RMQ_URL=amqp://user:password@host:5672/bank-demo (`rabbitmqctl add_vhost bank-demo` makes it), "
+    "or leave RMQ_URL out. If a demo that was killed has left them: `testproject/manage.py rmq_delete --all --force` "
+    "with the same RMQ_URL deletes them, with their messages."
+)
+
+
+@contextmanager
+def declared() -> Iterator[None]:
+    """The bank's topology, on a broker where nothing of it was before."""
+    topology = registry.topology()
+    with declarer() as it:
+        _claim(it)
+        _refuse_others(it.plan(topology), it.session.access.shown)
+        done = it.declare(topology)
+    try:
+        problems = [item.problem for item in done.items if item.problem]
+        if problems:
+            raise Trouble(f"The bank's queues could not be made: {' '.join(problems)}")
+        yield
+    finally:
+        _delete(topology)
+
+
+def _delete(topology: Topology) -> None:
+    """With their messages. A broker that is gone meanwhile is no reason to forget why the demo ends."""
+    try:
+        with declarer() as it:
+            delete_queues(it, [one.name for one in topology.queues.values() if not one.existing], force=True)
+            delete_exchanges(it, [one.name for one in topology.exchanges.values() if not one.existing])
+    except RmqRetryError as error:
+        fail(f"The bank's queues may be left on the broker: {error}")
+
+
+def _claim(it: Declarer) -> None:
+    """Two demos that begin at once must not both find nothing: one may look and declare, until its session ends."""
+    try:
+        it.session.ask(lambda channel, done: channel.queue_declare(CLAIM, exclusive=True, callback=done))
+    except Refusal as refusal:
+        raise Trouble(f"{it.session.access.shown}: another demo begins there, or {refusal.sentence()}") from refusal
+
+
+def _refuse_others(plan: Plan, broker: str) -> None:
+    named = [item for item in plan.items if item.kind != "binding" and not getattr(item.declaration, "existing", False)]
+    unseen = [item.problem for item in named if item.state is State.REFUSED]
+    if unseen:
+        raise Trouble(f"{broker}: {' '.join(unseen)}")
+    names = [item.name for item in named if item.state is not State.CREATE]
+    if names:
+        raise Trouble(TAKEN.format(broker=broker, names=", ".join(names)))

@@ -1,0 +1,108 @@
+"""What the consumer logs, told in a line each for people, and counted."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django_rmq_retry.management.console import flat
+from testproject.payments.models import Payment
+
+BOOKING = ("post", "cash")
+"""The handlers after which a payment is in the ledger."""
+
+
+class Tally:
+    """The events so far. A message is waiting from its first retry until it is paid or parked."""
+
+    def __init__(self) -> None:
+        self.paid: dict[str, int] = {}
+        """By the payment's message id: how many attempts it took."""
+        self.waiting: dict[str, int] = {}
+        """How many of its attempts have failed."""
+        self.parked: dict[str, str] = {}
+        """Why."""
+        self.retries = 0
+
+    def hear(self, line: str) -> tuple[str, str] | None:
+        """What to tell of a line of the consumer's log, and its style; None where that is nothing."""
+        event = _event(line)
+        told: dict[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
+            "ack": self._ack,
+            "retry": self._retry,
+            "park": self._park,
+            "halt": lambda one: (f"halted  {_what(one)}: {one.get('detail')}", "ERROR"),
+        }
+        tell = told.get(event.get("event", ""), _remark)
+        found = tell(event)
+        return found and (flat(found[0]), found[1])
+
+    def total(self) -> str:
+        """All of it in a few words."""
+        return (
+            f"{len(self.paid)} paid, {self.retries} retries, {len(self.waiting)} waiting for their next attempt, "
+            f"{len(self.parked)} parked"
+        )
+
+    def _ack(self, event: Mapping[str, Any]) -> tuple[str, str] | None:
+        message = _message(event)
+        if _handler(event) not in BOOKING:
+            # A posting may be booked before the attempt that published it is logged.
+            if message in self.paid:
+                self.waiting.pop(message, None)
+            return None
+        attempts = self.waiting.pop(message, 0) + 1
+        self.paid[message] = attempts
+        self.parked.pop(message, None)
+        after = f", at attempt {attempts}" if attempts > 1 else ""
+        return f"paid    {_what(event)}{after}", "SUCCESS"
+
+    def _retry(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        self.retries += 1
+        self.waiting[_message(event)] = event["attempt"]
+        of = f" of {event['attempts']}" if event.get("attempts") else ""
+        after = f"{event.get('after') or 0:.1f}"
+        return (
+            f"retry   {_what(event)}: {event.get('error')}, attempt {event['attempt']}{of}, again in {after} s",
+            "WARNING",
+        )
+
+    def _park(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        said = str(event.get("detail") or event.get("reason"))
+        self.waiting.pop(_message(event), None)
+        self.parked[_message(event)] = said
+        return f"parked  {_what(event)}: {said}", "ERROR"
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"level": "warning", "msg": line}
+
+
+def _remark(event: Mapping[str, Any]) -> tuple[str, str] | None:
+    if event.get("level") in ("debug", "info"):
+        return None
+    return f"note    {event.get('msg') or event.get('detail') or event.get('event')}", "WARNING"
+
+
+def _handler(event: Mapping[str, Any]) -> str:
+    return str(event.get("handler", "")).rpartition(".")[2]
+
+
+def _message(event: Mapping[str, Any]) -> str:
+    """The id of the payment's message; a posting has the number of the card payment that it ends."""
+    name, _, number = str(event.get("message_id", "")).partition("-")
+    return f"card-{number}" if name == "post" else f"{name}-{number}"
+
+
+def _what(event: Mapping[str, Any]) -> str:
+    """``card 17, 35.00 of Bob``."""
+    name, _, number = _message(event).partition("-")
+    payment = None
+    if name in Payment.Kind.values and number.isdecimal():
+        payment = Payment.objects.select_related("account").filter(pk=int(number)).first()
+    if payment is None:
+        return f"message {event.get('message_id') or 'without an id'}"
+    return f"{name} {number}, {payment.amount} of {payment.account.holder}"

@@ -1,0 +1,75 @@
+"""A virtual host for the demo alone, by the management API of a RabbitMQ that has one."""
+
+import base64
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from testproject.playing.ending import Trouble
+
+PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """The management API at ``place``, for a user who may or may not do what is asked."""
+
+    place: str
+    user: str
+    password: str
+
+    @classmethod
+    def named(cls, url: str, *, user: str, password: str) -> "Api":
+        """The one of a URL, as the user named there or else as the given one."""
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        if parts.username is not None:
+            user, password = unquote(parts.username), unquote(parts.password or "")
+        return cls(place=f"{parts.scheme}://{host}{parts.path.rstrip('/')}", user=user, password=password)
+
+    def ask(self, method: str, path: str, body: object = None) -> None:
+        """One request; an OSError or HTTPException where it is not done."""
+        request = Request(f"{self.place}/api/{path}", method=method)  # noqa: S310 - a broker that the user named
+        login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {login}")
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(request, data, timeout=PATIENCE):  # noqa: S310 - the same
+            pass
+
+
+@contextmanager
+def vhost_by(api: Api) -> Iterator[str | None]:
+    """The name of a fresh virtual host, deleted after with all that is in it; None where the API makes none."""
+    name = f"bank-demo-{secrets.token_hex(4)}"
+    made = _made(api, name)
+    try:
+        yield name if made else None
+    finally:
+        if made:
+            _delete(api, name)
+
+
+def _made(api: Api, name: str) -> bool:
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    try:
+        api.ask("PUT", f"vhosts/{name}", {})
+        api.ask("PUT", f"permissions/{name}/{quote(api.user, safe='')}", everything)
+    except (OSError, HTTPException, ValueError):
+        return False
+    return True
+
+
+def _delete(api: Api, name: str) -> None:
+    try:
+        api.ask("DELETE", f"vhosts/{name}")
+    except (OSError, HTTPException) as error:
+        raise Trouble(
+            f"The virtual host {name} is left: the management API at {api.place} did not delete it ({error}). "
+            f"`rabbitmqctl delete_vhost {name}` does."
+        ) from error
