@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pytest_django import DjangoDbBlocker
 
+from tests.embedded.served import served, vhost_of
+from tests.tooling.filled import Own
+from tests.tooling.filled import own_database as own_database_in
 from tests.tooling.node import Node
 from tests.tooling.services import SERVICES, Broker, Services, Unavailable, go_without
 from tests.tooling.vhosts import Vhost, vhost_on
@@ -29,6 +34,12 @@ def broker_version() -> str | None:
 
 
 @pytest.fixture
+def broker_kind() -> str:
+    """Whose virtual host a test gets: "rabbitmq" or "embedded". Parametrised in `on_both` tests."""
+    return "rabbitmq"
+
+
+@pytest.fixture
 def broker(services: Services, broker_version: str | None) -> Broker:
     """A RabbitMQ shared by the whole run: never stop it, never change it."""
     try:
@@ -38,8 +49,15 @@ def broker(services: Services, broker_version: str | None) -> Broker:
 
 
 @pytest.fixture
-def vhost(broker: Broker, services: Services) -> Iterator[Vhost]:
+def vhost(
+    broker_kind: str, broker_version: str | None, services: Services, request: pytest.FixtureRequest
+) -> Iterator[Vhost]:
     """A fresh virtual host for this test alone, with what is in it."""
+    if broker_kind == "embedded":
+        with served(broker_version or "4.0") as server:
+            yield vhost_of(server)
+        return
+    broker: Broker = request.getfixturevalue("broker")
     name = services.unique()
     with vhost_on(broker.management, name=name, url=broker.url(name), version=broker.version) as made:
         yield made
@@ -107,3 +125,14 @@ def private_broker(private_node: Node, services: Services) -> Iterator[Vhost]:
     with vhost_on(management, name=name, url=private_node.url(name), version=private_node.version) as made:
         yield made
         private_node.heal()
+
+
+@pytest.fixture
+def own_database(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Own]:
+    """A database with tables for processes that the test starts; to the test itself it is the alias "own"."""
+    templates = tmp_path_factory.getbasetemp() / "databases"
+    templates.mkdir(exist_ok=True)
+    with django_db_blocker.unblock(), own_database_in(tmp_path, templates) as own:
+        yield own

@@ -2,10 +2,12 @@
 
 import os
 
+from tests.tooling import databases
+
 SECRET_KEY = "only-for-tests"
 USE_TZ = True
 ROOT_URLCONF = "tests.urls"
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+DATABASES = {"default": databases.settings()}
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

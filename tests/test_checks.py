@@ -145,6 +145,18 @@ def test_each_hazard_of_a_handler_or_its_queue_is_told(
     assert ids(found(TOPOLOGY=[QUORUM_TARGET])) == expected
 
 
+@pytest.mark.parametrize(("second", "expected"), [(10, []), (60, ["W004"])])
+def test_two_waits_in_one_wait_queue_are_told(second: float, expected: list[str]) -> None:
+    bank = Exchange("bank", "direct")
+    for queue, wait in (("card", 10), ("cash", second)):
+        policy = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Fixed(wait))
+        handle(Queue(queue, bindings=[bank.bind(queue)]), policy=policy, name=queue)
+    messages = found()
+
+    assert ids(messages) == expected
+    assert all("'wait-queue' (card 10 s, cash 60 s)" in message.msg for message in messages)
+
+
 def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_told() -> None:
     handle(Queue("q", arguments={"x-dead-letter-exchange": "letters"}))
 

@@ -78,6 +78,12 @@ def test_everything_can_be_written_down() -> None:
     codec = Raw()
     policy = RetryThenPark(attempts=2, backoff=Fixed(3))
 
+    def keys(message: Delivery) -> str:
+        return message.queue
+
+    def fingerprint(message: Delivery, error: BaseException) -> str:
+        return message.queue
+
     @handler(
         Queue("payments.charge", type="classic"),
         policy=policy,
@@ -86,6 +92,8 @@ def test_everything_can_be_written_down() -> None:
         routing_key="bank.*",
         headers={"kind": 1},
         codec=codec,
+        keys=keys,
+        fingerprint=fingerprint,
         name="charge",
     )
     def charge(message: Delivery) -> None: ...
@@ -94,6 +102,7 @@ def test_everything_can_be_written_down() -> None:
 
     assert found.queue == Queue("payments.charge", type="classic")
     assert (found.policy, found.park, found.codec) == (policy, "set-aside", codec)
+    assert (found.keys, found.fingerprint) == (keys, fingerprint)
     assert found.match == Match(type="charge", routing_key="bank.*", headers={"kind": 1})
 
 
@@ -200,6 +209,12 @@ async def generates_async(message: object) -> Any:
     yield 1
 
 
+def nested() -> Any:
+    def takes_two(message: object, other: object) -> None: ...
+
+    return takes_two
+
+
 class Bank:
     def charge(self, message: object) -> None: ...
 
@@ -207,9 +222,10 @@ class Bank:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other"),
+        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other. Write it so:"),
         (takes_two, r"takes_two\(message: object, other: object\) -> None must take one argument"),
-        (takes_by_name, "must take one argument"),
+        (takes_by_name, "must take one argument, the message, and no other. Write it so:"),
+        (nested(), "must take one argument, the message, and no other. Write it so:"),
         (Bank.charge, "A method cannot be a handler; write a function"),
         (generates, "Handler generates contains 'yield'"),
         (generates_async, "Handler generates_async contains 'yield'"),
@@ -242,6 +258,8 @@ def test_the_decorator_needs_its_queue() -> None:
         ("amq.mine", {}, "belongs to the broker"),
         ("q", {"policy": RetryThenPark}, "policy is a value such as RetryThenPark"),
         ("q", {"policy": "RetryThenPark"}, "policy is a value such as RetryThenPark"),
+        ("q", {"keys": "payment"}, "keys is a function, such as lambda message: …, not 'payment'"),
+        ("q", {"fingerprint": 7}, "fingerprint is a function, such as"),
         ("q", {"park": "q"}, "parks into its own queue"),
         ("q", {"park": "amq.parked"}, "belongs to the broker"),
         ("q", {"policy": RetryThenPark(via=Requeue(), attempts=5)}, "cannot count to attempts=5"),

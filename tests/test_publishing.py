@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +25,7 @@ from django_rmq_retry.core.errors import (
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.policy import OneShot, RetryThenPark
 from django_rmq_retry.options import Options, options_of
-from django_rmq_retry.publishing import adispatch, apublish, dispatch, message_of, publish
+from django_rmq_retry.publishing import adispatch, apublish, dispatch, message_of, publish, publish_many
 from tests.core.made import subscription
 
 
@@ -71,6 +72,19 @@ def test_outside_a_transaction_a_message_leaves_at_once(post: Post) -> None:
     assert post.sent[0].body == b'{"a":1}'
     assert post.sent[0].properties.delivery_mode == 2
     assert post.sent[0].mandatory
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, "2"])
+def test_a_time_that_is_none_is_refused_before_anything_is_sent_or_committed(post: Post, timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout=… takes seconds above 0"), transaction.atomic():
+        publish(1, routing_key="q", timeout=timeout)
+    with pytest.raises(ConfigurationError, match="timeout=… takes seconds above 0"):
+        publish_many([message_of(1, routing_key="q")], timeout=timeout)
+    with pytest.raises(ConfigurationError, match="timeout=… takes seconds above 0"):
+        asyncio.run(apublish(1, routing_key="q", timeout=timeout))
+
+    assert post.sent == []
 
 
 @pytest.mark.usefixtures("transactional_db")

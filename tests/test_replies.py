@@ -1,11 +1,13 @@
 """Calls from Django to a handler that a real consumer runs."""
 
 import asyncio
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 from django.test import override_settings
@@ -15,7 +17,7 @@ from django_rmq_retry import wiring
 from django_rmq_retry.broker.consuming import PikaSource
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.codec import JSON, Codec, Raw
-from django_rmq_retry.core.errors import CallFailed, CallUnanswered, MessageReturned, NotDelayable
+from django_rmq_retry.core.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
 from django_rmq_retry.core.layout import layout
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import OneShot
@@ -128,6 +130,15 @@ def test_no_queue_is_told_at_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("rates")
     with pytest.raises(MessageReturned):
         call(1, subscription=subscribed(), timeout=5)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "2", None, True])
+def test_a_time_that_is_none_is_refused_before_anything_is_asked(timeout: Any, amqp: BlockingChannel) -> None:
+    for ask in (call, lambda *given, **options: asyncio.run(acall(*given, **options))):
+        with pytest.raises(ConfigurationError, match=r"timeout=… takes seconds above 0 and up to ten years, not "):
+            ask(1, subscription=subscribed(), timeout=timeout)
+
+    assert amqp.queue_declare("rates", passive=True).method.message_count == 0
 
 
 def test_a_call_cannot_be_delayed() -> None:

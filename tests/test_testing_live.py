@@ -1,25 +1,35 @@
-"""The same test on the embedded broker and on a real one."""
+"""The same test on the embedded broker, in this process and over its socket, and on a real one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
     Delivery,
     Exchange,
     Exponential,
+    Fixed,
+    Ladder,
     OneShot,
     Queue,
+    Republish,
+    Requeue,
     RetryThenPark,
     StopTheLine,
+    WaitQueue,
     handler,
     registry,
     wiring,
 )
+from django_rmq_retry.core.carriers import Carrier
 from django_rmq_retry.core.errors import BrokerUnfit, PublishUnknown
 from django_rmq_retry.testing import NeverQuiet, RmqTest
+from tests.embedded.served import served
 from tests.tooling.vhosts import Vhost
 
 
@@ -32,11 +42,15 @@ def no_handlers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["embedded", "real"])
+@pytest.fixture(params=["direct", "wire", "real"])
 def rmq(request: pytest.FixtureRequest) -> Iterator[RmqTest]:
-    url = request.getfixturevalue("broker_url") if request.param == "real" else None
-    with RmqTest(url=url, patience=20) as kit:
-        yield kit
+    with ExitStack() as stack:
+        urls: dict[str, Callable[[], str | None]] = {
+            "direct": lambda: None,
+            "wire": lambda: stack.enter_context(served()).url,
+            "real": lambda: str(request.getfixturevalue("broker_url")),
+        }
+        yield stack.enter_context(RmqTest(url=urls[request.param](), patience=20))
 
 
 def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
@@ -52,6 +66,34 @@ def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
     assert [round(wait, 1) >= nominal for wait, nominal in zip(rmq.waits, (0.2, 0.4), strict=True)] == [True, True]
     assert (parked.reason, parked.data) == ("Gave up after 3 attempts: BankDown: timeout", {"payment": 7})
     assert [one.data for one in rmq.published(charge)] == [{"payment": 7}]
+
+
+@pytest.mark.parametrize(
+    "via",
+    [
+        Ladder(),
+        WaitQueue("wait", "charge.wait"),
+        DeadLetter(exchange="again", queue="charge.again", after=0.2),
+        Republish(),
+        AckFirst(),
+        Requeue(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_carrier_brings_a_message_back_until_it_is_parked(rmq: RmqTest, via: Carrier) -> None:
+    backoff = None if via.pace else Fixed(0.2)
+    attempts = 2 if isinstance(via, Requeue) else 3
+
+    @handler("payments.charge", policy=RetryThenPark(attempts=attempts, backoff=backoff, via=via), name="charge")
+    def charge(_message: Delivery) -> None:
+        raise BankDown("timeout")
+
+    charge.publish({"payment": 7})
+    rmq.drain()
+
+    assert [one.number for one in rmq.attempts(charge)] == [1, 2, 3][:attempts]
+    assert [round(wait, 1) >= 0.2 for wait in rmq.waits] == [True, True][: attempts - 1]
+    assert rmq.parked(charge).data == {"payment": 7}
 
 
 def test_a_line_keeps_its_order_and_a_crash_runs_twice(rmq: RmqTest) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.conftest import MakeNode
+from tests.tooling import databases, lanes
 from tests.tooling.guard import alive
 from tests.tooling.node import Node
 from tests.tooling.vhosts import Vhost
@@ -142,3 +143,23 @@ def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
 
     assert run.returncode == 1, run.stdout + run.stderr
     assert "RMQ_TEST_REQUIRE=all" in run.stdout
+
+
+@pytest.mark.parametrize(("required", "code"), [("", 0), ("all", 1)])
+def test_a_missing_database_is_named_and_an_error_where_all_are_required(
+    monkeypatch: pytest.MonkeyPatch, required: str, code: int
+) -> None:
+    monkeypatch.setenv("RMQ_TEST_POSTGRES", "postgresql://127.0.0.1:1/none")
+    monkeypatch.setenv("RMQ_TEST_REQUIRE", required)
+    result = lanes.run_database(databases.POSTGRESQL, [])
+
+    assert result.code == code
+    assert result.summary == "NOT RUN: nothing answers at 127.0.0.1:1 (Connection refused). Set RMQ_TEST_POSTGRES."
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "find_spec", lambda _: None)
+
+    assert databases.KINDS[databases.MARIADB].lack() == (
+        "PyMySQL is not installed. Run `pip install --group databases`."
+    )

@@ -25,6 +25,8 @@ def environment(database: Path, broker_url: str = "amqp://127.0.0.1:1") -> dict[
         "PYTHONPATH": str(ROOT),
         "DATABASE_URL": f"sqlite:///{database}",
         "RMQ_URL": broker_url,
+        # What is parked stays in its queue, where the tests look at it.
+        "RMQ_RECORDS": "false",
         "BANK_CHARGE_WAIT": "0.2",
         "BANK_CASH_WAIT": "0.5",
         "BANK_LEDGER_WAIT": "0.1",

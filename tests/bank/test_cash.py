@@ -10,7 +10,7 @@ from tests.bank.looking import depth, taken, told
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
 def spy_on(amqp: BlockingChannel) -> str:

@@ -1,79 +1,124 @@
-"""``make demo`` itself, to the end of its summary; and that nothing of it stays."""
+"""``make demo`` on the embedded broker: it shows what it promises, and whatever ends it, nothing of it runs on."""
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
-from tests.bank.bank import MANAGE, ROOT
-from tests.tooling.management import Management
+from tests.bank.bank import ROOT
+from tests.bank.showing import OPENED, PATIENCE, Demo, page, showing
 from tests.tooling.node import free_ports
-from tests.tooling.services import Broker
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-def demo(broker: Broker, folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """The demo in a virtual host beside those of the tests, with its files in a folder of ours."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RMQ_", "BANK_", "DJANGO_"))}
-    told = {
-        "RMQ_URL": broker.base,
-        "BANK_MANAGEMENT_URL": broker.management.url,
-        "TMPDIR": str(folder),
-        "BANK_CASH_WAIT": "1",
-        "BANK_CHARGE_WAIT": "1",
-    }
-    command = [sys.executable, str(MANAGE), "demo", *words]
-    return subprocess.Popen(
-        command, env=clean | told, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+def address(demo: Demo) -> str:
+    found = re.search(r"http://127\.0\.0\.1:\d+/admin/", demo.said)
+    assert found, demo.said
+    return found[0]
+
+
+def test_two_demos_at_once_check_themselves_and_leave_nothing(tmp_path: Path) -> None:
+    port = str(free_ports(1)[0])
+    check = ("--check", "--port", port, "--within", str(PATIENCE))
+    with showing(tmp_path / "one", *check) as one, showing(tmp_path / "two", *check) as two:
+        codes = [one.await_code(), two.await_code()]
+
+    assert codes == [0, 0], one.said + two.said
+    assert address(one) != address(two)
+    for demo in (one, two):
+        assert "4 payments were handled: card, transfer and cash." in demo.said
+        assert "10 messages were parked, each with its reason" in demo.said
+        assert "3 payments failed while the other bank was down, were retried, and paid as it was back." in demo.said
+        assert "4 parked messages of one cause were requeued as Run 1 and paid; their records are closed." in demo.said
+        assert "Each of the 11 payments is in the ledger once" in demo.said
+        assert demo.children() == {}
+        assert list(demo.folder.iterdir()) == []
+
+
+def test_a_check_that_does_not_hold_says_what_is_missing(tmp_path: Path) -> None:
+    with showing(tmp_path / "demo", "--check", "--within", "10", BANK_CHARGE_WAIT="60") as demo:
+        code = demo.await_code()
+
+    assert code == 1
+    assert re.search(r"not ok +In time there was not: ", demo.said), demo.said
+    assert "The check failed after" in demo.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_and_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
+    with showing(tmp_path / "demo", "--port", str(free_ports(1)[0])) as demo:
+        demo.await_said(OPENED)
+        login = page(f"{address(demo)}login/")
+        words = sorted(line.split()[3] for line in demo.children().values())
+        demo.await_said("paid")
+        demo.process.send_signal(number)
+        code = demo.await_code()
+
+    assert "Log in" in login
+    assert words == ["rmq_broker", "rmq_consume", "runserver"]
+    assert code == 0, demo.said
+    assert "The bank has closed: " in demo.said
+    assert "Traceback" not in demo.said
+    assert demo.children() == {}
+    assert list(demo.folder.iterdir()) == []
+    assert page(f"{address(demo)}login/") == ""
+
+
+def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    # The first process of a session that has this terminal as its own, as a login shell has.
+    begin = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
     )
+    words = [sys.executable, "-m", "testproject.demo", "--port", str(free_ports(1)[0])]
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    environment = os.environ | {"TMPDIR": str(folder), "RMQ_URL": ""}
+    child = subprocess.Popen(
+        [sys.executable, "-c", begin, *words], stdin=its, stdout=its, stderr=its, env=environment, cwd=ROOT,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(its)
+    said = b""
+    while b" paid " not in said:
+        assert select.select([ours], [], [], PATIENCE)[0], said
+        said += os.read(ours, 4096)
+    os.close(ours)
+    code = child.wait(PATIENCE)
+
+    assert code == 0
+    assert list(folder.iterdir()) == []
 
 
-def is_left(management: Management, said: str) -> bool:
-    """Whether the virtual host that the demo told of is still there."""
-    found = re.search(r"bank-demo-\w+", said)
-    assert found, said
-    return found[0] in management.vhosts()
+def test_a_killed_demo_leaves_a_folder_and_no_process(tmp_path: Path) -> None:
+    with showing(tmp_path / "demo", "--port", str(free_ports(1)[0])) as demo:
+        demo.await_said("paid")
+        running = demo.children()
+        demo.process.kill()
+        demo.await_code()
+        wait_until(lambda: demo.children() == {}, PATIENCE, what="all its processes have ended")
+
+    assert len(running) == 3
+    (left,) = demo.folder.iterdir()
+    assert left.name.startswith("bank-demo-")
+    assert not re.search(r"Traceback|Error", (left / "rmq_consume.log").read_text())
 
 
-def test_the_demo_tells_its_story_and_leaves_nothing(broker: Broker, tmp_path: Path) -> None:
-    with demo(broker, tmp_path, "--once") as run:
-        said, _ = run.communicate(timeout=120)
+def test_a_demo_whose_consumer_is_gone_says_so_and_ends(tmp_path: Path) -> None:
+    with showing(tmp_path / "demo", "--port", str(free_ports(1)[0])) as demo:
+        demo.await_said("paid")
+        os.kill(demo.pid_of("rmq_consume"), signal.SIGKILL)
+        code = demo.await_code()
 
-    assert run.returncode == 0, said
-    assert "handled    6 " in said
-    assert "waiting    1 " in said
-    assert "parked     3 " in said
-    assert "parking-queue: retries exhausted: Gave up after 4 attempts: AboveLimit" in said
-    assert not is_left(broker.management, said)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_serves_the_admin_until_ctrl_c(broker: Broker, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    with demo(broker, tmp_path, "--port", str(port)) as run:
-        assert run.stdout is not None
-        said = "".join(iter(run.stdout.readline, "Ctrl-C ends everything.\n"))
-        page = wait_until(lambda: _page(f"http://127.0.0.1:{port}/admin/login/"), 30, what="the admin answers")
-        run.send_signal(signal.SIGINT)
-        said += run.communicate(timeout=60)[0]
-
-    assert "Log in" in page
-    assert run.returncode == 0, said
-    assert "The bank closes." in said
-    assert not is_left(broker.management, said)
-    assert _page(f"http://127.0.0.1:{port}/admin/login/") == ""
-
-
-def _page(url: str) -> str:
-    try:
-        with urlopen(url, timeout=5) as answer:  # noqa: S310 - the demo's own admin
-            return str(answer.read().decode())
-    except OSError:
-        return ""
+    assert code == 1
+    assert "rmq_consume has ended by itself, with -9. It said last:" in demo.said
+    assert demo.children() == {}
+    assert list(demo.folder.iterdir()) == []

@@ -9,7 +9,7 @@ from tests.bank.bank import Bank
 from tests.bank.looking import depth
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
 def entry(name: bytes, kind: bytes, value: bytes) -> bytes:

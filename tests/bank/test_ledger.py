@@ -5,7 +5,7 @@ import pytest
 from tests.bank.bank import Bank
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
 def test_the_ledger_keeps_its_order_when_the_second_posting_fails_thrice(bank: Bank) -> None:

@@ -18,8 +18,3 @@ def test_the_bank_has_all_its_migrations(env: dict[str, str]) -> None:
 
 def test_the_bank_passes_every_check(env: dict[str, str]) -> None:
     assert "no issues" in manage(env, "check", "--fail-level", "WARNING")
-
-
-def test_the_demo_says_what_it_needs_where_there_is_no_broker(env: dict[str, str]) -> None:
-    with pytest.raises(AssertionError, match="could not make one by the management API"):
-        manage(env | {"BANK_MANAGEMENT_URL": "http://127.0.0.1:1"}, "demo", "--once")

@@ -6,7 +6,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.bank.bank import Bank
 from tests.bank.looking import depth
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
 def test_a_quote_is_answered(bank: Bank) -> None:

@@ -1,44 +1,72 @@
-"""`python -m tests.bench [--quick] [--only consume,publish,retry,idle] [--rounds N]`"""
+"""`python -m tests.bench [--quick] [--only consume,publish,retry,history,park,embedded,idle,million] [--rounds N]`"""
 
 import argparse
+import json
 import os
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import django
+
 from tests.bench import report, trials
+from tests.bench.embedding import embedded
+from tests.bench.million.running import million
+from tests.bench.parking import parking
 from tests.bench.queues import prepared
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
+from tests.bench.waiting import waiting
+from tests.tooling.filled import own_database
 from tests.tooling.node import Node
 from tests.tooling.services import Services, Unavailable
 
 ROUNDS, QUICK_ROUNDS, QUICK_SHARE = 5, 3, 4
 NO_BROKER = 2
+EMBEDDED, WAITING = "embedded", 100_000
+PARK = "park"
+MILLION, MESSAGES = "million", 1_000_000
+"""It needs three gigabytes of disk and no broker, so it is done only when it is asked for."""
+KNOWN = (*NAMES, MILLION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return 0 whatever the numbers say: a benchmark is not a test."""
     asked = _parser().parse_args(arguments)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
     began = time.monotonic()
+    findings: list[report.Finding] = []
+    if set(asked.only) != {MILLION}:
+        found = _with_a_broker(asked)
+        if found is None:
+            return NO_BROKER
+        findings += found
+    if MILLION in asked.only:
+        findings += million(MESSAGES // (QUICK_SHARE if asked.quick else 1))
+    report.summary(findings)
+    print(f"{time.monotonic() - began:.0f} s")
+    return 0
+
+
+def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
+    """On a node of its own; None where there is none to be had."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         services = Services(folder=Path(folder), owner=os.getpid())
         try:
             node = services.private()
         except Unavailable as lack:
             print(lack, file=sys.stderr)
-            return NO_BROKER
+            return None
         try:
             print(f"RabbitMQ {node.version}, Python {sys.version.split()[0]}; ratios are to the first of each table")
-            findings = _measure(node, asked)
+            return _measure(node, asked)
         finally:
             node.remove()
-    report.summary(findings)
-    print(f"{time.monotonic() - began:.0f} s")
-    return 0
 
 
 def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
@@ -51,6 +79,11 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
             sized = replace(suite, task=task)
             rounds = [_round(node, sized) for _ in range(asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS))]
             findings += report.timed(sized, rounds)
+    if PARK in asked.only:
+        rounds_asked = asked.rounds or (1 if asked.quick else 3)
+        findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
+    if EMBEDDED in asked.only:
+        findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
     if AT_REST.name in asked.only:
         rounds = [_round(node, AT_REST) for _ in range(1 if asked.quick else 3)]
         findings += report.at_rest(AT_REST, rounds)
@@ -63,10 +96,36 @@ def _round(node: Node, suite: Suite) -> report.Round:
 
 
 def _trial(node: Node, suite: Suite, contender: Contender) -> trials.Result:
+    with _broker(node, contender) as url, _database(contender) as database:
+        return _on(url, suite, contender, database)
+
+
+@contextmanager
+def _broker(node: Node, contender: Contender) -> Iterator[str]:
+    """The URL of the broker that a contender asks for."""
+    if contender.broker == "rabbitmq":
+        yield node.url()
+    else:
+        with embedded(durable=contender.broker == "file") as broker:
+            yield broker.url
+
+
+@contextmanager
+def _database(contender: Contender) -> Iterator[str]:
+    """A fresh one for a contender that remembers."""
+    if not contender.history:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder, own_database(Path(folder), Path(folder)) as own:
+        yield json.dumps(own.settings)
+
+
+def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.Result:
     task = replace(
         suite.task,
-        url=node.url(),
+        url=url,
         queue=f"bench.{secrets.token_hex(4)}",
+        database=database,
         threads=contender.threads,
         window=contender.window,
     )
@@ -78,15 +137,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="How fast, beside bare pika.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of fewer messages, for a first look")
     parser.add_argument("--rounds", type=int, help=f"how often each contender runs (default: {ROUNDS})")
-    parser.add_argument("--only", type=_names, default=NAMES, help=f"some of {','.join(NAMES)}")
+    parser.add_argument(
+        "--only", type=_names, default=NAMES, help=f"some of {','.join(KNOWN)} (default: all but the last)"
+    )
     return parser
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    unknown = [name for name in names if name not in NAMES]
+    unknown = [name for name in names if name not in KNOWN]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not measured; there are {', '.join(NAMES)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not measured; there are {', '.join(KNOWN)}")
     return names
 
 

@@ -32,11 +32,12 @@ def timed(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
     findings: list[Finding] = []
     for contender in suite.contenders:
         ratios = _ratios(suite.contenders[0], contender, rounds)
-        finding = _finding(suite, contender, ratios)
-        rows.append(_row(contender, _good(contender, rounds), ratios, finding))
+        results = _good(contender, rounds)
+        finding = _finding(suite, contender, ratios, results)
+        rows.append(_row(contender, results, ratios, finding))
         if finding is not None:
             findings.append(finding)
-    _table(rows)
+    table(rows)
     _errors(suite, rounds)
     return findings
 
@@ -61,7 +62,7 @@ def at_rest(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
                 Finding(what=f"idle CPU {idle:.2f} ms/s of {MOST_IDLE:g}", met=idle < MOST_IDLE),
                 Finding(what=f"stop {stop:.3f} s of {MOST_STOP:g}", met=stop < MOST_STOP),
             ]
-    _table(rows)
+    table(rows)
     _errors(suite, rounds)
     return findings
 
@@ -79,15 +80,18 @@ def summary(findings: Sequence[Finding]) -> None:
             print(f"  goal beyond not met: {finding.what}")
 
 
-def _finding(suite: Suite, contender: Contender, ratios: Sequence[float]) -> Finding | None:
+def _finding(suite: Suite, contender: Contender, ratios: Sequence[float], results: Sequence[Result]) -> Finding | None:
     if not ratios:
         return Finding(what=f"{suite.title}: {contender.name} failed", met=False)
     if contender.at_least is None or contender.then is None:
         return None
-    ratio = median(ratios)
+    ratio, rate = median(ratios), median(one.rate for one in results)
+    enough = contender.rate is None or rate >= contender.rate
+    promised = "" if contender.rate is None else f", {rate:,.0f}/s of {contender.rate:,.0f}"
+    aims = f"{contender.at_least:g}, then {contender.then:g}{promised}"
     return Finding(
-        what=f"{suite.title}: {contender.name} {ratio:.2f} of {contender.at_least:g}, then {contender.then:g}",
-        met=ratio >= contender.at_least,
+        what=f"{suite.title}: {contender.name} {ratio:.2f} of {aims}",
+        met=ratio >= contender.at_least and enough,
         further=ratio >= contender.then,
     )
 
@@ -124,7 +128,8 @@ def _errors(suite: Suite, rounds: Sequence[Round]) -> None:
             print(f"\n{contender.name} failed in {len(errors)} of {len(rounds)} rounds: {errors[-1]}")
 
 
-def _table(rows: Sequence[Sequence[str]]) -> None:
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under the first, which is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]

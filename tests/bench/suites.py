@@ -1,11 +1,14 @@
 """What is measured against what, and what we want to reach."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.bench.task import Task
 
 OURS = "tests.bench.contenders.our_"
 PIKA = "tests.bench.contenders.pika_"
+Broker = Literal["rabbitmq", "memory", "file"]
+_BROKERS: dict[str, Broker] = {"in memory": "memory", "with its file": "file"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,11 @@ class Contender:
     threads: int = 1
     window: int = 0
     bare_loop: bool = False
+    broker: Broker = "rabbitmq"
+    history: bool = False
+    """Whether it remembers attempts, in a database of its own."""
+    rate: float | None = None
+    """Messages per second, at least; where the number itself is promised."""
     at_least: float | None = None
     then: float | None = None
 
@@ -58,6 +66,48 @@ def _retry(task: Task) -> Suite:
     )
 
 
+def _history(title: str, task: Task, *, threads: int, at_least: float, then: float) -> Suite:
+    """Ours, without and with a database that remembers attempts."""
+    workers = "1 worker" if threads == 1 else f"{threads} workers"
+    module = OURS + "consumer"
+    return Suite(
+        name="history",
+        title=f"{title}, {task.kind} queue, {workers}",
+        task=task,
+        contenders=(
+            Contender(name="without records", module=module, threads=threads),
+            Contender(name="with records", module=module, threads=threads, history=True, at_least=at_least, then=then),
+        ),
+    )
+
+
+def _embedded(title: str, module: str, task: Task) -> Suite:
+    """One client, bare pika; different brokers."""
+    window = 1000
+    return Suite(
+        name="embedded",
+        title=f"{title}, classic queue, by broker",
+        task=task,
+        filled=module.endswith("consumer"),
+        contenders=(
+            Contender(name="RabbitMQ", module=module, window=window),
+            *(
+                Contender(
+                    name=f"embedded, {name}",
+                    module=module,
+                    window=window,
+                    broker=broker,
+                    rate=8000,
+                    at_least=0.25,
+                    then=0.5,
+                )
+                for name, broker in _BROKERS.items()
+            ),
+        ),
+    )
+
+
+SUCCEEDING, FAILING = Task(messages=20000, skip=2000), Task(messages=16000, flaky=True)
 SUITES = (
     _consume(Task(kind="classic", messages=20000, skip=2000)),
     _consume(Task(kind="quorum", messages=20000, skip=2000)),
@@ -83,6 +133,10 @@ SUITES = (
     ),
     _retry(Task(kind="classic", messages=8000, flaky=True)),
     _retry(Task(kind="quorum", messages=8000, flaky=True)),
+    *(_history("every message succeeds at once", SUCCEEDING, threads=n, at_least=0.95, then=0.99) for n in (1, 8)),
+    *(_history("every message fails once", FAILING, threads=n, at_least=0.75, then=0.9) for n in (1, 8)),
+    _embedded("consume, prefetch 100, an ack per message", PIKA + "consumer", Task(messages=20000, skip=2000)),
+    _embedded("publish with confirms, 1000 outstanding", PIKA + "publisher", Task(messages=20000, skip=2000)),
 )
 
 AT_REST = Suite(
@@ -95,4 +149,4 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = ("consume", "publish", "retry", "idle")
+NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "idle")

@@ -26,6 +26,8 @@ class Task:
     window: int = 0
     flaky: bool = False
     """Every message fails once."""
+    database: str = ""
+    """Django's settings of a database with tables, as JSON; without one nothing is remembered."""
     told: int = -1
     """The file descriptor that marks are written to."""
 

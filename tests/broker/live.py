@@ -14,6 +14,7 @@ from django_rmq_retry.broker.calling import PikaCaller
 from django_rmq_retry.broker.consuming import PikaSource
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.broker.wording import Named
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties
 
@@ -110,13 +111,17 @@ def calling(url: str, *, exclusive: bool = False) -> Iterator[PikaCaller]:
 
 @contextmanager
 def consuming(
-    url: str | Sequence[str], *lines: Line, publisher: Publisher | None = None, **options: Any
+    url: str | Sequence[str],
+    *lines: Line,
+    publisher: Publisher | None = None,
+    needs: Sequence[Named] = (),
+    **options: Any,
 ) -> Iterator[tuple[PikaSource, Seen]]:
     """A source that has been started; it is stopped in the end, if the test has not done so."""
     with io_thread() as io:
         access = Access.parse(url, **options)
         copies = publisher or PikaPublisher(io, access)
-        source, seen = PikaSource(io, access, copies), Seen()
+        source, seen = PikaSource(io, access, copies, needs=needs), Seen()
         source.start(lines, seen)
         try:
             yield source, seen

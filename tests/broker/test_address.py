@@ -66,7 +66,7 @@ def test_a_url_is_read_part_by_part(url: str, parts: tuple[str, str, str, list[s
         ("http://app:s3cret@h/v", "must begin with amqp://"),
         ("app:s3cret@h/v", "must begin with amqp://"),
         ("s3cret", "must begin with amqp://"),
-        ("", "must begin with amqp://"),
+        ("", "is empty. Write amqp://user:password@host:5672/vhost, or embedded:// for the broker without a server"),
         ("amqp://s3cret@h/v", "without a password"),
     ],
 )

@@ -19,7 +19,7 @@ from tests.broker.between import between
 from tests.broker.live import calling, to
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
 Answer = Callable[[BlockingChannel, pika.BasicProperties, bytes], None]
 

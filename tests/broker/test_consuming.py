@@ -10,6 +10,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.broker import consuming as room
 from django_rmq_retry.broker.base import Line, Outcome
+from django_rmq_retry.broker.wording import Named
+from django_rmq_retry.core.declarations import ExchangeDeclaration, QueueDeclaration
 from django_rmq_retry.core.errors import BrokerRefused, QueueUnusable
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
@@ -190,6 +192,45 @@ def test_a_queue_that_is_missing_at_the_start_is_an_error_at_once(broker_url: st
 
     assert isinstance(error, QueueUnusable)
     assert str(error) == "Queue 'q' cannot be consumed: it does not exist. Declare it with `manage.py rmq_declare`."
+
+
+NEEDS: tuple[Named, ...] = (
+    ExchangeDeclaration(name="back"),
+    *(QueueDeclaration(name=name) for name in ("q", "wait", "parked")),
+)
+
+
+def test_all_that_is_missing_at_the_start_is_named_and_nothing_is_consumed(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    queue(amqp)
+    queue(amqp, "parked")
+    fill(amqp, b"1")
+    with consuming(broker_url, LINE, needs=NEEDS) as (_, seen):
+        (error,) = wait_until(lambda: seen.failures)
+        assert quiet(seen)
+
+    assert str(error) == (
+        "What the handlers need is missing on the broker: exchange 'back', queue 'wait'. No message was taken. "
+        "Declare it with `manage.py rmq_declare`."
+    )
+    assert depth(amqp) == 1
+
+
+def test_what_was_there_at_the_start_is_not_asked_for_again(broker_url: str, amqp: BlockingChannel) -> None:
+    amqp.exchange_declare("back")
+    for name in ("q", "wait", "parked"):
+        queue(amqp, name)
+    fill(amqp, b"1")
+    with between(broker_url) as line, consuming(line.url, LINE, needs=NEEDS) as (source, seen):
+        seen.next()
+        amqp.queue_delete("wait")
+        line.cut()
+        again = seen.next(10)
+        source.settle(again, DONE)
+
+        assert again.body == b"1"
+        assert seen.failures == []
 
 
 def test_a_queue_that_is_missing_after_a_reconnect_is_an_error_after_some_tries(

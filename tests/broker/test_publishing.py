@@ -273,6 +273,21 @@ def test_a_publisher_that_was_closed_opens_again_when_it_is_used(broker_url: str
     assert depth(amqp, "q") == 3
 
 
+def test_a_message_that_cannot_be_written_does_not_end_the_io_thread_that_sends_it(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    ends: list[tuple[Outcome, str]] = []
+    with publishing(broker_url) as publisher:
+        # As an answer is sent, whose content type is whatever a codec of the project's says.
+        unwritable = to("q", content_type="x" * 256)
+        publisher._io.call(lambda: publisher.send(unwritable, lambda end, said: ends.append((end, said))))
+        publisher.publish(to("q"))
+
+    assert [end for end, _ in ends] == [Outcome.UNSENT]
+    assert "Property content_type cannot be" in ends[0][1]
+
+
 def test_closing_ends_what_is_under_way_and_harms_nothing(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     ends: list[Outcome] = []

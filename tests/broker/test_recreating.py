@@ -18,7 +18,7 @@ from django_rmq_retry.core.carriers import Carrier, Ladder
 from django_rmq_retry.core.layout import layout
 from django_rmq_retry.core.policy import RetryThenPark
 from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.topology import NO_LIMIT, Queue
 from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, recreate, yes
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare, ready
@@ -79,6 +79,30 @@ def test_every_property_is_kept_byte_for_byte(vhost: Vhost, session: Session, am
     # RabbitMQ 3 shows how often a quorum queue had to deliver; that is not the message's.
     kept.headers = {name: value for name, value in (kept.headers or {}).items() if name != "x-delivery-count"}
     assert b"".join(kept.encode()) == before
+
+
+def test_a_senders_own_header_of_that_name_neither_stops_a_move_nor_lets_a_message_expire(
+    vhost: Vhost, session: Session, amqp: BlockingChannel
+) -> None:
+    declare(vhost, OLD)
+    amqp.queue_declare(
+        "orders.moving", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": NO_LIMIT}
+    )
+    sent: list[tuple[str, str | int]] = [
+        ("orders", "soon"),
+        ("orders", "0"),
+        ("orders", 7),
+        ("orders.moving", "soon"),
+        ("orders.moving", 7),
+    ]
+    for queue, forged in sent:
+        properties = pika.BasicProperties(headers={"rmq-retry-expiration": forged})
+        amqp.basic_publish("", queue, queue.encode(), properties)
+    wait_until(lambda: (ready(amqp, "orders"), ready(amqp, "orders.moving")) == (3, 2))
+
+    recreate(session)
+
+    assert sorted(bodies(amqp)) == [b"orders"] * 3 + [b"orders.moving"] * 2
 
 
 def test_rejections_counted_by_the_broker_go_on_as_attempts_of_our_own(

@@ -118,6 +118,26 @@ def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: s
     assert depth(amqp) == 0
 
 
+def test_what_is_confirmed_as_we_stop_is_acknowledged_first(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    fill(amqp, b"1", b"2")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        for _ in range(2):
+            source.settle(seen.next(), COPY)
+        confirms = [held.sent.get(timeout=5)[1] for _ in range(2)]
+
+        def confirm_too_late() -> None:
+            source.stop()
+            for done in confirms:
+                done(Outcome.CONFIRMED, "")
+
+        source._io.call(confirm_too_late)
+        assert seen.has_drained.wait(5)
+
+    assert depth(amqp) == 0
+
+
 def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
     fill(amqp, b"1")

@@ -18,7 +18,7 @@ from tests.broker.at_hand import AtHand
 from tests.broker.declared import Queues, arguments, declare, has, redeclare
 from tests.tooling.vhosts import Vhost
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
 NO_DEAD_LETTER = {"x-dead-letter-exchange": None, "x-dead-letter-routing-key": None}
 

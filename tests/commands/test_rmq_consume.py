@@ -176,6 +176,19 @@ def test_a_missing_queue_names_the_command_that_makes_it(shop: Shop, amqp: Block
     assert (told.returncode, "manage.py rmq_declare" in told.stdout) == (4, True)
 
 
+def test_queues_that_retries_need_are_missed_before_a_message_is_taken(
+    shop: Shop, send: Send, amqp: BlockingChannel
+) -> None:
+    for gone in ("shop.orders.parked", "shop.orders.retry.200ms"):
+        amqp.queue_delete(gone)
+    send("a")
+    told = shop.run("rmq_consume")
+
+    assert told.returncode == 4
+    assert "queue 'shop.orders.parked', queue 'shop.orders.retry.200ms'. No message was taken." in told.stdout
+    assert (shop.noted(), depth(amqp)) == ([], 1)
+
+
 def test_an_unknown_queue_is_refused_with_the_nearest(no_broker: Shop) -> None:
     told = no_broker.run("rmq_consume", "shop.order")
 

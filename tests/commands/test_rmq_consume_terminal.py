@@ -22,7 +22,7 @@ CODES = re.compile(r"\x1b\[[\d;]*m")
 @pytest.fixture
 def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
     """The shop with three orders to handle one after the other."""
-    for queue in ("shop.orders", "shop.orders.parked", "shop.ledger"):
+    for queue in ("shop.orders", "shop.orders.parked", "shop.orders.retry.200ms", "shop.ledger"):
         amqp.queue_declare(queue, durable=True)
     for number, (word, why) in enumerate((("ok", ""), ("park", ""), ("discard", ""))):
         body = json.dumps({"do": word, "why": why}).encode()

@@ -31,6 +31,7 @@ def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
 
 
+@pytest.mark.on_both
 def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
     ran = run("rmq_declare")
 
@@ -57,6 +58,7 @@ def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
     }
 
 
+@pytest.mark.on_both
 @pytest.mark.parametrize(("option", "code"), [("--plan", Exit.DONE), ("--check", Exit.DRIFT)])
 def test_a_plan_and_a_check_write_nothing(option: str, code: Exit, vhost: Vhost) -> None:
     ran = run("rmq_declare", option)
@@ -65,6 +67,7 @@ def test_a_plan_and_a_check_write_nothing(option: str, code: Exit, vhost: Vhost)
     assert vhost.queues() == {}
 
 
+@pytest.mark.on_both
 def test_a_check_is_content_with_what_was_declared() -> None:
     run("rmq_declare")
 
@@ -74,6 +77,7 @@ def test_a_check_is_content_with_what_was_declared() -> None:
     assert "management API" in ran.err
 
 
+@pytest.mark.on_both
 def test_a_difference_is_told_argument_by_argument(amqp: BlockingChannel) -> None:
     differing(amqp)
 
@@ -86,6 +90,7 @@ def test_a_difference_is_told_argument_by_argument(amqp: BlockingChannel) -> Non
     assert "manage.py rmq_declare --recreate payments.charge" in ran.err
 
 
+@pytest.mark.on_both
 def test_as_json_it_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
     differing(amqp)
 
@@ -98,6 +103,7 @@ def test_as_json_it_is_one_document_on_stdout(amqp: BlockingChannel) -> None:
     assert {"argument": "x-queue-type", "here": "quorum", "broker": "classic"} in item["differences"]
 
 
+@pytest.mark.on_both
 def test_on_a_terminal_the_columns_are_aligned_and_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -108,12 +114,14 @@ def test_on_a_terminal_the_columns_are_aligned_and_coloured(monkeypatch: pytest.
     assert "\t" not in ran.out
 
 
+@pytest.mark.on_both
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     assert "\x1b" not in run("rmq_declare", "--plan", out=Terminal()).out
 
 
+@pytest.mark.on_both
 def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
     differing(amqp, messages=3)
     wait_until(lambda: amqp.queue_declare("payments.charge", passive=True).method.message_count == 3)
@@ -129,6 +137,7 @@ def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vh
     assert amqp.queue_declare("payments.charge", passive=True).method.message_count == 3
 
 
+@pytest.mark.on_both
 def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost) -> None:
     differing(amqp)
 
@@ -139,6 +148,7 @@ def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost)
     assert vhost.queues()["payments.charge"]["type"] == "classic"
 
 
+@pytest.mark.on_both
 def test_a_queue_with_a_consumer_is_not_made_anew(amqp: BlockingChannel) -> None:
     differing(amqp)
     amqp.basic_consume("payments.charge", lambda *_: None)
@@ -149,6 +159,7 @@ def test_a_queue_with_a_consumer_is_not_made_anew(amqp: BlockingChannel) -> None
     assert "it has 1 consumer. Stop them first." in ran.err
 
 
+@pytest.mark.on_both
 def test_an_unknown_queue_is_answered_with_the_nearest() -> None:
     ran = run("rmq_declare", "--recreate", "payment.charge")
 
@@ -188,6 +199,7 @@ def test_pruning_without_a_yes_deletes_nothing(amqp: BlockingChannel, vhost: Vho
     assert "payments.charge.retry.7s" in vhost.queues()
 
 
+@pytest.mark.on_both
 def test_a_broker_that_is_not_there_is_code_3(project: Any) -> None:
     project.RMQ_RETRY = {"URL": "amqp://app:secret@127.0.0.1:1/pay"}
 

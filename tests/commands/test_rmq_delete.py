@@ -16,6 +16,7 @@ def put(channel: BlockingChannel, queue: str) -> None:
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 1)
 
 
+@pytest.mark.on_both
 def test_an_empty_queue_is_deleted(vhost: Vhost) -> None:
     ran = run("rmq_delete", "payments.charge.retry.10s", "--yes")
 
@@ -23,6 +24,7 @@ def test_an_empty_queue_is_deleted(vhost: Vhost) -> None:
     assert "payments.charge.retry.10s" not in vhost.queues()
 
 
+@pytest.mark.on_both
 def test_a_queue_with_messages_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "payments.charge.parked")
 
@@ -33,6 +35,7 @@ def test_a_queue_with_messages_is_kept(amqp: BlockingChannel, vhost: Vhost) -> N
     assert "payments.charge.parked" in vhost.queues()
 
 
+@pytest.mark.on_both
 def test_force_deletes_it_with_its_messages(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "payments.charge.parked")
 
@@ -40,6 +43,7 @@ def test_force_deletes_it_with_its_messages(amqp: BlockingChannel, vhost: Vhost)
     assert "payments.charge.parked" not in vhost.queues()
 
 
+@pytest.mark.on_both
 @pytest.mark.parametrize("more", [[], ["--force"]])
 def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None:
     ran = run("rmq_delete", "payments.charge", *more)
@@ -48,6 +52,7 @@ def test_without_a_yes_nothing_is_deleted(more: list[str], vhost: Vhost) -> None
     assert "payments.charge" in vhost.queues()
 
 
+@pytest.mark.on_both
 def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("somebody else's", durable=True)
 
@@ -58,6 +63,7 @@ def test_everything_of_the_project_goes_with_all(amqp: BlockingChannel, vhost: V
     assert (set(vhost.queues()), vhost.exchanges()) == ({"somebody else's"}, {})
 
 
+@pytest.mark.on_both
 def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("somebody else's", durable=True)
     amqp.queue_bind("somebody else's", "payments", "refund.#")
@@ -69,16 +75,30 @@ def test_an_exchange_that_is_still_used_is_kept(amqp: BlockingChannel, vhost: Vh
     assert "payments" in vhost.exchanges()
 
 
+@pytest.mark.on_both
 def test_what_is_not_of_the_project_is_not_touched(amqp: BlockingChannel, vhost: Vhost) -> None:
     amqp.queue_declare("invoices", durable=True)
 
     ran = run("rmq_delete", "invoices", "--force", "--yes")
 
-    assert ran.code == Exit.NOTHING
-    assert ran.err.startswith("There is no queue of this project 'invoices'.")
+    assert ran.code == Exit.USAGE
+    assert ran.err == (
+        "There is no queue of this project 'invoices'. Known: payments.charge, payments.charge.retry.10s, "
+        "payments.charge.retry.30s, payments.charge.suspects, payments.charge.parked."
+    )
     assert "invoices" in vhost.queues()
 
 
+def test_a_mistyped_queue_is_answered_with_the_nearest_that_is_declared() -> None:
+    ran = run("rmq_delete", "payments.charges.moving", "--yes")
+
+    assert (ran.code, ran.err) == (
+        Exit.USAGE,
+        "There is no queue of this project 'payments.charges.moving'. Did you mean payments.charge?",
+    )
+
+
+@pytest.mark.on_both
 def test_a_waiting_queue_of_an_earlier_back_off_is_the_projects(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.retry.7s", durable=True)
 
@@ -86,6 +106,7 @@ def test_a_waiting_queue_of_an_earlier_back_off_is_the_projects(amqp: BlockingCh
     assert run("rmq_delete", "payments.charge.retry.7s", "--yes").code == Exit.NOTHING
 
 
+@pytest.mark.on_both
 @pytest.mark.parametrize("words", [[], ["payments.charge", "--all"]])
 def test_names_or_all_but_not_neither_nor_both(words: list[str]) -> None:
     assert run("rmq_delete", *words).code == Exit.USAGE

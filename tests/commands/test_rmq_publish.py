@@ -11,6 +11,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until
 
+pytestmark = pytest.mark.on_both
+
 ORDERS = "shop.orders"
 WAITING = {"x-message-ttl": 200, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": ORDERS}
 
@@ -18,6 +20,8 @@ WAITING = {"x-message-ttl": 200, "x-dead-letter-exchange": "", "x-dead-letter-ro
 @pytest.fixture
 def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
     amqp.queue_declare(ORDERS, durable=True, arguments={"x-max-priority": 9})
+    amqp.queue_declare("shop.orders.parked", durable=True)
+    amqp.queue_declare("shop.orders.retry.200ms", durable=True, arguments=WAITING)
     return Shop(url=broker_url, notes=tmp_path / "notes")
 
 
@@ -80,7 +84,6 @@ def test_to_an_exchange_by_its_key(shop: Shop, amqp: BlockingChannel) -> None:
 
 
 def test_a_delayed_message_waits_in_the_handlers_waiting_queue(shop: Shop, amqp: BlockingChannel) -> None:
-    amqp.queue_declare("shop.orders.retry.200ms", durable=True, arguments=WAITING)
     told = shop.run("rmq_publish", "--handler", "tests.shop.handlers.order", "--delay", "0.2", "--json", given="{}")
 
     assert json.loads(told.stdout)["routing_key"] == "shop.orders.retry.200ms"
@@ -119,6 +122,8 @@ def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
         (("--queue", ORDERS, "--header", "rmq-retry-attempts=1"), "{}", "is not a publisher's to set"),
         (("--queue", ORDERS, "--header", "n:=oops"), "{}", "'oops' is no JSON"),
         (("--queue", ORDERS, "--header", "oops"), "{}", "takes NAME=text or NAME:=json"),
+        (("--queue", ORDERS, "--priority", "256"), "{}", "takes a whole number from 0 to 255, not '256'"),
+        (("--queue", ORDERS, "--priority", "high"), "{}", "takes a whole number from 0 to 255, not 'high'"),
         (("--queue", ORDERS, "/none"), "", "/none cannot be read"),
         (("--queue", ORDERS, "--routing-key", "x"), "{}", "no routing key beside its name"),
         (("--handler", "tests.shop.handlers.orders"), "{}", "Did you mean tests.shop.handlers.order?"),

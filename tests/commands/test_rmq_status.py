@@ -1,12 +1,15 @@
 """rmq_status: depths and consumers, problems in words, one line for probes; it never takes a message."""
 
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.management.base import Exit
-from tests.commands.running import run
+from tests.commands.running import Terminal, run
+from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -18,6 +21,7 @@ def put(channel: BlockingChannel, queue: str) -> None:
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count > 0)
 
 
+@pytest.mark.on_both
 def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingChannel) -> None:
     amqp.basic_consume("payments.charge", lambda *_: None)
 
@@ -35,6 +39,7 @@ def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingCh
     ]
 
 
+@pytest.mark.on_both
 def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge")
 
@@ -45,6 +50,7 @@ def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
     assert ran.lines[-1] == ["1 problem."]
 
 
+@pytest.mark.on_both
 def test_for_a_probe_it_is_one_line_and_a_code(amqp: BlockingChannel) -> None:
     assert run("rmq_status", "--check").out == "OK\n"
 
@@ -54,6 +60,7 @@ def test_for_a_probe_it_is_one_line_and_a_code(amqp: BlockingChannel) -> None:
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: nobody reads this queue\n")
 
 
+@pytest.mark.on_both
 def test_bounds_make_problems(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge.parked")
 
@@ -64,6 +71,7 @@ def test_bounds_make_problems(amqp: BlockingChannel) -> None:
     assert "payments.charge.parked: 1 parked, more than 0" in ran.out
 
 
+@pytest.mark.on_both
 def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) -> None:
     amqp.queue_delete("payments.charge.parked")
     amqp.basic_consume("payments.charge.retry.10s", lambda *_: None)
@@ -74,6 +82,7 @@ def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) 
     assert "payments.charge.retry.10s: somebody consumes it: retries come too early" in out
 
 
+@pytest.mark.on_both
 def test_an_interrupted_move_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.moving", durable=True)
     put(amqp, "payments.charge.moving")
@@ -118,6 +127,7 @@ def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, pr
     assert "secret" not in ran.err
 
 
+@pytest.mark.on_both
 def test_no_message_is_touched_by_looking(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge")
     for _ in range(25):
@@ -128,6 +138,7 @@ def test_no_message_is_touched_by_looking(amqp: BlockingChannel) -> None:
     assert method.redelivered is False
 
 
+@pytest.mark.on_both
 def test_as_json_it_is_one_document() -> None:
     told = run("rmq_status", "--json").data
 
@@ -143,3 +154,61 @@ def test_a_broker_that_is_not_there_fails_a_probe_with_code_3(project: Any) -> N
 
     assert (ran.code, ran.out[:48]) == (Exit.UNREACHABLE, "FAIL The broker at amqp://app@127.0.0.1:1/pay ca")
     assert run("rmq_status").code == Exit.UNREACHABLE
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of a watch, which Ctrl-C ends in the second of them."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_rmq_retry.management.commands.rmq_status.time.sleep", pause)
+    return pauses
+
+
+@pytest.mark.on_both
+def test_a_watch_tells_block_after_block_until_ctrl_c(looks: list[float]) -> None:
+    ran = run("rmq_status", "--watch", "2.5")
+    blocks = ran.out.split("\n\n")
+
+    assert (ran.code, ran.err.count("MANAGEMENT_URL"), looks) == (Exit.DONE, 2, [2.5, 2.5])
+    assert len(blocks) == 3
+    for block in blocks[:2]:
+        first, second, *_, last = block.splitlines()
+        assert first.endswith("+00:00")
+        assert second.startswith("Broker amqp://")
+        assert last == "No problem."
+
+
+def test_on_a_terminal_each_look_takes_the_place_of_the_last(looks: list[float]) -> None:
+    ran = run("rmq_status", "--watch", "1", out=Terminal())
+
+    assert (ran.code, ran.out.count("\x1b[H\x1b[2J"), len(looks)) == (Exit.DONE, 2, 2)
+    assert ran.out.startswith("\x1b[H\x1b[2J")
+
+
+def test_a_watch_outlives_a_broker_that_is_away(looks: list[float], settings: Any) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://app:sesame@127.0.0.1:1/"}
+    ran = run("rmq_status", "--watch", "1")
+
+    assert (ran.code, ran.out.count("cannot be reached"), len(looks)) == (Exit.DONE, 2, 2)
+
+
+def test_ctrl_c_ends_a_watch_quietly(broker_url: str, tmp_path: Path) -> None:
+    with Shop(url=broker_url, notes=tmp_path / "notes").running("rmq_status", "--watch", "0.1") as watch:
+        watch.says("Broker amqp://", times=2)
+        watch.signal(signal.SIGINT)
+
+        assert watch.code() == 0
+        assert "Traceback" not in watch.errors
+
+
+@pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "x"), ("--watch", "nan"), ("--watch", "1", "--json")])
+def test_what_cannot_be_watched_is_refused(broker_url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
+    told = Shop(url=broker_url, notes=tmp_path / "notes").run("rmq_status", *words)
+
+    assert (told.returncode, told.stdout) == (2, "")

@@ -33,6 +33,19 @@ def entry(key: bytes, value: bytes) -> bytes:
     return bytes((len(key),)) + key + value
 
 
+def boxed(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack(">I", len(content)) + content
+
+
+def decodable(key: bytes, value: bytes) -> bool:
+    try:
+        key.decode()
+        dict(Headers(entry(key, value)))
+    except (UndecodableHeaders, UnicodeDecodeError):
+        return False
+    return True
+
+
 def nested(levels: int, innermost: bytes = b"") -> bytes:
     """A header "deep" of so many tables inside each other, written without recursion."""
     content = innermost
@@ -71,6 +84,33 @@ def test_arbitrary_bytes_raise_nothing_but_undecodable_headers(raw: bytes) -> No
         said = " ".join(map(ascii, everything))
 
     assert said.isprintable()
+
+
+WIRE = st.recursive(
+    st.sampled_from(
+        [b"V", b"t\1", b"S\0\0\0\1\xff", b"T" + bytes(8), b"T\xff" + bytes(7), b"x\0\0\0\0", b"l" + bytes(8)]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda values: boxed(b"A", b"".join(values)))
+        | st.lists(st.tuples(st.sampled_from([b"k", b"\xff", b"\xc3\xa9"]), inner), max_size=3).map(
+            lambda pairs: boxed(b"F", b"".join(entry(*pair) for pair in pairs))
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"\xff", b"\xc3\xa9"]), WIRE), max_size=5))
+def test_a_check_finds_exactly_what_decoding_everything_would_find(pairs: list[tuple[bytes, bytes]]) -> None:
+    hostile = [pair for pair in pairs if not decodable(*pair)]
+    headers = Headers(b"".join(entry(*pair) for pair in pairs))
+
+    if not hostile:
+        headers.check()
+        return
+    with pytest.raises(UndecodableHeaders) as caught:
+        headers.check()
+    assert caught.value.header == hostile[0][0].decode(errors="backslashreplace")
 
 
 @pytest.mark.parametrize(

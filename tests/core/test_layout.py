@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import Native, Requeue
+from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
 from django_rmq_retry.core.declarations import BindingDeclaration, ExchangeDeclaration, Topology
 from django_rmq_retry.core.errors import ConfigurationError, TopologyConflict
-from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.layout import layout, needed
 from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.core.subscription import Match, Subscription, intakes
 from django_rmq_retry.core.topology import Exchange, Queue
@@ -249,3 +249,23 @@ def test_further_queues_and_exchanges_can_be_named() -> None:
 
 def test_the_default_exchange_is_never_declared() -> None:
     assert laid_out(extra=[Exchange("")]).exchanges == {}
+
+
+def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None:
+    payments = Exchange("payments", "topic")
+    work = Queue("payments.charge", bindings=[payments.bind("charge.#")])
+    charge = subscription(RetryThenPark(attempts=3, backoff=Steps([10, 60])), queue=work)
+    loop = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
+    cash = subscription(RetryThenPark(attempts=4, via=loop), queue=Queue("cash", type="classic"), park="parking-queue")
+
+    assert [(type(one).__name__, one.name) for one in needed(intakes([charge, cash]))] == [
+        ("ExchangeDeclaration", "retry-exchange"),
+        ("QueueDeclaration", "payments.charge"),
+        ("QueueDeclaration", "payments.charge.parked"),
+        ("QueueDeclaration", "payments.charge.suspects"),
+        ("QueueDeclaration", "payments.charge.retry.10s"),
+        ("QueueDeclaration", "payments.charge.retry.1m"),
+        ("QueueDeclaration", "cash"),
+        ("QueueDeclaration", "parking-queue"),
+        ("QueueDeclaration", "retry-queue"),
+    ]

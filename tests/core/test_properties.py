@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import EMPTY, Headers
-from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties, has_headers
+from django_rmq_retry.core.properties import (
+    Properties,
+    decode_properties,
+    encode_properties,
+    has_headers,
+    with_headers,
+)
 
 SHORT = st.binary(max_size=255).map(lambda text: bytes((len(text),)) + text)
 TABLE = st.sampled_from([b"", b"\1aV", b"\1aT\xff\xff\xff\xff\xff\xff\xff\xff", b"\2\xff\xfet\1"]).map(
@@ -155,3 +161,13 @@ def test_broken_properties_are_refused_with_a_sentence(raw: bytes, problem: str)
 def test_what_a_property_cannot_hold_is_refused_with_a_sentence(properties: Properties, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         encode_properties(properties)
+
+
+@given(valid_properties(), st.binary(max_size=20))
+def test_another_header_table_leaves_every_other_byte(raw: bytes, other: bytes) -> None:
+    sent = decode_properties(raw)
+    table = Headers.of({"other": other})
+    expected = replace(sent, headers=table) if has_headers(raw) else sent
+
+    assert with_headers(raw, sent, table.raw) == encode_properties(expected)
+    assert with_headers(raw, sent, b"") == encode_properties(replace(sent, headers=EMPTY))

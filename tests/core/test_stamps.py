@@ -113,6 +113,7 @@ def test_why_a_message_is_parked_stands_beside_its_story() -> None:
 
 def test_every_header_of_ours_is_known_to_be_ours() -> None:
     full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s")
-    why = parked_headers(park(Reason.REQUESTED, "d", TIMEOUT), handler="h", now=NOW)
+    verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
+    why = parked_headers(verdict, handler="h", now=NOW)
 
     assert {*full.headers(), *why} == OURS

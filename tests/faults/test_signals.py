@@ -14,6 +14,7 @@ def in_a_handler(scene: Scene, worker: Worker, count: int = 1) -> None:
     wait_until(lambda: len(scene.diary.ids("began")) >= count, 15, what=f"a handler has begun; {worker.said}")
 
 
+@pytest.mark.on_both
 def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(scene: Scene) -> None:
     scene.declare()
     scene.publish(range(5), holds="gate")
@@ -29,6 +30,7 @@ def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(sce
     assert scene.left() == {"work": 4}
 
 
+@pytest.mark.on_both
 def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene: Scene) -> None:
     scene.declare()
     scene.publish([0], holds="gate")

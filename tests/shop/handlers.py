@@ -43,6 +43,11 @@ def fail_until(path: str) -> None:
         raise OutOfStock("not yet")
 
 
+def warn_and_fail() -> None:
+    log.warning("stock is low")
+    raise OutOfStock("none left")
+
+
 RAISING: dict[str, Callable[[dict[str, Any]], object]] = {
     "fail": lambda data: throw(OutOfStock(data.get("why", "none left"))),
     "park": lambda _: throw(Park("the customer is unknown")),
@@ -54,6 +59,7 @@ DOING: dict[str, Callable[[dict[str, Any]], object]] = {
     "wait": lambda data: wait_for(data["for"]),
     "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "warn": lambda _: log.warning("stock is low"),
+    "warn and fail": lambda _: warn_and_fail(),
     "eat": lambda data: EATEN.append(os.urandom(1) * (data["mb"] << 20)),
 }
 EATEN: list[bytes] = []

@@ -67,6 +67,8 @@ class Shop:
 
     url: str
     notes: Path
+    records: dict[str, str] = field(default_factory=dict)
+    """What tells it of a database; without one it leaves parked messages in their queues."""
 
     def environment(self, **changed: str) -> dict[str, str]:
         own = {
@@ -76,7 +78,7 @@ class Shop:
             "RMQ_URL": self.url,
             "SHOP_NOTES": str(self.notes),
         }
-        return {**os.environ, **own, **changed}
+        return {**os.environ, **own, **self.records, **changed}
 
     def run(self, *words: str, given: str | bytes = "", **changed: str) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""

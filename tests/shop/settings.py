@@ -2,12 +2,22 @@
 
 import os
 
+from tests.tooling.filled import VARIABLE, given
+
 SECRET_KEY = "only-for-tests"
 DEBUG = bool(os.environ.get("SHOP_DEBUG"))
 USE_TZ = True
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-INSTALLED_APPS = ["django_rmq_retry", *os.environ.get("SHOP_APPS", "tests.shop").split()]
-RMQ_RETRY = {"URL": os.environ.get("RMQ_URL", "amqp://guest:guest@127.0.0.1:1/"), "QUEUE_TYPE": "classic"}
+DATABASES = {"default": given(os.environ.get(VARIABLE))}
+OWN_APPS = os.environ.get("SHOP_APPS", "tests.shop").split()
+NEEDED_APPS = ("django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry")
+INSTALLED_APPS = list(dict.fromkeys((*NEEDED_APPS, *OWN_APPS)))
+RMQ_RETRY = {
+    "URL": os.environ.get("RMQ_URL", "amqp://guest:guest@127.0.0.1:1/"),
+    "QUEUE_TYPE": "classic",
+    # Who looks into the parked queues must find something there.
+    "RECORDS": VARIABLE in os.environ and os.environ.get("SHOP_RECORDS") != "no",
+    "PARKED_QUEUES": os.environ.get("SHOP_PARKED_QUEUES", "").split(),
+}
 if os.environ.get("SHOP_LOGS"):
     LOGGING = {
         "version": 1,

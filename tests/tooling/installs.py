@@ -47,8 +47,12 @@ def chroots() -> list[Path]:
 
 def default_chroots() -> Path:
     """Where `make brokers` puts them, for every clone of this user."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "django-rmq-retry" / "brokers"
+    return cache() / "brokers"
+
+
+def cache() -> Path:
+    """What the tests have fetched, for every clone of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-rmq-retry"
 
 
 def installs() -> list[Install]:

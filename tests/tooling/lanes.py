@@ -2,20 +2,28 @@
 
     python -m tests.tooling.lanes [--main] [pytest's arguments]
 
-With --main everything runs here first; the other lanes leave out what is marked `slow`.
+With --main everything runs here first, then what is marked `database` on each database other than SQLite that is
+found; the other lanes leave out what is marked `slow`, and the rooms that know no Django.
 """
 
+import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+
+from tests.tooling import databases
 
 ROOT = Path(__file__).parents[2]
 # the interpreters a Django supports, the preferred one first
 LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
+WITHOUT_DJANGO = tuple(f"--ignore=tests/{room}" for room in ("broker", "core", "embedded", "faults", "runtime"))
+"""They take half of the time; that they run on other interpreters is seen by all that is built on them."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
+NOTHING = 5
+"""pytest's exit code where the arguments leave no test."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -33,18 +41,30 @@ def here() -> str:
     return ".".join(version("django").split(".")[:2])
 
 
-def run_tests(name: str, python: str, arguments: list[str]) -> Result:
+def run_tests(name: str, python: str, arguments: list[str], **environment: str) -> Result:
     """Run pytest, show what it says, and keep its last line."""
     print(f"\n### {name}", flush=True)
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [python, "-m", "pytest", "-n", "auto", *colour, *arguments]
     summary = "pytest said nothing"
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+    told = {**os.environ, **environment}
+    with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
         for line in run.stdout or ():
             print(line, end="", flush=True)
             plain = COLOUR.sub("", line).strip()
             summary = plain if SUMMARY.search(plain) else summary
     return Result(name=name, summary=summary, code=run.returncode)
+
+
+def run_database(kind: str, arguments: list[str]) -> Result:
+    """Run what is marked `database` on this one; its absence is an error where everything is asked for."""
+    lack = databases.KINDS[kind].lack()
+    if lack:
+        return Result(
+            name=kind, summary=f"NOT RUN: {lack}", code=1 if os.environ.get("RMQ_TEST_REQUIRE") == "all" else 0
+        )
+    result = run_tests(kind, sys.executable, ["-m", "database", *arguments], RMQ_TEST_DATABASE=kind)
+    return replace(result, code=0) if result.code == NOTHING else result
 
 
 def run_lane(django: str, arguments: list[str]) -> Result:
@@ -55,7 +75,7 @@ def run_lane(django: str, arguments: list[str]) -> Result:
         return Result(name=f"Django {django}", summary=f"NOT RUN: {found.stderr.strip()}", code=0)
     python = prepare(django, found.stdout.strip())
     told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *arguments])
+    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *(arguments or WITHOUT_DJANGO)])
 
 
 def prepare(django: str, base: str) -> str:
@@ -78,6 +98,7 @@ def main(arguments: list[str]) -> int:
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
     results = [run_tests(name, sys.executable, rest)] if with_main else []
+    results += [run_database(kind, rest) for kind in databases.KINDS] if with_main else []
     results += [run_lane(django, rest) for django in LANES if django != here()]
     print("\n### Lanes")
     for result in reversed(results):

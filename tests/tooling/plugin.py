@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get("rmq_services")
     folder, owner = given or (tempfile.mkdtemp(prefix="rmq"), os.getpid())
     config.stash[SERVICES] = Services(folder=Path(folder), owner=owner)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has put us into the background: processes that tests start would not hear a Ctrl-C either.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -28,7 +32,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names."""
+    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names; `on_both` on the embedded too."""
+    if metafunc.definition.get_closest_marker("on_both") and "broker_kind" in metafunc.fixturenames:
+        metafunc.parametrize("broker_kind", ["rabbitmq", "embedded"])
     versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name]
     contract = metafunc.definition.get_closest_marker("contract")
     if versions and contract and "broker_version" in metafunc.fixturenames:

@@ -1,14 +1,15 @@
-"""Says which RabbitMQ the tests will use; where there is none, root on a Debian gets one.
+"""Says which RabbitMQ, clients and browser the tests will use; root on a Debian gets what is missing.
 
 RMQ_TEST_INSTALL=never keeps it from that.
 """
 
 import os
-import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from tests.tooling import apt
+from tests.tooling.browser import provide_browser
+from tests.tooling.clients import provide_clients
 from tests.tooling.installs import install_for
 from tests.tooling.services import DEFAULT, Broker, Unavailable, named_broker
 
@@ -20,7 +21,7 @@ def provide() -> str:
     """What the tests will find, as a sentence."""
     if os.environ.get("RMQ_TEST_URL"):
         return "RabbitMQ: the one that RMQ_TEST_URL names."
-    if install_for(None) is None and service() is None and may_install():
+    if install_for(None) is None and service() is None and apt.may_install():
         install()
     found = install_for(None)
     if found:
@@ -37,12 +38,6 @@ def service() -> Broker | None:
     return None
 
 
-def may_install() -> bool:
-    """Whether this is root on a machine with apt-get, and nobody minds."""
-    wanted = os.environ.get("RMQ_TEST_INSTALL") != "never"
-    return wanted and os.geteuid() == 0 and shutil.which("apt-get") is not None
-
-
 def install() -> None:
     """Install rabbitmq-server without starting its service."""
     print("RabbitMQ: installing rabbitmq-server by apt-get, its service stays off", flush=True)
@@ -51,20 +46,13 @@ def install() -> None:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
         POLICY.chmod(0o755)
     try:
-        apt("update")
-        apt("install", "--yes", "--no-install-recommends", "rabbitmq-server")
+        apt.install("rabbitmq-server")
     finally:
         if ours:
             POLICY.unlink()
 
 
-def apt(*words: str) -> None:
-    """One quiet apt-get; its failure is told, and the tests then say what is missing."""
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(["apt-get", "-qq", *words], env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"apt-get {' '.join(words)} failed: {done.stderr[-1000:]}", flush=True)
-
-
 if __name__ == "__main__":
     print(provide(), flush=True)
+    print(provide_clients(), flush=True)
+    print(provide_browser(), flush=True)

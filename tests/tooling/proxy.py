@@ -104,6 +104,7 @@ class Proxy:
         self._upstream = (host, port)
         self._pairs: list[Pair] = []
         self._ended = threading.Event()
+        self._refusing = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -124,6 +125,14 @@ class Proxy:
             self.rest(LOOK)
         return self.mode not in holes
 
+    def refuse(self) -> None:
+        """As if nobody were there: what is connected is cut off, and nobody else gets through until `accept`."""
+        self._refusing = True
+        self.set(Mode.RST)
+
+    def accept(self) -> None:
+        self._refusing = False
+
     def rest(self, seconds: float) -> None:
         self._ended.wait(seconds)
 
@@ -142,6 +151,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._refusing:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(self._upstream, 5)
             except OSError:

@@ -3,6 +3,10 @@
 from tests.bench.task import Task
 from tests.settings import *  # noqa: F403 - settings are made to be extended
 from tests.settings import INSTALLED_APPS as OTHERS
+from tests.tooling.filled import given
 
 INSTALLED_APPS = [*OTHERS, "tests.bench.project"]
-RMQ_RETRY = {"URL": Task.given().url}
+task = Task.given()
+RMQ_RETRY = {"URL": task.url, "RECORDS": bool(task.database)}  # type: ignore[dict-item]  # the tests' own has texts only
+if task.database:
+    DATABASES = {"default": given(task.database)}

@@ -2,10 +2,12 @@
 
 import os
 
-from tests.settings import INSTALLED_APPS as TESTS_APPS
 from tests.settings import SECRET_KEY as TESTS_KEY
+from tests.tooling.filled import VARIABLE, given
 
 SECRET_KEY = TESTS_KEY
 USE_TZ = True
-INSTALLED_APPS = [*(app for app in TESTS_APPS if app == "django_rmq_retry"), "tests.faults.project"]
-RMQ_RETRY = {"URL": os.environ["FAULTS_URL"]}
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry", "tests.faults.project"]
+DATABASES = {"default": given(os.environ.get(VARIABLE))}
+# Who looks into the parked queue must find something there.
+RMQ_RETRY = {"URL": os.environ["FAULTS_URL"], "RECORDS": VARIABLE in os.environ}

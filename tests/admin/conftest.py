@@ -1,0 +1,74 @@
+"""A project with one work queue and no broker: what is published is kept in a list."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_rmq_retry import handler, registry, wiring
+from django_rmq_retry.admin import looking
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.core.message import Delivery, Message
+from tests.admin import made
+
+QUEUE = "payments.main"
+
+
+class Kept:
+    """A broker that confirms everything."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        self.messages.append(message)
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+        self.messages.append(message)
+        done(Outcome.CONFIRMED, "")
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 0, timeout: float | None = None) -> int:
+        raise NotImplementedError
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture(autouse=True)
+def sent() -> Iterator[list[Message]]:
+    """What was published."""
+    kept = Kept()
+    looking.forget()
+    with registry.isolated(), wiring.replaced(kept, lambda _exclusive: kept):
+
+        @handler(QUEUE)
+        def transfer(message: Delivery) -> None:
+            """Nothing."""
+
+        yield kept.messages
+    looking.forget()
+
+
+@pytest.fixture
+def lead(db: None) -> User:  # noqa: ARG001 - asked for by its name
+    """Who may everything."""
+    return made.person("lead", superuser=True)
+
+
+@pytest.fixture
+def page(lead: User) -> Client:
+    """The lead's browser, without JavaScript."""
+    client = Client(enforce_csrf_checks=False)
+    client.force_login(lead)
+    return client
+
+
+def client_of(user: User) -> Client:
+    """The browser of somebody."""
+    client = Client()
+    client.force_login(user)
+    return client

@@ -1,0 +1,84 @@
+"""Reads pages as people do: their forms, their buttons, their words."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+
+
+@dataclass
+class Form:
+    """A form with what stands in it."""
+
+    action: str
+    method: str
+    values: dict[str, Any] = field(default_factory=dict)
+    buttons: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, value and words of each that can be pressed."""
+
+
+class Page(HTMLParser):
+    """What a page says and offers."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.forms: list[Form] = []
+        self.links: dict[str, str] = {}
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self._form: Form | None = None
+        self._open: tuple[str, dict[str, str], list[str]] | None = None
+        self.feed(response.content.decode())
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def form_with(self, words: str) -> tuple[Form, dict[str, Any]]:
+        """The form whose button says so, with everything that pressing it sends."""
+        for form in self.forms:
+            for name, value, said in form.buttons:
+                if said.startswith(words):
+                    return form, {**form.values, **({name: value} if name else {})}
+        raise AssertionError(f"no button says {words!r}: {[one.buttons for one in self.forms]}")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, given))
+        if tag == "form":
+            assert self._form is None, "a form within a form ends both"
+            self._form = Form(action=given.get("action", ""), method=given.get("method", "get"))
+            self.forms.append(self._form)
+        elif self._form is not None and tag in ("input", "select", "textarea"):
+            self._fill(tag, given)
+        if tag == "option" and "selected" in given and self._form is not None:
+            self._form.values[self._select] = given.get("value", "")
+        if tag in ("a", "button", "textarea"):
+            self._open = tag, given, []
+
+    def _fill(self, tag: str, given: dict[str, str]) -> None:
+        assert self._form is not None
+        name = given.get("name", "")
+        self._select = name
+        ticked = given.get("type") not in ("checkbox", "radio") or "checked" in given
+        if name and ticked and "disabled" not in given and given.get("type") != "submit":
+            self._form.values[name] = given.get("value", "")
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self._open is not None:
+            self._open[2].append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "form":
+            self._form = None
+        if self._open is None or tag != self._open[0]:
+            return
+        _tag, given, words = self._open
+        said = " ".join("".join(words).split())
+        if tag == "a":
+            self.links.setdefault(said, given.get("href", ""))
+        elif tag == "textarea" and self._form is not None:
+            self._form.values[given.get("name", "")] = "".join(words).removeprefix("\n")
+        elif tag == "button" and self._form is not None and "disabled" not in given:
+            self._form.buttons.append((given.get("name", ""), given.get("value", ""), said))
+        self._open = None

@@ -1,0 +1,134 @@
+"""Makes records as the drainer would leave them: causes, messages, attempts, accounts."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.utils import timezone
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, ParkedMessage, State
+
+_numbers = itertools.count(1)
+BODY = b'{"amount": 100.00, "reference": 12345678901234567890, "iban": "DE89370400440532013000"}'
+FRAMES = [
+    {"file": "django/db/transaction.py", "line": 85, "function": "inner", "code": "return func()", "own": False},
+    {"file": "payments/handlers.py", "line": 41, "function": "transfer", "code": "gateway.post(order)", "own": True},
+    {"file": "bank/gateway.py", "line": 17, "function": "post", "code": "raise GatewayTimeout(host)", "own": True},
+]
+
+
+def group(**fields: Any) -> ErrorGroup:
+    """A cause without messages."""
+    number = next(_numbers)
+    now = timezone.now()
+    values: dict[str, Any] = {
+        "fingerprint": f"{number:040x}",
+        "title": "GatewayTimeout",
+        "culprit": "bank.gateway:post",
+        "reason": "retries exhausted",
+        "first_seen": now - timedelta(minutes=52),
+        "last_seen": now,
+    }
+    return ErrorGroup.objects.create(**(values | fields))
+
+
+def message(in_group: ErrorGroup | None = None, *, keys: Iterable[str] = (), **fields: Any) -> ParkedMessage:
+    """A parked message of a cause, counted there."""
+    number = next(_numbers)
+    now = timezone.now()
+    parked_at = fields.get("parked_at") or now - timedelta(seconds=number % 3000)
+    owner = in_group or group()
+    body: bytes = fields.setdefault("body", BODY)
+    values: dict[str, Any] = {
+        "identity": f"message:{number:064x}",
+        "group": owner,
+        "message_id": f"9f3c-{number}",
+        "correlation_id": f"corr-{number}",
+        "type": "payment.transfer",
+        "handler": "transfer",
+        "queue": "payments.main",
+        "parked_in": "payments.main.parked",
+        "exchange": "payments",
+        "routing_key": "transfer",
+        "size": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "properties": properties(message_id=f"9f3c-{number}"),
+        "content_type": "application/json",
+        "by": "consumer",
+        "reason": owner.reason,
+        "detail": "Gave up after 5 attempts.",
+        "error": owner.title,
+        "error_text": "no answer within 30 s",
+        "attempts": 5,
+        "copy": f"{number:064x}",
+        "published_at": parked_at - timedelta(minutes=21),
+        "failed_at": parked_at - timedelta(minutes=20),
+        "parked_at": parked_at,
+        "recorded_at": now,
+    }
+    made = ParkedMessage.objects.create(**(values | fields))
+    keys = list(keys) or ([made.business_key] if made.business_key else [])
+    BusinessKey.objects.bulk_create([BusinessKey(message=made, value=key) for key in keys])
+    _count(owner, made.state)
+    return made
+
+
+def properties(headers: dict[str, object] | None = None, **fields: Any) -> bytes:
+    """As the broker writes them."""
+    given: dict[str, Any] = {"content_type": "application/json", "delivery_mode": 2} | fields
+    return encode_properties(Properties(headers=Headers.of(headers or {"tenant": "north"}), **given))
+
+
+def attempt(of: ParkedMessage, number: int = 1, *, at: datetime | None = None, **fields: Any) -> Attempt:
+    """A failed attempt of a message."""
+    started = at or of.parked_at - timedelta(minutes=4 * (of.attempts - number), seconds=30)
+    values: dict[str, Any] = {
+        "identity": of.identity,
+        "queue": of.queue,
+        "handler": of.handler,
+        "message_id": of.message_id,
+        "number": number,
+        "started_at": started,
+        "seconds": 30.012,
+        "verdict": "park" if number == of.attempts else "retry",
+        "wait": 0 if number == of.attempts else 210,
+        "next_at": None if number == of.attempts else started + timedelta(seconds=240),
+        "error": of.error,
+        "error_text": of.error_text,
+        "chain": [{"error": of.error, "text": of.error_text, "frames": FRAMES}],
+        "logs": "INFO payments: posting order 17",
+        "host": "worker-3",
+        "pid": 812,
+        "thread": "rmq-worker-1",
+        "deploy": "a1b2c3",
+    }
+    return Attempt.objects.create(**(values | fields))
+
+
+def person(name: str, *permissions: str, superuser: bool = False) -> User:
+    """Somebody of the staff with these permissions of the app."""
+    made = User.objects.create(username=name, is_staff=True, is_superuser=superuser)
+    named = Permission.objects.filter(content_type__app_label="rmq_retry", codename__in=permissions)
+    found = {permission.codename: permission for permission in named}
+    assert set(found) == set(permissions), sorted(set(permissions) - set(found))
+    made.user_permissions.add(*found.values())
+    return made
+
+
+def _count(owner: ErrorGroup, state: str) -> None:
+    column = {
+        State.PARKED: "parked",
+        State.ON_HOLD: "parked",
+        State.REQUEUEING: "requeued",
+        State.REQUEUED: "requeued",
+        State.PROCESSED: "processed",
+        State.DISCARDED: "discarded",
+    }[State(state)]
+    setattr(owner, column, getattr(owner, column) + 1)
+    owner.arrived += 1
+    owner.save()

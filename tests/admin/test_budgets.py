@@ -1,0 +1,173 @@
+"""How often each page asks the database: as often for many messages as for few, and never for what no page shows.
+
+Django's own questions, who is asking and what that person may do, are not counted: every page of every admin has them.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from django.utils.translation import override
+from pytest_django.asserts import assertHTMLEqual
+
+from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.test_listing import own
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+ADMIN = "/admin/rmq_retry/"
+LOOKS = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
+BUDGETS = {
+    "parkedmessage/": 2,
+    "parkedmessage/?group={group}": 2,
+    "parkedmessage/?queue=payments.main&type=payment.transfer&state=all": 2,
+    "parkedmessage/?reason=retries+exhausted&cycle_min=1": 2,
+    "parkedmessage/?q={key}": 1,
+    "parkedmessage/?q=shared": 4,
+    "parkedmessage/{message}/change/": 6,
+    "errorgroup/": 5,
+    "errorgroup/?by=queue": 1,
+    "errorgroup/{group}/change/": 6,
+    "requeuerun/": 2,
+    "requeuerun/{run}/change/": 4,
+    "requeuerun/preview/?sel={named}": 8,
+    "requeuerun/preview/?sel={filtered}": 7,
+    "operatoraction/": 2,
+    "livestatus/": 6,
+}
+"""The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
+here are two."""
+
+
+@pytest.fixture
+def lead() -> User:
+    return made.person("lead", superuser=True)
+
+
+@pytest.fixture
+def support() -> User:
+    """Somebody who may look and requeue, and not see what was sent."""
+    return made.person("support", *LOOKS, "requeue", "bulk_requeue")
+
+
+def filled(messages: int) -> dict[str, object]:
+    """Some causes with so many messages each, and a run over some of them; what the addresses name."""
+    groups = [made.group(title=f"Error{number}") for number in range(messages)]
+    for number in range(messages):
+        one = made.message(groups[0], keys=[f"PAY-{number}", "shared"], business_key=f"PAY-{number}")
+        made.message(groups[0], business_key="twice", version=2)
+        made.message(groups[number], state=State.PROCESSED)
+        made.attempt(one, 1)
+        made.attempt(one, 5, fingerprint=groups[0].fingerprint)
+    run = start(Selection.of_filter({"group": groups[0].pk}), Actor.of_code("test"), reason="test")
+    _ended(run)
+    named = Selection.of_ids(ParkedMessage.objects.filter(state=State.PARKED).values_list("pk", flat=True)[:messages])
+    filtered = Selection.of_filter({"group": groups[0].pk, "state": [State.PARKED.value]})
+    return {
+        "group": groups[0].pk, "message": one.pk, "key": one.message_id, "run": run.pk,
+        "named": named.token(), "filtered": filtered.token(),
+    }  # fmt: skip
+
+
+def _ended(run: RequeueRun) -> None:
+    """Some messages of each state."""
+    states = [ItemState.FAILED, ItemState.SKIPPED, ItemState.UNCONFIRMED, ItemState.PROCESSED]
+    for place, item in enumerate(Item.objects.filter(run=run).order_by("place")):
+        item.state = states[place % 4]
+        item.save()
+    RequeueRun.objects.filter(pk=run.pk).update(failed=1, skipped=1, unconfirmed=1, processed=1, sent=2)
+
+
+def questions(client: Client, address: str) -> list[str]:
+    """What a page asks, the second time that it is shown."""
+    client.get(address)
+    with CaptureQueriesContext(connection) as queries:
+        response = client.get(address)
+
+    assert response.status_code in (200, 302), address
+    return own(queries)
+
+
+@pytest.mark.parametrize("who", ["lead", "support"])
+@pytest.mark.parametrize("messages", [4, 60])
+def test_each_page_keeps_to_its_budget(request: pytest.FixtureRequest, who: str, messages: int) -> None:
+    client, names = client_of(request.getfixturevalue(who)), filled(messages)
+    asked = {page: questions(client, ADMIN + page.format(**names)) for page in BUDGETS}
+
+    assert {page: found for page, found in asked.items() if len(found) > BUDGETS[page]} == {}
+
+
+def test_no_list_reads_a_body_and_none_reads_without_an_end(lead: User) -> None:
+    client, names = client_of(lead), filled(60)
+    lists = [page for page in BUDGETS if page.startswith("parkedmessage/") and "change" not in page]
+    asked = [sql for page in lists for sql in questions(client, ADMIN + page.format(**names))]
+
+    assert [sql for sql in asked if _names("body")(sql) or _names("properties")(sql)] == []
+    assert [sql for sql in asked if "LIMIT" not in sql] == []
+    assert [sql for sql in asked if "DISTINCT" in sql] == []
+
+
+def test_ids_are_looked_up_on_their_own_before_the_rows_are_read(lead: User) -> None:
+    filled(60)
+    asked = questions(client_of(lead), f"{ADMIN}parkedmessage/?q=shared")
+
+    assert len([sql for sql in asked if "UNION" in sql]) == 2
+    assert [sql for sql in asked if "UNION" in sql and "parked_at" in sql] == []
+
+
+def test_a_row_has_the_admins_own_box_by_another_way(page: Client) -> None:
+    one = made.message(business_key='PAY-"<1>&')
+    ours = admin.site.get_model_admin(ParkedMessage)
+    stock = admin.ModelAdmin.action_checkbox
+
+    assertHTMLEqual(ours.action_checkbox(one), stock(ours, one))
+    assert ours.action_checkbox(one) in page.get(f"{ADMIN}parkedmessage/").content.decode()
+    assert vars(stock).items() <= vars(type(ours).action_checkbox).items()
+    with override("de"):
+        assertHTMLEqual(ours.action_checkbox(one), stock(ours, one))
+
+
+def test_the_types_of_a_very_large_group_are_told_from_its_newest_messages(
+    lead: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq_retry.admin.groups.MOST_COUNTED", 5)
+    monkeypatch.setattr("django_rmq_retry.admin.groups.SAMPLED", 4)
+    group = made.group()
+    for number in range(6):
+        made.message(group, type="card.settle" if number % 2 else "ledger.post")
+    page = client_of(lead).get(f"{ADMIN}errorgroup/{group.pk}/change/")
+
+    assert {row["type"]: row["count"] for row in page.context["types"]} == {"card.settle": "2+", "ledger.post": "2+"}
+
+
+def test_live_status_counts_what_is_parked_without_what_is_on_hold(lead: User) -> None:
+    group, now = made.group(), timezone.now()
+    for state in (State.PARKED, State.PARKED, State.ON_HOLD, State.DISCARDED):
+        made.message(group, state=state, parked_at=now)
+    made.message(group, parked_at=now - timedelta(hours=1))
+    counts = client_of(lead).get(f"{ADMIN}livestatus/").context["counts"]
+
+    assert ErrorGroup.objects.get(pk=group.pk).parked == 4
+    assert (counts["parked"], counts["recent"], counts["oldest"]) == (3, 2, now - timedelta(hours=1))
+
+
+def test_live_status_of_an_empty_database(lead: User) -> None:
+    counts: Any = client_of(lead).get(f"{ADMIN}livestatus/").context["counts"]
+
+    assert (counts["parked"], counts["recent"], counts["oldest"]) == (0, 0, None)
+
+
+def _names(column: str) -> Callable[[str], bool]:
+    """Whether a statement reads this column, however the database quotes it."""
+    return lambda sql: f'"{column}"' in sql or f"`{column}`" in sql

@@ -1,0 +1,202 @@
+"""Discarding, holding, taking back, editing, noting, exporting: each asks first, each is written down."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.operating.auditing import verify
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.admin.test_requeueing import press
+
+pytestmark = pytest.mark.django_db(transaction=True)
+MESSAGES = "/admin/rmq_retry/parkedmessage/"
+
+
+def again(message: ParkedMessage) -> ParkedMessage:
+    return ParkedMessage.objects.get(pk=message.pk)
+
+
+def asked(client: Client, what: str, **words: int) -> Any:
+    return client.get(f"{MESSAGES}{what}/", words, follow=True)
+
+
+def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    ask = asked(page, "discard", message=one.pk)
+    silent = press(page, ask, "Discard 1 message")
+    done = press(page, ask, "Discard 1 message", why="duplicate", text="of PAY-0")
+    gone = again(one)
+    restored = press(page, done, "Restore")
+
+    assert "1 business key is concerned." in Page(ask).text
+    assert (silent.status_code, "is no reason to discard" in Page(silent).text) == (422, True)
+    assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
+    assert "1 message discarded (reason: Duplicate). Restore until" in Page(done).text
+    assert again(one).state == State.PARKED
+    assert "The message is parked again." in Page(restored).text
+    assert [act.verb for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
+    assert list(verify()) == []
+
+
+def test_what_was_typed_is_still_there_when_something_is_missing(page: Client) -> None:
+    ask = asked(page, "discard", message=made.message().pk)
+    wrong = press(page, ask, "Discard 1 message", why="other", text="")
+    _form, values = Page(wrong).form_with("Discard 1 message")
+
+    assert "Say in words why" in Page(wrong).text
+    assert values["why"] == "other"
+
+
+def test_a_group_is_held_until_tomorrow_and_one_is_released(page: Client) -> None:
+    cause = made.group()
+    one, two = made.message(cause), made.message(cause)
+    done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="tomorrow", text="bank is closed")
+    held = again(one)
+    press(page, page.get(f"{MESSAGES}{one.pk}/change/"), "Release")
+
+    assert "2 messages are on hold until" in Page(done).text
+    assert (held.state, held.hold_reason) == (State.ON_HOLD, "bank is closed")
+    assert held.held_until is not None
+    assert timezone.localtime(held.held_until).hour == 8
+    assert (again(one).state, again(two).state) == (State.PARKED, State.ON_HOLD)
+
+
+@pytest.mark.parametrize("at", ["", "rubbish", "2020-01-01T00:00", "2999-01-01T00:00", "2026-13-45T99:99"])
+def test_a_hold_ends_at_a_time_that_can_be(page: Client, at: str) -> None:
+    one = made.message()
+    wrong = press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=at)
+
+    assert wrong.status_code == 422
+    assert again(one).state == State.PARKED
+
+
+def test_a_hold_takes_a_time_of_its_own(page: Client) -> None:
+    one = made.message()
+    until = timezone.localtime() + timedelta(hours=5)
+    press(page, asked(page, "hold", message=one.pk), "Hold 1 message", span="at", at=f"{until:%Y-%m-%dT%H:%M}")
+
+    assert again(one).held_until == until.replace(second=0, microsecond=0)
+
+
+def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
+    one = made.message(state=State.PROCESSED)
+    token = asked(page, "discard", message=one.pk)
+    done = press(page, token, "Discard 1 message", why="test")
+
+    assert again(one).state == State.PROCESSED
+    assert "0 messages discarded" in Page(done).text
+    assert "1 was left as it is" in Page(done).text
+
+
+def edited(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+
+
+def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
+    response = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+
+    assert response.status_code == 409
+    assert "are not to be edited in this project" in Page(response).text
+
+
+def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message(body=b'\n{"amount": 100.00}')
+    form = page.get(f"{MESSAGES}{one.pk}/edit/")
+    _form, values = Page(form).form_with("Review the changes")
+    review = press(page, form, "Review the changes", text='\n{"amount": 1.10}')
+    silent = press(page, review, "Store and preview the requeue")
+    preview = press(page, silent, "Store and preview the requeue", reason="customer's wish")
+    version = MessageVersion.objects.get()
+
+    assert values["text"] == '\n{"amount": 100.00}'
+    assert '- {"amount": 100.00}' in Page(review).text
+    assert '+ {"amount": 1.10}' in Page(review).text
+    assert "Say why the message is edited." in Page(silent).text
+    assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
+    assert bytes(again(one).body) == b'\n{"amount": 100.00}'
+    assert "1 is sent as it was edited" in Page(preview).text
+
+
+def test_a_broken_edit_says_where_and_keeps_what_was_typed(page: Client, settings: Any) -> None:
+    edited(settings)
+    form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+    wrong = press(page, form, "Review the changes", text='{"amount": 1,}', new_id="mine")
+    _form, values = Page(wrong).form_with("Review the changes")
+
+    assert wrong.status_code == 422
+    assert "Line 1, column" in Page(wrong).text
+    assert (values["text"], values["new_id"]) == ('{"amount": 1,}', "mine")
+
+
+def test_going_back_from_the_review_keeps_what_was_typed(page: Client, settings: Any) -> None:
+    edited(settings)
+    form = page.get(f"{MESSAGES}{made.message().pk}/edit/")
+    review = press(page, form, "Review the changes", text='{"amount": 7}', **{"header:0": "south"})
+    back = press(page, review, "Back to editing")
+    _form, values = Page(back).form_with("Review the changes")
+
+    assert "north → south" in Page(review).text
+    assert (values["text"], values["header:0"]) == ('{"amount": 7}', "south")
+
+
+def test_the_second_editor_is_told_who_was_first(page: Client, settings: Any) -> None:
+    edited(settings)
+    one = made.message()
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"mine": 1}')
+    press(page, review, "Store and preview the requeue", reason="first")
+    late = press(page, review, "Store and preview the requeue", reason="second", text='{"other": 1}')
+
+    assert "lead stored version 2 meanwhile." in Page(late).text
+    assert '+ {"other": 1}' in Page(late).text
+    assert MessageVersion.objects.count() == 1
+
+
+def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
+    cause = made.group()
+    form = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/note/")
+    done = press(page, form, "Store the note", note="bank is down", ticket="INC-5", muted="1")
+    known = ErrorGroup.objects.get()
+
+    assert (known.note, known.ticket, known.muted, known.noted_by) == ("bank is down", "INC-5", True, "lead")
+    assert "bank is down" in Page(done).text
+    assert {act.verb for act in OperatorAction.objects.all()} == {"note", "mute"}
+
+
+def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> None:
+    cause = made.group()
+    made.message(cause, business_key="=1+1")
+    ask = asked(page, "export", group=cause.pk)
+    file = press(page, ask, "Export 1 message", reason="audit")
+    content = b"".join(file).decode()
+    act = OperatorAction.objects.get()
+
+    assert file.headers["Content-Disposition"] == 'attachment; filename="messages.csv"'
+    assert "'=1+1" in content
+    assert (act.verb, act.count, act.reason) == ("export", 1, "audit")
+
+
+def test_an_export_without_the_right_to_bodies_has_no_hidden_field() -> None:
+    properties = made.properties({"card": {"pan": "4111"}, "authorization": "Bearer abc"})
+    one = made.message(body=b'{"iban": "DE89", "amount": 1}', properties=properties)
+    clerk = client_of(made.person("clerk", "export"))
+    ask = asked(clerk, "export", message=one.pk)
+    file = press(clerk, ask, "Export 1 message", form="jsonl", payload="masked")
+    content = b"".join(file).decode()
+
+    assert not [secret for secret in ("DE89", "4111", "Bearer abc") if secret in content]
+    assert '\\"amount\\": 1' in content
+
+
+def test_the_result_of_a_run_is_exported(page: Client) -> None:
+    preview = page.get("/admin/rmq_retry/requeuerun/preview/", {"message": made.message().pk}, follow=True)
+    run_page = press(page, preview, "Requeue 1 message")
+    file = press(page, run_page, "Export CSV")
+
+    assert b"".join(file).decode().startswith("place,id,business_key")

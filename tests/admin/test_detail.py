@@ -1,0 +1,274 @@
+"""The page of one message: everything is there, nothing of it runs, nothing is seen that may not be seen."""
+
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_rmq_retry.admin.bodies import indented
+from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.operating.auditing import verify
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.admin.test_listing import own
+
+pytestmark = pytest.mark.django_db
+IBAN = "DE89370400440532013000"
+EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>\u202e"
+SUPPORT = ("view_parkedmessage", "view_errorgroup", "view_operatoraction")
+
+
+def at(message: ParkedMessage, what: str = "change") -> str:
+    return f"/admin/rmq_retry/parkedmessage/{message.pk}/{what}/"
+
+
+def support(*more: str) -> Client:
+    return client_of(made.person("support", *SUPPORT, *more))
+
+
+def handlers_of(response: Any) -> list[str]:
+    """What a browser would run: inline scripts, on… attributes, javascript: addresses, inline styles."""
+    found = []
+    for tag, attrs in Page(response).tags:
+        found += [f"{tag} {name}" for name in attrs if name.startswith("on") or name == "style"]
+        found += [f"{tag} javascript:" for value in attrs.values() if value.strip().lower().startswith("javascript:")]
+        if tag == "style" or (tag == "script" and not attrs.get("src")):
+            found.append(tag)
+        if tag == "img" and attrs.get("src") == "x":
+            found.append("img x")
+    return found
+
+
+def test_the_page_takes_six_queries(page: Client) -> None:
+    one = made.message(business_key="PAY-1")
+    for number in range(1, 6):
+        made.attempt(one, number)
+    with CaptureQueriesContext(connection) as queries:
+        response = page.get(at(one))
+
+    assert response.status_code == 200
+    assert len(own(queries)) <= 6, own(queries)
+
+
+def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "PLAIN_WORDS": {"GatewayTimeout": "The bank did not answer."}}
+    one = made.message(business_key="PAY-1")
+    for number in range(1, 6):
+        made.attempt(one, number)
+    text = Page(page.get(at(one))).text
+
+    assert "It failed 5 times, then it was parked: retries exhausted." in text
+    assert "The bank did not answer." in text
+    assert "Attempt 5 failed payments.main · worker-3:812 · 30.0 s · a1b2c3" in text
+    assert "waits 3 min for its next attempt" in text
+    assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
+    assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
+
+
+def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
+    cause = made.group(title=EVIL, culprit=EVIL, note=EVIL, noted_by=EVIL, plain=EVIL, noted_at=timezone.now())
+    texts = dict.fromkeys(
+        ("message_id", "correlation_id", "type", "business_key", "handler", "queue", "parked_in", "exchange"), EVIL
+    )
+    one = made.message(
+        cause, **texts, routing_key=EVIL, content_type=EVIL, error=EVIL, error_text=EVIL, detail=EVIL, reason=EVIL[:60],
+        hold_reason=EVIL, resolution=EVIL, body=EVIL.encode(),
+        properties=made.properties({EVIL[:90]: EVIL, "x-y": [EVIL]}),
+    )  # fmt: skip
+    frames = [{"file": EVIL, "line": EVIL, "function": EVIL, "code": EVIL, "own": True}]
+    made.attempt(
+        one, error=EVIL, error_text=EVIL, host=EVIL, deploy=EVIL[:90], logs=EVIL, fingerprint=cause.fingerprint,
+        chain=[{"error": EVIL, "text": EVIL, "frames": frames}],
+    )  # fmt: skip
+    pages = [
+        at(one),
+        "/admin/rmq_retry/parkedmessage/",
+        "/admin/rmq_retry/errorgroup/",
+        "/admin/rmq_retry/errorgroup/?by=queue",
+        "/admin/rmq_retry/errorgroup/?by=type",
+        f"/admin/rmq_retry/errorgroup/{cause.pk}/change/",
+        f"/admin/rmq_retry/errorgroup/{cause.pk}/note/",
+        f"/admin/rmq_retry/requeuerun/preview/?message={one.pk}",
+        f"/admin/rmq_retry/parkedmessage/discard/?group={cause.pk}",
+        f"/admin/rmq_retry/parkedmessage/hold/?message={one.pk}",
+        "/admin/rmq_retry/livestatus/",
+    ]
+    for address in pages:
+        response = page.get(address, follow=True)
+
+        assert response.status_code == 200
+        assert handlers_of(response) == [], address
+        assert b"<script>alert" not in response.content
+        assert b"<img src=x" not in response.content
+
+
+def test_marks_that_turn_letters_around_are_shown_as_numbers(page: Client) -> None:
+    one = made.message(business_key="PAY-1\u202e", error_text="a\x00b", body=b'{"a": "\xe2\x80\xae\x01"}')
+    content = page.get(at(one)).content.decode()
+
+    assert "\u202e" not in content
+    assert "PAY-1\\u202e" in content
+    assert "␁" in content
+    assert "\x00" not in content
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"amount": 100.00, "id": 12345678901234567890, "a": 1, "a": 2}',
+        b"\x00\x01\xff\xfe<script>",
+        b"",
+        b"\r\n\r\nx\r",
+        b'{"x":1E400}',
+        b"<script>alert(1)</script>",
+    ],
+)
+def test_a_download_gives_the_exact_bytes_and_is_recorded(page: Client, lead: User, body: bytes) -> None:
+    one = made.message(body=body)
+    seen = page.get(at(one))
+    response = page.post(at(one, "body"))
+    act = OperatorAction.objects.get()
+
+    assert seen.status_code == 200
+    assert response.content == body
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Disposition"].startswith("attachment;")
+    assert (act.verb, act.actor_id, act.message) == ("download", lead.pk, one.pk)
+    assert hashlib.sha256(bytes(ParkedMessage.objects.get(pk=one.pk).body)).hexdigest() == one.sha256
+
+
+def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client) -> None:
+    body = b'{"x": "' + b"y" * 5_000_000 + b'"}'
+    one = made.message(body=body)
+    shown = page.get(at(one))
+
+    assert len(shown.content) < 400_000
+    assert "Only its beginning is shown." in Page(shown).text
+    assert page.post(at(one, "body")).content == body
+
+
+def test_numbers_are_never_rounded_by_formatting() -> None:
+    text = '{"a":100.00,"b":[12345678901234567890,1E400,{}],"c":{},"d":[]}'
+    formatted = (
+        '{\n  "a": 100.00,\n  "b": [\n    12345678901234567890,\n    1E400,\n    {}\n  ],\n  "c": {},\n  "d": []\n}'
+    )
+
+    assert indented(text) == formatted
+
+
+def test_a_hidden_field_is_not_in_the_page_of_who_may_not_see_it() -> None:
+    properties = made.properties({"authorization": "Bearer abc", "card": {"pan": "4111", "kind": "debit"}})
+    one = made.message(properties=properties)
+    content = support().get(at(one)).content.decode()
+
+    assert IBAN not in content
+    assert "12345678901234567890" in content
+    assert "Bearer abc" not in content
+    assert "4111" not in content
+    assert "debit" in content
+
+
+@pytest.mark.parametrize("body", [b"iban=DE89370400440532013000", b"\xff" + IBAN.encode(), f'"{IBAN}"'.encode()])
+def test_a_body_that_cannot_be_masked_is_not_shown_at_all(body: bytes) -> None:
+    one = made.message(body=body, properties=b"\x20\x00\x00\x00\x00\x1a" + IBAN.encode())
+    content = support().get(at(one)).content.decode()
+
+    assert IBAN not in content
+    assert IBAN.encode().hex(" ") not in content
+    assert "it is not shown." in content
+
+
+def test_a_hidden_field_is_shown_to_who_may_reveal_it_and_that_is_recorded() -> None:
+    one = made.message(body=b'[{"iban": "DE11"}, {"iban": "DE22"}]')
+    clerk = support("reveal_field")
+    first = clerk.get(at(one)).content.decode()
+    shown = clerk.post(at(one, "reveal"), {"place": "[1].iban"}).content.decode()
+    act = OperatorAction.objects.get()
+
+    assert "DE22" not in first
+    assert "DE22" in shown
+    assert "DE11" not in shown
+    assert (act.verb, act.message, act.facts) == ("reveal", one.pk, {"place": "[1].iban"})
+    assert list(verify()) == []
+    assert "DE22" not in clerk.get(at(one)).content.decode()
+
+
+def test_a_header_is_revealed_in_the_same_way() -> None:
+    one = made.message(properties=made.properties({"authorization": "Bearer abc"}))
+    clerk = support("reveal_field")
+
+    assert "Bearer abc" in clerk.post(at(one, "reveal"), {"place": "headers.authorization"}).content.decode()
+
+
+@pytest.mark.parametrize("place", ["", "amount", "nothing", "headers.nothing"])
+def test_only_what_is_hidden_can_be_revealed(place: str) -> None:
+    assert support("reveal_field").post(at(made.message(), "reveal"), {"place": place}).status_code == 404
+    assert not OperatorAction.objects.exists()
+
+
+def test_tracebacks_and_logs_are_for_who_may_see_them() -> None:
+    one = made.message()
+    made.attempt(one, 5)
+    hidden = support().get(at(one)).content.decode()
+    seen = client_of(made.person("developer", *SUPPORT, "view_traceback")).get(at(one)).content.decode()
+
+    assert "GatewayTimeout(host)" not in hidden
+    assert "posting order 17" not in hidden
+    assert "Can see tracebacks" in hidden
+    assert "GatewayTimeout(host)" in seen
+    assert "posting order 17" in seen
+
+
+def test_properties_that_cannot_be_decoded_are_shown_as_bytes_with_the_reason(page: Client) -> None:
+    one = made.message(properties=b"\x20\x00\x00\x00\x00\xff\x03abc")
+    text = Page(page.get(at(one))).text
+
+    assert "They cannot be decoded: " in text
+    assert "20 00 00 00 00 ff 03 61 62 63" in text
+
+
+def test_a_button_that_may_not_be_pressed_says_why(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "payments-oncall"}
+    seen = Page(support().get(at(made.message())))
+    disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
+
+    assert "Discard…: You need the permission “Can discard and restore messages”. Ask: payments-oncall." in seen.text
+    assert {attrs["aria-describedby"] for attrs in disabled} <= {attrs.get("id", "") for _tag, attrs in seen.tags}
+
+
+def test_an_edited_message_shows_its_version_and_its_original(page: Client) -> None:
+    one = made.message(body=b'{"amount": 1}', version=2)
+    fields: dict[str, Any] = {"properties": made.properties(), "sha256": "", "at": timezone.now(), "by": "ann"}
+    MessageVersion.objects.create(message=one, number=2, body=b'{"amount": 2}', **fields)
+    edited, original = page.get(at(one)), page.get(at(one), {"version": "1"})
+
+    assert ("&quot;amount&quot;: 2" in edited.content.decode()) is True
+    assert ("&quot;amount&quot;: 1" in original.content.decode()) is True
+    assert page.post(at(one, "body")).content == b'{"amount": 2}'
+    assert page.post(at(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
+
+
+def test_a_message_that_is_gone_is_404(page: Client) -> None:
+    assert page.get("/admin/rmq_retry/parkedmessage/17/change/").status_code == 404
+    assert page.get("/admin/rmq_retry/parkedmessage/999999999999999999999999/change/").status_code == 404
+    assert page.get("/admin/rmq_retry/parkedmessage/x/change/").status_code == 404
+
+
+def test_neighbours_are_those_of_the_same_state(page: Client) -> None:
+    now = timezone.now()
+    old, one, new = (made.message(parked_at=now - timedelta(minutes=m)) for m in (3, 2, 1))
+    made.message(parked_at=now - timedelta(seconds=90), state=State.PROCESSED)
+    links = Page(page.get(at(one))).links
+
+    assert (
+        links["\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} newer"],
+        links["older \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"],
+    ) == (at(new), at(old))

@@ -1,0 +1,216 @@
+"""What all pages share: groups and the live status, the audit log, missing tables, other sites, strict policies."""
+
+import re
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib import admin as default
+from django.contrib.admin.sites import AdminSite, all_sites
+from django.db import connection
+from django.template.loader import get_template
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils import timezone
+
+import django_rmq_retry
+from django_rmq_retry import wiring
+from django_rmq_retry.admin import looking
+from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.templatetags.rmq_retry import rmq_span
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.admin.test_listing import own
+
+pytestmark = pytest.mark.django_db
+GROUPS = "/admin/rmq_retry/errorgroup/"
+AUDIT = "/admin/rmq_retry/operatoraction/"
+FOLDER = Path(django_rmq_retry.__file__).parent / "templates"
+TEMPLATES = sorted(str(one.relative_to(FOLDER)) for one in FOLDER.rglob("*.html"))
+ANN = Actor(name="ann", source="cli")
+
+
+def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
+    for number in range(30):
+        made.message(made.group(title=f"Error{number}"))
+    with CaptureQueriesContext(connection) as queries:
+        response = page.get(GROUPS)
+
+    assert response.status_code == 200
+    assert len(own(queries)) <= 6, own(queries)
+
+
+def test_a_card_says_how_many_since_when_and_whether_it_grows(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "PLAIN_WORDS": {"GatewayTimeout": "The bank did not answer."}}
+    cause, now = made.group(note="outage", noted_by="ann", noted_at=timezone.now()), timezone.now()
+    for minutes in (1, 5, 70):
+        made.message(cause, parked_at=now - timedelta(minutes=minutes))
+    made.message(cause, state=State.ON_HOLD, held_until=now + timedelta(hours=1), parked_at=now - timedelta(hours=2))
+    quiet = made.group(title="Quiet")
+    made.message(quiet, parked_at=now - timedelta(hours=1))
+    text = Page(page.get(GROUPS)).text
+
+    assert "GatewayTimeout · bank.gateway:post 4 parked (1 on hold)" in text
+    assert "growing (+2 in 10 min)" in text
+    assert "not growing" in text
+    assert "The bank did not answer." in text
+    assert "Requeue 3…" in text
+    assert "2 groups · 5 messages parked" in text
+
+
+def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:
+    made.message(made.group(title="Alpha"), queue="one")
+    made.message(made.group(title="Beta", muted=True), queue="two")
+
+    assert "Alpha" in Page(page.get(GROUPS, {"q": "alph"})).text
+    assert "No error group fits." in Page(page.get(GROUPS, {"q": "gamma"})).text
+    assert "Beta" not in Page(page.get(GROUPS)).text
+    assert "Beta" in Page(page.get(GROUPS, {"show": "muted"})).text
+    assert {"one", "two"} <= set(Page(page.get(GROUPS, {"by": "queue"})).links)
+
+
+def test_the_page_of_a_group_tells_its_cause(page: Client) -> None:
+    cause = made.group()
+    one = made.message(cause, business_key="PAY-1")
+    made.attempt(one, 5, fingerprint=cause.fingerprint)
+    with CaptureQueriesContext(connection) as queries:
+        text = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+
+    assert len(own(queries)) <= 6, own(queries)
+    assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
+    assert "payment.transfer 1" in text
+    assert "PAY-1" in text
+
+
+def test_nothing_parked_is_said_in_words(page: Client) -> None:
+    assert "✓ Nothing is parked." in Page(page.get(GROUPS)).text
+
+
+def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() -> None:
+    clerk = made.person("clerk", "view_operatoraction")
+    note(
+        Actor(name="clerk", user_id=clerk.pk, source="admin"),
+        Verb.DISCARD,
+        message=17,
+        subject="PAY-own",
+        reason="test",
+    )
+    note(ANN, Verb.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
+    auditor = client_of(made.person("auditor", "view_operatoraction", "view_all_operatoraction", "export"))
+    seen_by_clerk, seen_by_auditor = client_of(clerk).get(AUDIT), auditor.get(AUDIT)
+    others = OperatorAction.objects.get(message=18)
+
+    assert "PAY-own" in Page(seen_by_clerk).text
+    assert "PAY-others" not in Page(seen_by_clerk).text
+    assert "PAY-others" in Page(seen_by_auditor).text
+    assert client_of(clerk).get(f"{AUDIT}{others.pk}/change/").status_code == 403
+    assert others.seal in Page(auditor.get(f"{AUDIT}{others.pk}/change/")).text
+    assert "PAY-own" not in Page(auditor.get(AUDIT, {"message": "18"})).text
+    assert "PAY-own" not in Page(auditor.get(AUDIT, {"q": "#18"})).text
+    file = auditor.post(f"{AUDIT}export/?message=18", {"form": "csv"})
+    content = b"".join(file).decode()
+    assert "PAY-others" in content
+    assert "PAY-own" not in content
+    assert "'=cmd()" in content
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["parkedmessage", "errorgroup", "requeuerun", "operatoraction"])
+def test_without_the_tables_a_sentence_says_what_to_run(
+    page: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in (ParkedMessage, ErrorGroup, OperatorAction, RequeueRun):
+        monkeypatch.setattr(model._meta, "db_table", f"missing_{model._meta.db_table}")
+    response = page.get(f"/admin/rmq_retry/{name}/")
+
+    assert response.status_code == 503
+    assert "manage.py migrate rmq_retry" in Page(response).text
+
+
+def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
+    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        settings.RMQ_RETRY = {"URL": f"amqp://guest:secret@127.0.0.1:{port}/"}
+        monkeypatch.setattr(wiring, "stands_in", lambda: False)
+        waited: list[float | None] = []
+        join = threading.Thread.join
+
+        def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+            waited.append(timeout)
+            join(thread, timeout)
+
+        monkeypatch.setattr(threading.Thread, "join", joined)
+        content = page.get("/admin/rmq_retry/livestatus/").content.decode()
+
+    assert waited == [looking.PATIENCE]
+    assert looking.PATIENCE < 1
+    assert "No connection to the broker since" in content
+    assert "secret" not in content
+
+
+def test_the_live_status_counts_what_is_parked_and_names_the_last_cause(page: Client) -> None:
+    now = timezone.now()
+    made.message(made.group(title="BankDown"), parked_at=now)
+    old = made.message(made.group(last_seen=now - timedelta(hours=1)), parked_at=now - timedelta(hours=1))
+    made.attempt(old, 1, next_at=now + timedelta(minutes=5))
+    text = Page(page.get("/admin/rmq_retry/livestatus/")).text
+
+    assert "was parked in the last 10 minutes. Last cause: BankDown" in text
+    assert "Parked 2" in text
+    assert "Waiting for retry 1" in text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_template_has_anything_inline(name: str) -> None:
+    text = get_template(name).template.source  # type: ignore[attr-defined]
+
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", text), name
+
+
+def test_another_site_serves_the_same_pages_under_its_own_addresses(lead: Any, settings: Any) -> None:
+    site = AdminSite(name="ops")
+    try:
+        for model, pages in default.site._registry.items():
+            if model._meta.app_label == "rmq_retry":
+                site.register(model, type(pages))
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("ops/", site.urls)]})
+        cause = made.message(made.group()).group
+        client = client_of(lead)
+        links = Page(client.get(f"/ops/rmq_retry/errorgroup/{cause.pk}/change/")).links
+    finally:
+        all_sites.discard(site)
+
+    assert links["Try one first"].startswith("/ops/rmq_retry/requeuerun/preview/")
+
+
+def test_the_nonce_of_a_strict_policy_stands_at_our_files(page: Client, settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.admin.test_frame.with_nonce"]
+    content = page.get(GROUPS).content.decode()
+
+    assert re.search(r'rmq\.css" nonce="abc"', content)
+    assert re.search(r'rmq\.js" defer nonce="abc"', content)
+
+
+def with_nonce(get_response: Any) -> Any:
+    """As django-csp does."""
+
+    def answered(request: Any) -> Any:
+        request.csp_nonce = "abc"
+        return get_response(request)
+
+    return answered
+
+
+def test_ages_and_spans_are_said_in_the_unit_that_people_use() -> None:
+    said = [rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)]
+
+    assert said[1:] == ["0 s", "0.2 s", "30 s", "1 min", "59 min", "3 h 12 min", "1 day", "4 days"]

@@ -1,0 +1,91 @@
+"""Machine values have words for people, in the language of whoever looks."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry.admin import labels
+from django_rmq_retry.broker import gauging
+from django_rmq_retry.core.declarations import Role
+from django_rmq_retry.core.parking import By
+from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.models import OperatorAction, Verb
+from django_rmq_retry.operating import filtering
+from django_rmq_retry.templatetags.rmq_retry import rmq_ago
+from tests.tooling import pseudo
+
+
+@pytest.fixture
+def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
+    """A language in which every translated text stands between brackets."""
+    with pseudo.spoken(settings, tmp_path):
+        yield
+
+
+def test_each_machine_value_has_a_word() -> None:
+    assert set(labels.REASONS) == set(Reason)
+    assert set(labels.PARKED_BY) == set(By)
+    assert set(labels.ROLES) == set(Role)
+
+
+@pytest.mark.usefixtures("marked")
+def test_a_reason_is_translated_and_an_unknown_one_stays() -> None:
+    assert labels.reason("retries exhausted") == "[!! retries exhausted !!]"
+    assert labels.reason("of a later version") == "of a later version"
+    assert labels.reason("") == ""
+
+
+def test_why_a_message_was_discarded_is_said_as_it_was_chosen() -> None:
+    assert labels.resolution("duplicate: see INC-553") == "Duplicate: see INC-553"
+    assert labels.resolution("bad data") == "Bad data"
+    assert labels.resolution("by an older version: so") == "by an older version: so"
+    assert labels.act_reason(OperatorAction(verb=Verb.DISCARD, reason="bad data")) == "Bad data"
+    assert labels.act_reason(OperatorAction(verb=Verb.HOLD, reason="bad data")) == "bad data"
+
+
+@pytest.mark.usefixtures("marked")
+def test_a_selection_is_said_in_words_of_people() -> None:
+    words = {"group": 41, "state": ["parked", "on_hold"], "reason": "expired", "queue": "payments.main"}
+    said = "[!! group !!] 41 · [!! status !!] [!! Parked !!], [!! On hold !!] · [!! reason !!] [!! expired !!]"
+
+    assert labels.chosen({"filter": words}) == f"{said} · [!! queue !!] payments.main"
+    assert labels.chosen({"ids": {"7": 1}}, "#7") == "#7"
+    assert set(labels.CHOSEN) == set(filtering.WORDS)
+
+
+@pytest.mark.usefixtures("marked")
+def test_what_is_wrong_with_a_queue_is_translated() -> None:
+    one = "a move of it was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
+    many = "3 dead letters wait: where they go to is full or missing"
+
+    assert labels.trouble("nobody reads this queue") == "[!! nobody reads this queue !!]"
+    assert labels.trouble(one) == f"[!! {one.replace('messages wait', 'message waits')} !!]"
+    assert labels.trouble(many) == f"[!! {many} !!]"
+
+
+def test_every_sentence_about_a_queue_is_known_to_the_translators() -> None:
+    known = set(labels.SAID_OF_QUEUES)
+    said = {text for text in sentences(gauging) if not text.startswith("x-")}
+
+    assert known <= said, known - said
+    assert {text for text in said if text.startswith(("nobody", "somebody", "full", "it "))} <= known
+
+
+@pytest.mark.usefixtures("marked")
+def test_a_day_ago_has_a_text_of_its_own() -> None:
+    past, coming = timezone.now() - timedelta(days=3, hours=1), timezone.now() + timedelta(days=1, hours=1)
+
+    assert ">[!! 3 days ago !!]<" in rmq_ago(past)
+    assert ">[!! in 1 day !!]<" in rmq_ago(coming)
+
+
+def sentences(module: Any) -> set[str]:
+    """Whole texts of a module's code."""
+    nodes = ast.walk(ast.parse(inspect.getsource(module)))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

@@ -1,0 +1,263 @@
+"""From the list to the run page without JavaScript: what is asked, what is refused, what is sent."""
+
+import time
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.core import signing
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry.admin import looking
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.operating.selecting import Selection
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LIST = "/admin/rmq_retry/parkedmessage/"
+PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
+
+
+def press(client: Client, response: Any, words: str, **typed: str) -> Any:
+    """Press the button that says so, with something typed before; the page that follows."""
+    form, values = Page(response).form_with(words)
+    address = form.action or response.request["PATH_INFO"] + "?" + response.request.get("QUERY_STRING", "")
+    return getattr(client, form.method.lower())(address, {**values, **typed}, follow=True)
+
+
+def previewed(client: Client, **words: int) -> Any:
+    return client.get(PREVIEW, words, follow=True)
+
+
+def test_three_clicks_from_the_list_to_the_broker(page: Client, sent: list[Message]) -> None:
+    one, _other = made.message(business_key="PAY-1"), made.message()
+    listed = page.get(LIST)
+    ticked = {"action": "requeue", "_selected_action": [one.pk]}
+    preview = page.post(LIST, ticked, follow=True)
+    run_page = press(page, preview, "Requeue 1 message")
+    run = RequeueRun.objects.get()
+    driven = press(page, run_page, "Continue here")
+
+    assert "PAY-1" in Page(listed).text
+    assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert [(message.body, message.routing_key) for message in sent] == [(bytes(one.body), "payments.main")]
+    assert "1 of 1 sent" in Page(driven).text
+    assert ParkedMessage.objects.get(pk=one.pk).state == State.REQUEUED
+
+
+def test_the_preview_alone_changes_nothing_and_can_be_shared(page: Client, sent: list[Message]) -> None:
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause)
+    response = previewed(page, group=cause.pk)
+    address = response.redirect_chain[-1][0]
+    other = client_of(made.person("other", "requeue"))
+
+    assert "Requeue 3 messages" in Page(response).text
+    assert "Requeue 3 messages" in Page(other.get(address)).text
+    assert (RequeueRun.objects.count(), OperatorAction.objects.count(), sent) == (0, 0, [])
+
+
+def test_what_is_parked_after_the_preview_is_not_in_the_run(page: Client) -> None:
+    cause = made.group()
+    first = made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    made.message(cause)
+    press(page, preview, "Requeue 1 message")
+
+    assert [item.message_id for item in Item.objects.all()] == [first.pk]
+
+
+def test_a_second_click_sends_nothing_twice(page: Client, sent: list[Message]) -> None:
+    cause = made.group()
+    made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    press(page, press(page, preview, "Requeue 1 message"), "Continue here")
+    again = press(page, preview, "Requeue 1 message")
+
+    assert again.status_code == 422
+    assert "Nothing is left to requeue." in Page(again).text
+    assert RequeueRun.objects.count() == 1
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("kind", ["nothing", "rubbish", "of another"])
+def test_a_made_up_selection_is_refused(page: Client, kind: str) -> None:
+    made.message()
+    another = signing.dumps({"ids": {"1": 1}}, salt="another")
+    token = {"nothing": "", "rubbish": "rubbish", "of another": another}[kind]
+    shown, started = page.get(PREVIEW, {"sel": token}), page.post(PREVIEW, {"sel": token, "start": "now"})
+
+    assert (shown.status_code, started.status_code) == (400, 400)
+    assert "Choose the messages again." in Page(started).text
+    assert not RequeueRun.objects.exists()
+
+
+def test_a_selection_of_more_than_an_hour_ago_is_refused(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = Selection.of_ids([made.message().pk]).token()
+    later = time.time() + 3601
+    monkeypatch.setattr("django.core.signing.time.time", lambda: later)
+    started = page.post(PREVIEW, {"sel": token, "start": "now"})
+
+    assert started.status_code == 400
+    assert "older than an hour" in Page(started).text
+
+
+def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CUTOFF": 3600}
+    cause = made.group()
+    for age in (1, 2, 300):
+        made.message(cause, published_at=timezone.now() - timedelta(minutes=age))
+    preview = previewed(page, group=cause.pk)
+    included = press(page, preview, "Include anyway", rate="7", reason="typed")
+
+    assert "1 is older than the cut-off" in Page(preview).text
+    assert "Requeue 2 messages" in Page(preview).text
+    assert "Requeue 3 messages" in [said for form in Page(included).forms for _n, _v, said in form.buttons]
+    _form, values = Page(included).form_with("Requeue 3 messages")
+    assert (values["rate"], values["reason"]) == ("7", "typed")
+    assert not RequeueRun.objects.exists()
+    press(page, included, "Requeue 3 messages")
+    assert Item.objects.filter(state=ItemState.PENDING).count() == 3
+
+
+def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
+    cause = made.group(reason="permanent error")
+    made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    fixed = press(page, preview, "Count again", fixed="1")
+
+    assert "1 has a permanent error" in Page(preview).text
+    with pytest.raises(AssertionError, match="no button says 'Requeue"):
+        Page(preview).form_with("Requeue")
+    press(page, fixed, "Requeue 1 message")
+    assert Item.objects.get().state == ItemState.PENDING
+
+
+def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = made.group()
+    for _ in range(101):
+        made.message(cause)
+    preview = previewed(page, group=cause.pk)
+    silent = press(page, preview, "Requeue 101 messages")
+    monkeypatch.setattr("django_rmq_retry.admin.preview.TYPED_FROM", 100)
+    wrong = press(page, previewed(page, group=cause.pk), "Requeue 101 messages", reason="INC-5", typed="100")
+    right = press(page, wrong, "Requeue 101 messages", typed="101")
+
+    assert (silent.status_code, wrong.status_code) == (422, 422)
+    assert "Say why: more than 100 messages need a reason." in Page(silent).text
+    assert "Type 101 to requeue that many messages." in Page(wrong).text
+    assert right.redirect_chain
+    assert RequeueRun.objects.get().reason == "INC-5"
+
+
+def test_trying_one_first_starts_a_run_that_waits_for_it(page: Client, sent: list[Message]) -> None:
+    cause = made.group()
+    for _ in range(3):
+        made.message(cause)
+    preview = previewed(page, group=cause.pk, canary=1)
+    run_page = press(page, preview, "Try one of 3 messages")
+    driven = press(page, run_page, "Continue here")
+
+    assert RequeueRun.objects.get().canary
+    assert len(sent) == 1
+    assert "One message was sent; the rest follows when it was processed." in Page(driven).text
+
+
+@pytest.mark.parametrize(
+    ("button", "state", "said"),
+    [
+        ("Pause", RunState.PAUSED, "Paused"),
+        ("Stop", RunState.STOPPED, "Stopped"),
+        ("Slow to 5", RunState.RUNNING, "5 per"),
+    ],
+)
+def test_a_run_is_steered_by_its_buttons(page: Client, button: str, state: str, said: str) -> None:
+    run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    after = press(page, run_page, button)
+
+    assert RequeueRun.objects.get().state == state
+    assert said in Page(after).text
+    assert OperatorAction.objects.count() == 2
+
+
+def test_a_paused_run_is_resumed_and_sends_nothing_before(page: Client, sent: list[Message]) -> None:
+    run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    paused = press(page, run_page, "Pause")
+    run = RequeueRun.objects.get()
+    page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/drive/")
+    before = len(sent)
+    resumed = press(page, paused, "Resume")
+    press(page, resumed, "Continue here")
+
+    assert (before, len(sent)) == (0, 1)
+
+
+def test_a_run_is_told_that_somebody_was_quicker(page: Client) -> None:
+    run_page = press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    press(page, run_page, "Stop")
+    late = press(page, run_page, "Pause")
+
+    assert "Nothing was changed." in Page(late).text
+
+
+def test_the_script_gets_the_part_of_the_page_that_changes(page: Client, sent: list[Message]) -> None:
+    press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    run = RequeueRun.objects.get()
+    shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/?fragment=1")
+    driven = page.post(f"/admin/rmq_retry/requeuerun/{run.pk}/drive/?fragment=1")
+
+    assert b"<html" not in shown.content
+    assert b"data-rmq-drive" in shown.content
+    assert b"<html" not in driven.content
+    assert len(sent) == 1
+
+
+def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Client) -> None:
+    press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    run = RequeueRun.objects.get()
+    other = client_of(made.person("other", "view_requeuerun", "requeue"))
+    seen = other.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+
+    assert b"data-rmq-drive" not in seen.content
+    assert b"Continue here" in seen.content
+
+
+def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = looking.Look(at=timezone.now(), away="connection refused", since=timezone.now())
+    monkeypatch.setattr(looking, "look", lambda: away)
+    preview = previewed(page, message=made.message().pk)
+    planned = press(page, preview, "Plan: start when the broker is back")
+
+    assert "No connection to the broker since" in Page(preview).text
+    with pytest.raises(AssertionError, match="no button says 'Requeue"):
+        Page(preview).form_with("Requeue 1 message")
+    assert RequeueRun.objects.get().state == RunState.PLANNED
+    assert "Starts when the broker is back" in Page(planned).text
+
+
+def test_the_failed_ones_of_a_run_are_chosen_by_one_button(page: Client) -> None:
+    press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    run = RequeueRun.objects.get()
+    Item.objects.update(state=ItemState.FAILED)
+    RequeueRun.objects.update(failed=1, sent=1)
+    shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
+    preview = page.get(Page(shown).links["Requeue the 1 that failed again…"], follow=True)
+    token = parse_qs(urlsplit(preview.redirect_chain[-1][0]).query)["sel"][0]
+
+    assert "Requeue 1 message" in Page(preview).text
+    assert Selection.read(token).filter["failed_of_run"] == run.pk
+
+
+def test_the_list_of_runs_says_what_came_of_each(page: Client) -> None:
+    empty = page.get("/admin/rmq_retry/requeuerun/")
+    press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
+    full = page.get("/admin/rmq_retry/requeuerun/")
+
+    assert "Nothing was requeued yet." in Page(empty).text
+    assert "Sending" in Page(full).text

@@ -1,0 +1,48 @@
+"""The embedded broker for one trial, as a process of its own; `python -m tests.bench.embedding` is that process."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from django_rmq_retry.embedded import locating, starting
+from tests.tooling.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """A broker that runs."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def embedded(*, durable: bool) -> Iterator[Embedded]:
+    """A fresh broker, with a file or in memory only."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-embedded-") as place:
+        folder = Path(place) / "broker"
+        line = [sys.executable, "-m", __name__, str(folder), json.dumps(durable)]
+        with subprocess.Popen(line, cwd=ROOT) as process:
+            try:
+                port = wait_until(lambda: _port(folder), what="the embedded broker")
+                yield Embedded(url=f"amqp://guest:guest@127.0.0.1:{port}/%2F", pid=process.pid)
+            finally:
+                process.terminate()
+
+
+def _port(folder: Path) -> int | None:
+    try:
+        return locating.port_of(folder)
+    except locating.NotRunning:
+        return None
+
+
+if __name__ == "__main__":
+    starting.serve(Path(sys.argv[1]), durable=json.loads(sys.argv[2]))

@@ -1,0 +1,116 @@
+"""Acts on very many messages at once: a table is exported, a run is started, old rows are purged."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from django.utils import timezone
+
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models.messages import RESOLVED, State
+from django_rmq_retry.operating import purging
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.checking import report
+from django_rmq_retry.operating.exporting import export
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from tests.bench import processes
+from tests.bench.million.timing import Watch
+from tests.bench.report import Finding, table
+
+ME = Actor.of_code("bench")
+MOST_GROWN, LONGEST_START, LONGEST_LOCK = 50.0, 10.0, 1000.0
+CHOSEN, RESOLVED_ONES = 300_000, 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One act: seconds, megabytes beyond what the process held before, and a limit of its own."""
+
+    name: str
+    count: int
+    seconds: float
+    grown: float
+    said: str
+    limit: tuple[str, float, float] | None = None
+    """What it is of, what it was, and the most that it should be."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield Finding(what=f"{self.name}: +{self.grown:.0f} MB of {MOST_GROWN:g}", met=self.grown <= MOST_GROWN)
+        if self.limit is not None:
+            what, was, most = self.limit
+            yield Finding(what=f"{self.name}: {what} {was:.1f} of {most:g}", met=was <= most)
+
+
+def measure(share: float) -> list[Finding]:
+    """Do them once, print, and tell what came of the limits; of a share of a million that share of each is done."""
+    watch = Watch.mine()
+    selection = _oldest(int(CHOSEN * share))
+    done = (_export(watch, selection), _run(watch, selection), _purge(watch, int(RESOLVED_ONES * share)))
+    rows: list[Sequence[str]] = [("act", "messages", "seconds", "memory", "what else")]
+    rows += [(one.name, f"{one.count:,}", f"{one.seconds:.1f}", f"+{one.grown:.0f} MB", one.said) for one in done]
+    table(rows)
+    return [finding for one in done for finding in one.findings()]
+
+
+def _export(watch: Watch, selection: Selection) -> Done:
+    def act() -> tuple[float, int]:
+        began = time.perf_counter()
+        lines = export(selection, ME, reason="bench")
+        size = len(next(lines)) + len(next(lines))
+        return time.perf_counter() - began, size + sum(map(len, lines))
+
+    seconds, grown, (first, size) = _costs(watch, act)
+    said = f"{size / 2**20:.0f} MB, the first row after {first:.1f} s"
+    return Done(name="export as CSV", count=selection.count, seconds=seconds, grown=grown, said=said)
+
+
+def _run(watch: Watch, selection: Selection) -> Done:
+    looked, _grown, found = _costs(watch, lambda: report(selection))
+    seconds, grown, run = _costs(watch, lambda: start(selection, ME, reason="bench", include=["duplicates"]))
+    said = f"{run.skipped:,} left out; {looked:.1f} s for the preview of {found.total:,}"
+    limit = ("seconds", seconds, LONGEST_START)
+    return Done(name="start a run", count=run.total, seconds=seconds, grown=grown, said=said, limit=limit)
+
+
+def _purge(watch: Watch, count: int) -> Done:
+    rows = ParkedMessage.objects.filter(state__in=RESOLVED, resolved_at__isnull=False).order_by("resolved_at")
+    age = timezone.now() - _moment(rows, "resolved_at", count)
+    took: list[float] = []
+    batch: Callable[..., object] = purging._batch
+
+    def timed(*given: object) -> object:
+        one = watch.time(lambda: batch(*given))
+        took.append(one.served)
+        return one.result
+
+    with mock.patch.object(purging, "_batch", timed):
+        seconds, grown, done = _costs(watch, lambda: purging.purge(ME, older_than=age, dry=False, rest=0))
+    said = f"{len(took)} batches, the longest {max(took):.0f} ms"
+    limit = ("the longest transaction, milliseconds,", max(took), LONGEST_LOCK)
+    return Done(name="purge", count=done.total, seconds=seconds, grown=grown, said=said, limit=limit)
+
+
+def _oldest(count: int) -> Selection:
+    """So many of the parked ones, by a filter."""
+    before = _moment(ParkedMessage.objects.filter(state=State.PARKED).order_by("parked_at"), "parked_at", count)
+    return Selection.of_filter({"state": [State.PARKED.value], "parked_before": before.isoformat()})
+
+
+def _moment(rows: Any, column: str, place: int) -> datetime:
+    found: datetime = rows.values_list(column, flat=True)[place]
+    return found
+
+
+def _costs(watch: Watch, act: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Seconds, megabytes, result; the kernel keeps the most that a process held since it was last told to forget."""
+    own = os.getpid()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = processes.resident(own)
+    took = watch.time(act)
+    return took.served / 1000, max(0.0, processes.most_resident(own) - before), took.result

@@ -1,0 +1,34 @@
+"""Fills, measures the pages and then the acts, which change what is there."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from django.db import connection
+
+from django_rmq_retry import handler, registry, wiring
+from tests.bench.million import acts, filling, pages, tables
+from tests.bench.million.silence import Silence
+
+
+def measure(messages: int, told: Path) -> None:
+    """All of it; what came of the targets is written to a file."""
+    began = time.perf_counter()
+    filling.fill(messages)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT version(), pg_size_pretty(pg_database_size(current_database()))")
+        version, size = cursor.fetchone()
+    took = time.perf_counter() - began
+    print(f"\n{version.split(' (')[0]}: {messages:,} messages, {size}, made in {took:.0f} s\n", flush=True)
+    silence = Silence()
+    with registry.isolated(), wiring.replaced(silence, lambda _exclusive: silence):
+        for queue in tables.QUEUE_NAMES:
+            handler(queue, name=queue)(_nothing)
+        findings = pages.measure()
+        findings += acts.measure(messages / 1_000_000)
+    told.write_text(json.dumps([asdict(one) for one in findings]))
+
+
+def _nothing(message: object) -> None:
+    """A handler is only looked up."""

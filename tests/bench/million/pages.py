@@ -1,0 +1,134 @@
+"""The pages of the admin over a million messages, for somebody who may all and for somebody who may little."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_rmq_retry.models import ParkedMessage
+from tests.admin import made
+from tests.bench.million import tables
+from tests.bench.million.timing import Timed, timed
+from tests.bench.report import Finding, table
+
+ADMIN = "/admin/rmq_retry/"
+LIST = ADMIN + "parkedmessage/"
+LOOKS = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
+MAY = (*LOOKS, "requeue", "bulk_requeue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A page, and what is wanted of it; nothing where only the number is told."""
+
+    name: str
+    address: str
+    served: float | None = 60.0
+    own: int | None = 6
+    sql: float | None = None
+
+    def verdict(self, took: Timed) -> bool | None:
+        """Whether all that is wanted was reached."""
+        wanted = ((self.served, took.served), (self.own, took.own), (self.sql, took.slowest))
+        aims = [found <= aim for aim, found in wanted if aim is not None]
+        return all(aims) if aims else None
+
+
+def pages() -> Iterator[Shown]:
+    """All that are measured."""
+    group, middle = tables.BIGGEST, ParkedMessage.objects.order_by("-pk").values_list("pk", flat=True)[1000]
+    yield Shown(name="parked list", address=LIST)
+    yield Shown(name="… of the biggest group", address=f"{LIST}?group={group}")
+    yield Shown(name="… of a small group", address=f"{LIST}?group={tables.GROUPS}")
+    yield Shown(name="… of a queue", address=f"{LIST}?queue=ledger.main")
+    yield Shown(name="… of a type", address=f"{LIST}?type=card.settle")
+    yield Shown(name="… of a reason", address=f"{LIST}?reason=permanent+error")
+    yield Shown(name="… requeued before", address=f"{LIST}?cycle_min=2")
+    yield Shown(name="… of the last 24 hours", address=f"{LIST}?parked=24h")
+    yield Shown(name="… processed", address=f"{LIST}?state=processed")
+    yield Shown(name="… on hold", address=f"{LIST}?state=on_hold")
+    yield Shown(name="… in all states", address=f"{LIST}?state=all")
+    yield Shown(name="… page 3", address=f"{LIST}?p=3")
+    yield Shown(name="… page 190", address=f"{LIST}?p=190")
+    yield Shown(name="search, message id", address=f"{LIST}?q=9f3c-{middle}", sql=5.0)
+    yield Shown(name="search, correlation id of 3", address=f"{LIST}?q=corr-{middle // 3}", sql=5.0)
+    yield Shown(name="search, business key", address=f"{LIST}?q=PAY-{middle | 1}", sql=5.0)
+    yield Shown(name="search, account of several", address=f"{LIST}?q=account:{middle // 10 * 5 % 70000}", sql=5.0)
+    yield Shown(name="search, nothing", address=f"{LIST}?q=no-such-thing", sql=5.0)
+    yield Shown(name="group list", address=f"{ADMIN}errorgroup/")
+    yield Shown(name="… by words", address=f"{ADMIN}errorgroup/?q=gateway17")
+    yield Shown(name="… by queue", address=f"{ADMIN}errorgroup/?by=queue", served=None)
+    yield Shown(name="biggest group", address=f"{ADMIN}errorgroup/{group}/change/")
+    yield Shown(name="message", address=f"{LIST}{middle}/change/")
+    yield Shown(name="run of 10,000", address=f"{ADMIN}requeuerun/{tables.LARGE_RUN}/change/")
+    yield Shown(name="run list", address=f"{ADMIN}requeuerun/")
+    yield Shown(name="audit log", address=f"{ADMIN}operatoraction/")
+    yield Shown(name="live status", address=f"{ADMIN}livestatus/")
+    preview = f"{ADMIN}requeuerun/preview/?"
+    yield Shown(name="preview of one message", address=f"{preview}message={middle}", own=None)
+    yield Shown(name="preview of the biggest group", address=f"{preview}group={group}", served=None, own=None)
+
+
+def measure() -> list[Finding]:
+    """Ask for all pages in some rounds, print, and tell what came of the targets."""
+    rows: list[Sequence[str]] = [
+        ("page", "who", "server ms", "by the clock", "queries", "with Django's", "slowest ms", "target", "")
+    ]
+    findings: list[Finding] = []
+    slow: list[str] = []
+    for who, person in _people():
+        client = Client()
+        client.force_login(person)
+        shown = list(pages())
+        for page, took in zip(shown, timed([_asking(client, page) for page in shown]), strict=True):
+            met = page.verdict(took)
+            rows.append(_row(page, who, took, met))
+            if met is not None:
+                what = f"{page.name}, {who}: {took.served:.0f} ms, {took.own} queries, slowest {took.slowest:.1f} ms"
+                findings.append(Finding(what=what, met=met))
+            if not met and took.slowest > 10:
+                slow.append(f"{page.name}, {who}, {took.slowest:.0f} ms: {_short(took.sql)}")
+    table(rows)
+    if slow:
+        print("\nThe slowest query of what took too long:", *slow, sep="\n")
+    print(flush=True)
+    return findings
+
+
+def _people() -> Iterator[tuple[str, User]]:
+    yield "may all", made.person("lead", superuser=True)
+    yield "may little", made.person("support", *MAY)
+
+
+def _asking(client: Client, page: Shown) -> Callable[[], Any]:
+    """A page that first freezes a selection is asked for under the address that it leads to."""
+    address = page.address
+    if "preview" in address:
+        address = client.get(address).headers["Location"]
+    found = client.get(address)
+    if found.status_code not in (200, 302):
+        raise AssertionError(f"{address}: {found.status_code}")
+    return lambda: client.get(address)
+
+
+def _row(page: Shown, who: str, took: Timed, met: bool | None) -> Sequence[str]:
+    aims = ((page.served, "ms"), (page.own, "queries"), (page.sql, "ms SQL"))
+    return (
+        page.name,
+        who,
+        f"{took.served:.1f}",
+        f"{took.by_the_clock:.1f}",
+        str(took.own),
+        str(took.all),
+        f"{took.slowest:.1f}",
+        ", ".join(f"{aim:g} {unit}" for aim, unit in aims if aim is not None),
+        "" if met is None else "met" if met else "not met",
+    )
+
+
+def _short(sql: str) -> str:
+    """Without the columns, of which there are many."""
+    return re.sub(r"^SELECT (.{60}).*? FROM ", r"SELECT \1… FROM ", sql)[:700]

@@ -1,0 +1,10 @@
+"""The tests' project with the database that the benchmark has filled, as a site would run it."""
+
+import os
+
+from tests.settings import *  # noqa: F403 - settings are made to be extended
+from tests.tooling.filled import VARIABLE, given
+
+ALLOWED_HOSTS = ["testserver"]
+DATABASES = {"default": given(os.environ.get(VARIABLE))}
+LOGGING = {"version": 1, "disable_existing_loggers": False, "loggers": {"django_rmq_retry": {"level": "ERROR"}}}

@@ -1,0 +1,110 @@
+"""Times a page as the server sees it, with the queries that it asks, those of Django's own told apart.
+
+What this process and its PostgreSQL have waited for a core, because others had it, is no time of the page's.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from django.db import connection
+
+from tests.bench import processes
+
+DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group")
+"""Who is asking, and what that person may do: the same for every page of any admin."""
+WARM, TIMES = 2, 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Milliseconds, of one time."""
+
+    served: float
+    by_the_clock: float
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Stands still while this process and its PostgreSQL wait for a core."""
+
+    backend: int
+
+    @classmethod
+    def mine(cls) -> "Watch":
+        """For the server's process that answers this one; both are on this machine."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            return cls(int(cursor.fetchone()[0]))
+
+    def time(self, act: Callable[[], Any]) -> Took:
+        waited, began = self._waited(), time.perf_counter()
+        result = act()
+        clock = (time.perf_counter() - began) * 1000
+        return Took(served=clock - self._waited() + waited, by_the_clock=clock, result=result)
+
+    def _waited(self) -> float:
+        return processes.delayed(os.getpid()) + processes.delayed(self.backend)
+
+
+@dataclass(slots=True)
+class Queries:
+    """What was asked of the database, and how many milliseconds each took."""
+
+    watch: Watch
+    asked: list[tuple[float, str]] = field(default_factory=list)
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        took = self.watch.time(lambda: execute(sql, params, many, context))
+        self.asked.append((took.served, sql))
+        return took.result
+
+    @property
+    def own(self) -> list[tuple[float, str]]:
+        return [one for one in self.asked if not any(name in one[1] for name in DJANGOS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """One page for one person: milliseconds, and the queries of the last round."""
+
+    served: float
+    """Without what was waited for a core."""
+    by_the_clock: float
+    all: int
+    own: int
+    slowest: float
+    """Of the queries, in the median of all rounds."""
+    sql: str
+
+
+def timed(asks: Sequence[Callable[[], Any]]) -> list[Timed]:
+    """The medians of some rounds, each page once in each round: a slow minute of the machine slows all of them."""
+    for ask in [*asks] * WARM:
+        ask()
+    watch = Watch.mine()
+    rounds = [[_once(watch, ask) for ask in asks] for _ in range(TIMES)]
+    return [_median(times) for times in zip(*rounds, strict=True)]
+
+
+def _once(watch: Watch, ask: Callable[[], Any]) -> tuple[Took, Queries]:
+    queries = Queries(watch)
+    with connection.execute_wrapper(queries):
+        return watch.time(ask), queries
+
+
+def _median(times: Sequence[tuple[Took, Queries]]) -> Timed:
+    queries = times[-1][1]
+    slowest = [max(one.own, default=(0.0, "")) for _took, one in times]
+    return Timed(
+        served=median(took.served for took, _queries in times),
+        by_the_clock=median(took.by_the_clock for took, _queries in times),
+        all=len(queries.asked),
+        own=len(queries.own),
+        slowest=median(milliseconds for milliseconds, _sql in slowest),
+        sql=slowest[-1][1],
+    )

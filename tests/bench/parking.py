@@ -1,0 +1,109 @@
+"""How fast parked messages get from their queue into a database."""
+
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+import pika
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.core.settling import parked
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from tests.bench import trials
+from tests.bench.report import Finding, table
+from tests.bench.task import Task
+from tests.tooling import databases
+from tests.tooling.filled import own_database
+from tests.tooling.node import Node
+
+MESSAGES, WARM = 10_000, 1_000
+BODY = 1000
+RATE, FURTHER = 5_000.0, 10_000.0
+KINDS = (databases.POSTGRESQL, databases.MARIADB, databases.SQLITE)
+WINDOW = 2000
+PATIENCE = 60.0
+MODULE = "tests.bench.contenders.our_drainer"
+
+
+def parking(node: Node, *, rounds: int, share: int = 1) -> list[Finding]:
+    """Measure, print, and tell what came of the target on PostgreSQL."""
+    messages = MESSAGES // share
+    print(f"\nparked messages of {BODY} bytes into a database ({rounds} rounds of {messages} messages)\n")
+    rows: list[Sequence[str]] = [("database", "messages/s", "CPU µs", "lowest to highest")]
+    findings: list[Finding] = []
+    for kind in KINDS:
+        lack = databases.KINDS[kind].lack() if kind in databases.KINDS else ""
+        if lack:
+            rows.append((kind, "not measured", lack, ""))
+            continue
+        results = [_round(node, kind, messages) for _ in range(rounds)]
+        rates = [result.rate for result in results if not result.error]
+        if not rates:
+            rows.append((kind, "failed", results[-1].error, ""))
+            findings.append(Finding(what=f"parked messages into {kind}", met=False))
+            continue
+        rate, cpu = median(rates), median(result.cpu_us for result in results if not result.error)
+        rows.append((kind, f"{rate:,.0f}", f"{cpu:.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}"))
+        if kind == databases.POSTGRESQL:
+            what = f"parked messages into {kind}: {rate:,.0f}/s of {RATE:,.0f}"
+            findings.append(Finding(what=what, met=rate >= RATE, further=rate >= FURTHER))
+    table(rows)
+    return findings
+
+
+def _round(node: Node, kind: str, messages: int) -> trials.Result:
+    with (
+        patch.dict("os.environ", {"RMQ_TEST_DATABASE": kind}),
+        tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
+        own_database(Path(folder), Path(folder)) as own,
+    ):
+        name = f"bench.{secrets.token_hex(4)}"
+        task = Task(url=node.url(), queue=name, messages=messages, skip=WARM, database=json.dumps(own.settings))
+        with _filled(task):
+            return trials.timed(MODULE, task)
+
+
+@contextmanager
+def _filled(task: Task) -> Iterator[None]:
+    """A parked queue with what our consumer would have put there."""
+    name = f"{task.queue}.parked"
+    with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True, arguments=Queue(name).plain_arguments())
+        io = IoThread("bench-fill")
+        io.start()
+        publisher = PikaPublisher(io, Access.parse(task.url))
+        try:
+            publisher.publish_many((_copy(task, n) for n in range(task.total)), window=WINDOW, timeout=PATIENCE)
+            yield
+        finally:
+            publisher.close()
+            io.stop(timeout=2)
+            channel.queue_delete(name)
+
+
+def _copy(task: Task, number: int) -> Message:
+    error = ErrorNote(kind="BankDown", text="timeout after 30 s")
+    sent = Properties(content_type="application/json", type="charge", message_id=f"{number:032x}")
+    body = json.dumps({"payment": number, "text": ""}).encode()
+    failed = Delivery(
+        queue=task.queue,
+        body=body[:-2] + b"x" * (BODY - len(body)) + body[-2:],
+        raw=encode_properties(sent),
+        routing_key=task.queue,
+    )
+    verdict = replace(park(Reason.EXHAUSTED, "after 5 attempts", error), fingerprint="a" * 40, culprit="bank:post")
+    copy = parked(verdict, failed, f"{task.queue}.parked", handler="payments.handlers.charge", now=1_700_000_000_000)
+    assert copy.copy is not None
+    return copy.copy

@@ -1,0 +1,73 @@
+"""A site in a process of its own, and people who sit before a browser."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.person import Person
+from tests.tooling.browser import CHROMIUM, FLAGS, axe, no_browser
+from tests.tooling.services import Unavailable, go_without
+
+Sit = Callable[..., Person]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever stands here needs the browser, and seconds."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address."""
+    lack = no_browser()
+    if lack:
+        go_without(Unavailable(None, lack))
+    words = [sys.executable, "-c", "import django; django.setup(); from tests.browser import serve; serve.serve()"]
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.browser.settings"}
+    env["RMQ_BROWSER_FOLDER"] = str(tmp_path_factory.mktemp("site"))
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(words, cwd=root, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        assert port, "the site did not start"
+        yield f"http://127.0.0.1:{port}"
+        server.communicate(timeout=60)
+
+
+# Of a module, for while it is there an event loop runs in this thread, and other tests need one of their own.
+@pytest.fixture(scope="module")
+def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - what it lacks is told first
+    """Debian's."""
+    playwright = importlib.import_module("playwright.sync_api").sync_playwright()
+    with playwright as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def sit(chromium: Any, site: str) -> Iterator[Sit]:
+    """Somebody signs in: sit("lead", scheme="dark", width=320, scripts=False)."""
+    contexts = []
+
+    def down(name: str = "lead", *, scheme: str = "light", width: int = 1280, scripts: bool = True) -> Person:
+        options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "java_script_enabled": scripts}
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        person = Person(context.new_page(), site, axe().read_text())
+        person.sign_in(name)
+        return person
+
+    yield down
+    for context in contexts:
+        context.close()

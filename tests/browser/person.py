@@ -1,0 +1,66 @@
+"""Somebody before a browser, whose clicks are counted and whose console is read."""
+
+from typing import Any
+
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+LOOK = """async (tags) => {
+  const found = await axe.run(document, { runOnly: tags });
+  return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.target.join(" ")).join(", ")}`);
+}"""
+WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+
+
+class Person:
+    """What one can do at a page, and what one sees."""
+
+    def __init__(self, page: Any, site: str, axe: str) -> None:
+        self.page = page
+        self.clicks = 0
+        self.complaints: list[str] = []
+        self._site = site
+        self._axe = axe
+        page.on("console", lambda said: self._complain(said.type, said.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def sign_in(self, name: str) -> None:
+        self.go("/admin/login/")
+        self.page.fill("#id_username", name)
+        self.page.fill("#id_password", name)
+        self.page.click("input[type=submit]")
+
+    def go(self, address: str) -> None:
+        """By a link that somebody sent, or from the product's home."""
+        self.page.goto(self._site + address)
+        self.clicks = 0
+
+    def click(self, words: str, *, within: str = "main") -> None:
+        """Press or follow what says so."""
+        self.clicks += 1
+        place = self.page.locator(within).first
+        found = place.locator("button:visible, a:visible, summary:visible").filter(has_text=words)
+        found.first.click()
+
+    def type(self, place: str, words: str) -> None:
+        """Typing and Enter count as one."""
+        self.clicks += 1
+        self.page.fill(place, words)
+        self.page.press(place, "Enter")
+
+    def fill(self, place: str, words: str) -> None:
+        """Filling a field counts as nothing, as in the table of tasks."""
+        self.page.fill(place, words)
+
+    def sees(self, words: str) -> None:
+        """Wait until the page says so."""
+        self.page.locator("main").get_by_text(words).first.wait_for()
+
+    def barriers(self) -> list[str]:
+        """What axe finds, and whether one has to scroll sideways."""
+        # By evaluation: a script element would be stopped by the policy, as it should.
+        self.page.evaluate(self._axe)
+        found: list[str] = self.page.evaluate(LOOK, TAGS)
+        return [*found, *(["wider than the screen"] if self.page.evaluate(WIDE) else [])]
+
+    def _complain(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning") and "favicon.ico" not in text and "404" not in text:
+            self.complaints.append(text)

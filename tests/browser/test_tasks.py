@@ -1,0 +1,187 @@
+"""What people come for, in so many clicks from the product's home: the list of error groups."""
+
+import pytest
+
+from tests.browser.conftest import Sit
+
+HOME = "/admin/rmq_retry/errorgroup/"
+LIST = "/admin/rmq_retry/parkedmessage/"
+
+
+def card(name: str) -> str:
+    return f".rmq-card:has-text('{name}Error')"
+
+
+def test_what_is_broken_is_seen_at_once(sit: Sit) -> None:
+    lead = sit()
+    lead.go("/admin/")
+    lead.click("Error groups", within="#content")
+    lead.sees("PlainError")
+
+    assert lead.clicks == 1
+
+
+def test_a_payment_is_found_by_its_number(sit: Sit) -> None:
+    lead = sit()
+    lead.go(LIST)
+    lead.type("#searchbar", "ACC-1")
+    lead.sees("It failed 5 times")
+
+    assert lead.clicks == 1
+
+
+def test_one_message_is_requeued_and_its_outcome_is_seen(sit: Sit) -> None:
+    lead = sit()
+    lead.go(LIST)
+    lead.type("#searchbar", "ONE-0")
+    lead.click("Requeue…")
+    lead.click("Requeue 1 message")
+    clicks = lead.clicks
+    lead.sees("Finished")
+
+    assert clicks == 3
+    assert "1 processed" in lead.page.inner_text(".rmq-outcomes")
+    assert lead.complaints == []
+
+
+def test_all_of_one_cause_are_requeued(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.click("Requeue 3…", within=card("All"))
+    lead.click("Requeue 3 messages")
+    clicks = lead.clicks
+    lead.sees("Finished")
+
+    assert clicks == 2
+    assert "3 processed" in lead.page.inner_text(".rmq-outcomes")
+
+
+def test_one_is_tried_and_then_the_rest(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.click("Try one first", within=card("Canary"))
+    lead.click("Try one of 3 messages")
+    clicks = lead.clicks
+    lead.sees("Finished")
+
+    assert clicks == 2
+    assert "3 processed" in lead.page.inner_text(".rmq-outcomes")
+
+
+def test_a_message_is_edited_and_requeued(sit: Sit) -> None:
+    lead = sit()
+    lead.go(LIST)
+    lead.type("#searchbar", "EDIT-0")
+    lead.click("Edit and requeue…")
+    lead.fill("#rmq-text", '{"amount": "1.10"}')
+    lead.click("Review the changes")
+    lead.fill("#rmq-reason", "customer's wish")
+    lead.click("Store and preview the requeue")
+    lead.click("Requeue 1 message")
+    clicks = lead.clicks
+    lead.sees("Finished")
+
+    # One more than the table says: the edited message meets the same preview as every other.
+    assert clicks == 5
+
+
+def test_a_message_is_discarded_and_taken_back(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.click("Discard 3…", within=card("Discard"))
+    lead.page.select_option("#rmq-reason", "duplicate")
+    lead.click("Discard 3 messages")
+    lead.sees("3 messages discarded (reason: Duplicate)")
+    discarded = lead.clicks
+    lead.go(LIST)
+    lead.type("#searchbar", "DISCARD-0")
+    lead.click("Restore")
+    lead.sees("The message is parked again.")
+
+    assert (discarded, lead.clicks) == (2, 2)
+
+
+def test_who_did_it_is_seen_on_the_message(sit: Sit) -> None:
+    lead = sit()
+    lead.go(LIST)
+    lead.type("#searchbar", "HOLD-0")
+    lead.click("Hold…")
+    lead.click("Hold 1 message")
+    lead.go(LIST)
+    lead.type("#searchbar", "HOLD-0")
+    lead.click("Activity")
+    lead.page.locator("#rmq-activity").get_by_text("lead").first.wait_for()
+
+    assert lead.clicks == 2
+
+
+def test_ticked_rows_and_the_drop_down_do_the_same(sit: Sit) -> None:
+    lead = sit()
+    lead.go(f"{LIST}?group=7")
+    for place in (0, 1):
+        lead.page.locator("input.action-select").nth(place).check()
+    lead.page.select_option("select[name=action]", "requeue")
+    lead.click("Run", within="#changelist-form")
+    lead.sees("Requeue 2 messages")
+
+    assert lead.complaints == []
+
+
+@pytest.mark.parametrize("button", ["Pause", "Stop"])
+def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.click("Requeue 3…", within=card(button))
+    lead.fill("#rmq-rate", "0.2")
+    lead.click("Requeue 3 messages")
+    lead.page.get_by_role("button", name=button, exact=True).click()
+    lead.sees({"Pause": "Paused", "Stop": "Stopped"}[button])
+
+
+def test_everything_works_without_scripts(sit: Sit) -> None:
+    lead = sit(scripts=False)
+    lead.go(LIST)
+    lead.type("#searchbar", "PLAIN-0")
+    lead.click("Requeue…")
+    lead.click("Requeue 1 message")
+    lead.click("Continue here")
+    lead.page.locator(".rmq-outcomes").wait_for()
+
+    assert "1 of 1 sent" in lead.page.inner_text(".rmq-run")
+
+
+def test_keys_move_and_open_and_can_be_switched_off(sit: Sit) -> None:
+    lead = sit()
+    lead.go(HOME)
+    lead.page.keyboard.press("g")
+    lead.page.keyboard.press("p")
+    lead.page.wait_for_url("**/parkedmessage/")
+    lead.page.wait_for_load_state("load")
+    lead.page.keyboard.press("/")
+    typing = lead.page.evaluate("document.activeElement.id")
+    lead.go(HOME)
+    lead.page.keyboard.press("?")
+    lead.page.locator("dialog[open] [data-rmq-keys-on]").uncheck()
+    lead.click("Close", within="dialog")
+    lead.page.keyboard.press("g")
+    lead.page.keyboard.press("p")
+    lead.page.reload()
+
+    assert typing == "searchbar"
+    assert lead.page.url.endswith("/errorgroup/")
+    assert not lead.page.locator("[data-rmq-keys-on]").is_checked()
+
+
+def test_a_list_can_be_kept_from_moving(sit: Sit) -> None:
+    lead = sit()
+    asked: list[str] = []
+    lead.page.on("request", lambda request: asked.append(request.url) if "fragment=1" in request.url else None)
+    lead.go(HOME)
+    lead.page.wait_for_event("request", lambda request: "fragment=1" in request.url)
+    lead.page.wait_for_load_state("networkidle")
+    lead.click("Stop updating")
+    lead.sees("not updated")
+    before = len(asked)
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+    assert len(asked) == before

@@ -1,0 +1,114 @@
+"""The audit log on the command line, and the groups of permissions."""
+
+import csv
+import json
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
+from django.utils import timezone
+
+from django_rmq_retry.models import OperatorAction
+from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS, may
+from django_rmq_retry.operating.selecting import Selection
+from tests.commands.running import run
+from tests.operating.made import ANN, BOB, record
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def acts() -> None:
+    for actor in (ANN, BOB):
+        discard(Selection.of_ids([record().pk]), actor, why="other", text="=cmd()")
+
+
+@pytest.mark.usefixtures("acts")
+def test_what_was_done_is_listed_the_latest_first() -> None:
+    told = run("rmq_audit", "list")
+
+    assert [row[2:5] for row in told.lines] == [
+        ["BY", "ACT", "COUNT"],
+        ["bob", "discard", "1"],
+        ["ann", "discard", "1"],
+    ]
+    assert [one["by"] for one in run("rmq_audit", "list", "--by", "ann", "--json").data["items"]] == ["ann"]
+    assert run("rmq_audit", "list", "--message", "99999").code == 6
+
+
+@pytest.mark.usefixtures("acts")
+def test_a_log_that_was_tampered_with_fails_the_check() -> None:
+    assert (run("rmq_audit", "verify").code, run("rmq_audit", "verify").out) == (0, "The log is whole: 2 rows.\n")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'x' WHERE number = 1")
+    told = run("rmq_audit", "verify", "--json")
+
+    assert (told.code, told.data["problems"]) == (1, ["1 was changed after it was written."])
+
+
+@pytest.mark.usefixtures("acts")
+def test_an_export_can_be_read_again_and_holds_no_formula() -> None:
+    rows = list(csv.DictReader(run("rmq_audit", "export", "--csv").out.splitlines()))
+    lines = [json.loads(line) for line in run("rmq_audit", "export").out.splitlines()]
+
+    assert [row["reason"] for row in rows][:2] == ["other: =cmd()", "other: =cmd()"]
+    assert [line["verb"] for line in lines] == ["discard", "discard", "export", "export"]
+
+
+@pytest.mark.usefixtures("acts")
+def test_its_retention_is_its_own() -> None:
+    assert run("rmq_audit", "purge").code == 6
+    OperatorAction.objects.get(number=1)
+    with connection.cursor() as cursor:
+        old = timezone.now() - timedelta(days=9000)
+        cursor.execute("UPDATE rmq_retry_operatoraction SET at = %s WHERE number = 1", [old])
+
+    assert run("rmq_audit", "purge").out == "1 rows would be deleted: add --yes.\n"
+    assert run("rmq_audit", "purge", "--yes").out == "1 rows deleted.\n"
+    assert list(OperatorAction.objects.order_by("number").values_list("verb", flat=True)) == ["discard", "purge"]
+
+
+def granted(role: str) -> set[str]:
+    return set(Group.objects.get(name=f"rmq {role}").permissions.values_list("codename", flat=True))
+
+
+def test_five_groups_have_what_their_people_need() -> None:
+    assert run("rmq_roles").code == 0
+    every = {codename for codename, _name in PERMISSIONS.values()}
+
+    assert Group.objects.count() == 5
+    assert granted("lead") == every
+    assert granted("support") & {"view_payload", "bulk_requeue", "discard", "edit_requeue", "view_traceback"} == set()
+    assert granted("auditor") >= {"view_all_operatoraction", "export"}
+    assert not granted("auditor") & {"requeue", "discard", "hold", "view_payload"}
+    assert "requeue" not in granted("developer")
+
+
+def test_roles_are_set_anew_and_can_be_looked_at_first() -> None:
+    told = run("rmq_roles", "--dry-run", "--json", "--only", "support")
+    assert (list(told.data["roles"]), Group.objects.count()) == (["rmq support"], 0)
+    run("rmq_roles")
+    Group.objects.get(name="rmq support").permissions.clear()
+    run("rmq_roles", "--only", "support")
+
+    assert "requeue" in granted("support")
+
+
+def test_every_permission_is_one_that_exists() -> None:
+    known = set(Permission.objects.filter(content_type__app_label=LABEL).values_list("codename", flat=True))
+
+    assert {codename for codename, _name in PERMISSIONS.values()} <= known
+
+
+def test_whoever_may_not_is_told_what_is_missing_and_whom_to_ask(settings: object) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CONTACT": "payments-oncall"}  # type: ignore[attr-defined]
+    user = User.objects.create(username="ann")
+    run("rmq_roles")
+    refused = may(user, "requeue")
+    user.groups.add(Group.objects.get(name="rmq support"))
+
+    assert refused == "You need the permission “Can requeue messages”. Ask: payments-oncall."
+    assert may(User.objects.get(), "requeue") == ""
+    assert "Can requeue many" in may(User.objects.get(), "bulk_requeue")

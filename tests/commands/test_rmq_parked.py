@@ -1,0 +1,295 @@
+"""The command beside the admin: the same words, tokens and runs, and exit codes that scripts can rely on."""
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import handler, wiring
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.records.outcomes import succeeded
+from django_rmq_retry.records.tickets import Ticket
+from tests.commands.running import Ran, Terminal, run
+from tests.operating.made import ANN, QUEUE, again, record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def charge() -> None:
+    @handler(QUEUE)
+    def charge(message: Delivery) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
+    wiring.close()
+    settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20, "EDITABLE": {"*": True}}
+    amqp.queue_declare(QUEUE)
+    yield amqp
+    wiring.close()
+
+
+@pytest.fixture
+def away(settings: Any) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "EDITABLE": {"*": True}}
+
+
+def parked(*arguments: str, given: bytes | None = None, out: StringIO | None = None) -> Ran:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stdin", TextIOWrapper(BytesIO(given or b"")))
+        return run("rmq_parked", *arguments, out=out)
+
+
+def depth(amqp: BlockingChannel) -> int:
+    return int(amqp.queue_declare(QUEUE, passive=True).method.message_count)
+
+
+class TestLooking:
+    def test_a_list_for_pipes_has_whole_words_and_times_in_utc(self) -> None:
+        one = record(key="payment:7", type="charge", error_text="no answer\nin time")
+        told = parked("list")
+
+        assert told.code == 0
+        assert told.lines[0] == ["ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR"]
+        assert told.lines[1][:2] == [str(one.pk), "parked"]
+        assert told.lines[1][2].endswith("Z")
+        assert told.lines[1][3:] == ["payment:7", "charge", QUEUE, "5", "BankDown: no answer in time"]
+
+    def test_a_list_for_people_says_how_long_ago(self) -> None:
+        record()
+
+        assert "5 m ago" in parked("list", out=Terminal()).out
+
+    @pytest.mark.parametrize(
+        ("words", "count"),
+        [
+            ("--key payment:7", 1),
+            ("--search payment:7", 1),
+            ("--queue others", 1),
+            ("--since 1h", 3),
+            ("--until 2d", 0),
+            ("--state discarded", 1),
+            ("--state discarded,parked", 4),
+            ("--error BankDown --type none", 0),
+            ("", 3),
+        ],
+    )
+    def test_filters(self, words: str, count: int) -> None:
+        record(key="payment:7")
+        record(queue="others")
+        record(reason="permanent error")
+        record(state=State.DISCARDED)
+        told = parked("list", "--json", *words.split())
+
+        assert (told.data["total"], told.code) == (count, 0 if count else 6)
+        assert told.data["schema"] == "rmq_retry.parked_list/1"
+
+    def test_ids_can_be_piped_on(self) -> None:
+        ids = [record().pk for _ in range(3)]
+        lines = [json.loads(line)["id"] for line in parked("list", "--jsonl").out.splitlines()]
+        discarded = parked("discard", "-", "--why", "test", "--yes", given=" ".join(map(str, lines)).encode())
+
+        assert sorted(lines) == ids
+        assert discarded.out == "3 messages discarded.\n"
+
+    def test_groups_and_runs(self) -> None:
+        one = record()
+        start(Selection.of_ids([one.pk]), ANN, reason="INC-1")
+
+        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "BankDown"]
+        assert parked("runs", "--json").data["items"][0]["reason"] == "INC-1"
+        assert parked("runs", "--active").lines[1][1] == "running"
+
+    def test_a_body_is_masked_unless_it_is_revealed(self) -> None:
+        one = record(body=b'{"card":{"pan":"4111"},"amount":1.10}')
+        shown = parked("show", str(one.pk), "--body", "pretty")
+        revealed = parked("show", str(one.pk), "--body", "exact", "--reveal")
+
+        assert '"pan": "•••"' in shown.out
+        assert '"amount": 1.10' in shown.out
+        assert "4111" not in shown.out
+        assert '{"card":{"pan":"4111"},"amount":1.10}' in revealed.out
+        assert [one.verb for one in OperatorAction.objects.all()] == ["reveal"]
+
+    def test_what_steers_a_terminal_is_written_out(self) -> None:
+        record(error="\x1b[2J", error_text="\x1b]0;x\x07")
+
+        assert "\x1b" not in parked("list").out
+
+    def test_nothing_is_not_the_same_as_done(self) -> None:
+        for words in (("list",), ("groups",), ("runs",), ("show", "5"), ("run", "5"), ("purge", "--older-than", "1d")):
+            assert parked(*words).code == 6, words
+
+
+class TestRequeue:
+    def test_a_dry_run_shows_what_would_happen_and_its_token_does_just_that(self, wired: BlockingChannel) -> None:
+        one, old = record(), record(succeeded_at=timezone.now())
+        told = parked("requeue", "--all", "--dry-run")
+        token = told.out.split("--selection ")[1].strip()
+        later = record()
+        done = parked("requeue", "--selection", token, "--yes", "--wait", "0")
+
+        assert (told.code, depth(wired)) == (0, 1)
+        assert "Would requeue 1 of 2." in told.out
+        assert f"1 succeeded, left out: {old.message_id} (#{old.pk})" in told.out
+        assert (again(one).state, again(later).state) == (State.REQUEUED, State.PARKED)
+        assert done.code == 5
+
+    def test_it_ends_with_0_when_all_was_processed(
+        self, wired: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = record()
+        publish = wiring.publisher().send
+
+        def handled(message: Any, done: Any, *, timeout: float | None = None) -> None:
+            publish(message, done, timeout=timeout)
+            succeeded(Ticket(record=one.pk, cycle=2), timezone.now())
+
+        monkeypatch.setattr(wiring.publisher(), "send", handled)
+        told = parked("requeue", str(one.pk), "--reason", "INC-553")
+        made = RequeueRun.objects.get()
+
+        assert (told.code, told.out) == (0, f"Run {made.pk}: 1 processed.\n")
+        assert (made.state, made.reason, made.source) == (RunState.FINISHED, "INC-553", "cli")
+        assert "@" in OperatorAction.objects.get().behalf
+
+    def test_json_is_one_document(self, wired: BlockingChannel) -> None:
+        preview = parked("requeue", str(record().pk), "--dry-run", "--json").data
+        told = parked("requeue", str(record().pk), "--no-wait", "--json").data
+
+        assert (preview["sendable"], preview["queues"], bool(preview["selection"])) == (1, {QUEUE: 1}, True)
+        assert (told["schema"], told["run"]["total"], told["run"]["sent"]) == ("rmq_retry.parked_run/1", 1, 0)
+        assert depth(wired) == 0
+
+    def test_many_are_not_requeued_unasked(self, wired: BlockingChannel) -> None:
+        record(), record()
+        told = parked("requeue", "--all")
+
+        assert (told.code, "Requeue 2 messages? Nobody is here to answer: add --yes." in told.err) == (7, True)
+        assert depth(wired) == 0
+
+    @pytest.mark.usefixtures("away")
+    def test_without_a_broker_nothing_is_begun_unless_it_is_planned(self) -> None:
+        one = record()
+        told = parked("requeue", str(one.pk))
+        assert (told.code, "--planned" in told.err, RequeueRun.objects.count()) == (3, True, 0)
+
+        assert parked("requeue", str(one.pk), "--planned").code == 0
+        assert RequeueRun.objects.get().state == RunState.PLANNED
+
+    @pytest.mark.usefixtures("away")
+    @pytest.mark.parametrize(
+        ("words", "code", "said"),
+        [
+            ((), 2, "numbers, a filter, or --all"),
+            (("5", "--all"), 2, "by number or by a filter, not by both"),
+            (("x",), 2, "named by the numbers"),
+            (("--all", "--to", "payments.chrge"), 2, "is no queue to requeue to"),
+            (("--selection", "forged"), 4, "no selection of this site"),
+            (("--all", "--state", "lost"), 2, "known are parked"),
+            (("999999",), 6, "0 of 0"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_told(self, words: tuple[str, ...], code: int, said: str) -> None:
+        told = parked("requeue", *words)
+
+        assert told.code == code
+        assert said in told.err
+
+    def test_the_failed_ones_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
+        one, _two = record(), record()
+        first = start(Selection.of_ids([one.pk]), ANN)
+        first.items.update(state="failed")
+        told = parked("requeue", "--failed-of-run", str(first.pk), "--yes", "--wait", "0", "--json")
+
+        assert (told.data["run"]["total"], depth(wired)) == (1, 1)
+
+
+class TestRuns:
+    def test_a_run_is_driven_and_steered(self, wired: BlockingChannel) -> None:
+        made = start(Selection.of_ids([record().pk]), ANN)
+
+        assert "paused" in parked("run", str(made.pk), "--pause", "--reason", "wait").out
+        assert parked("run", str(made.pk)).code == 5
+        assert depth(wired) == 0
+        assert parked("run", str(made.pk), "--resume").code == 0
+        assert "1 waiting for outcome" in parked("run", str(made.pk), "--wait", "0").out
+        assert depth(wired) == 1
+        assert parked("run", str(made.pk), "--stop").code == 0
+        assert parked("run", str(made.pk), "--stop").code == 4
+        assert parked("run", str(made.pk), "--export").out.splitlines()[0].startswith("place,id,business_key")
+
+
+class TestActs:
+    def test_discard_restore_hold_and_release(self) -> None:
+        number = str(record().pk)
+
+        assert parked("discard", number, "--why", "duplicate").out == "1 message discarded.\n"
+        assert parked("restore", number).out == "1 message restored.\n"
+        assert parked("hold", number, "--for", "2h", "--reason", "bank closed").out == "1 message put on hold.\n"
+        assert parked("release", number).out == "1 message released.\n"
+        assert [one.source for one in OperatorAction.objects.all()] == ["cli"] * 4
+
+    def test_a_dry_run_changes_nothing(self) -> None:
+        one = record()
+        told = parked("discard", "--all", "--why", "test", "--dry-run")
+
+        assert (told.code, told.out.splitlines()[0], again(one).state) == (0, "Discard 1 message.", State.PARKED)
+
+    def test_what_is_not_as_it_was_is_left(self) -> None:
+        one = record(state=State.REQUEUED)
+        told = parked("discard", str(one.pk), "--why", "test")
+
+        assert (told.code, "1 left" in told.out) == (5, True)
+
+    @pytest.mark.usefixtures("away")
+    def test_an_edit_shows_the_difference_and_stores_a_version(self, tmp_path: Path) -> None:
+        one = record(body=b'{"amount": 1.10}', content_type="application/json")
+        (tmp_path / "new").write_text('{"amount": 11.00}')
+        words = ("edit", str(one.pk), "--body-file", str(tmp_path / "new"))
+        asked = parked(*words)
+        done = parked(*words, "--yes", "--reason", "wrong amount")
+
+        assert (asked.code, '- {"amount": 1.10}\n+ {"amount": 11.00}' in asked.err) == (7, True)
+        assert (done.code, again(one).version) == (0, 2)
+        assert parked(*words, "--yes").code == 2
+
+    @pytest.mark.usefixtures("away")
+    def test_an_editor_gets_the_exact_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        one = record(body=b'{"amount": 1.10}')
+        monkeypatch.setenv("VISUAL", "sed -i s/1.10/7/")
+        parked("edit", str(one.pk), "--editor", "--yes", "--reason", "x")
+
+        assert bytes(one.versions.get().body) == b'{"amount": 7}'
+
+    def test_an_export_is_imported_elsewhere(self, tmp_path: Path) -> None:
+        record(body=b"\xff")
+        (tmp_path / "out").write_text(parked("export", "--all", "--payload", "whole").out)
+        ParkedMessage.objects.all().delete()
+        told = parked("import", str(tmp_path / "out"))
+
+        assert (told.code, told.out) == (0, "1 stored, 0 refused.\n")
+        assert bytes(ParkedMessage.objects.get().body) == b"\xff"
+        assert parked("import", "-", given=b"oops\n").code == 1
+        assert parked("import", str(tmp_path / "none")).code == 2
+
+    def test_a_purge_counts_until_it_is_told_to_delete(self) -> None:
+        record(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(days=91))
+        counted = parked("purge", "--older-than", "90d")
+        assert (counted.code, counted.out) == (0, "1 processed would be deleted: add --yes.\n")
+        deleted = parked("purge", "--older-than", "90d", "--yes")
+
+        assert (deleted.out, ParkedMessage.objects.count()) == ("1 processed deleted.\n", 0)
+        assert parked("purge", "--older-than", "90d", "--state", "parked").code == 2

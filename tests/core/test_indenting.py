@@ -1,0 +1,30 @@
+"""JSON set out in lines."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq_retry.core.indenting import indented
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_every_entry_has_its_line_and_numbers_stay() -> None:
+    text = '{"amount":1.10,"ids":[12345678901234567890,1E400],"none":{},"list":[]}'
+
+    assert indented(text) == (
+        '{\n  "amount": 1.10,\n  "ids": [\n    12345678901234567890,\n    1E400\n  ],\n  "none": {},\n  "list": []\n}'
+    )
+
+
+@given(VALUES)
+def test_it_looks_as_json_dumps_would_set_it_out(value: object) -> None:
+    for ascii_only in (True, False):
+        text = json.dumps(value, ensure_ascii=ascii_only)
+
+        assert indented(text) == json.dumps(value, ensure_ascii=ascii_only, indent=2)

@@ -1,0 +1,93 @@
+"""The requeued copy: the message as it first came, to one queue, with a ticket, and without what failed before."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.core.requeued import Original, requeued
+from django_rmq_retry.core.settling import settle
+from django_rmq_retry.core.stamps import story
+from django_rmq_retry.core.verdict import retry
+from tests.core.made import NOW, arrived, delivery, subscription
+
+TICKET = "7.2:signature"
+OWN = {"rmq-retry-exchange": "main", "rmq-retry-routing-key": "pay.cash", "rmq-retry-queue": "payments"}
+FOREIGN = (
+    b"\x01d" + b"d@\x0e\x00\x00\x00\x00\x00\x00" + b"\x01d" + b"I\x00\x00\x00\x01" + b"\x04when" + b"T" + b"\xff" * 8
+)
+"""A double, which pika would cut; the same name twice; a time that Python cannot tell."""
+
+
+def copy(properties: Properties, body: bytes = b"{}") -> Message:
+    original = Original(body=body, raw=encode_properties(properties), exchange="main", routing_key="pay.cash")
+    return requeued(original, queue="payments", ticket=TICKET)
+
+
+def test_it_goes_to_one_queue_and_tells_the_way_it_first_came() -> None:
+    made = copy(Properties(message_id="m"))
+
+    assert (made.exchange, made.routing_key, made.mandatory) == ("", "payments", True)
+    assert dict(made.headers) == {**OWN, "rmq-retry-ticket": TICKET}
+
+
+@given(body=st.binary(max_size=300))
+def test_the_body_and_foreign_headers_keep_their_bytes(body: bytes) -> None:
+    made = copy(Properties(headers=Headers(FOREIGN)), body)
+
+    assert made.body == body
+    assert made.headers.raw.startswith(FOREIGN)
+
+
+def test_properties_that_are_the_senders_are_kept() -> None:
+    sent = Properties(
+        content_type="a/b", content_encoding="gzip", delivery_mode=1, priority=4, correlation_id="c", reply_to="back",
+        expiration="500", message_id="m", timestamp=5, type="payment", user_id="guest", app_id="shop", cluster_id="x",
+    )  # fmt: skip
+    made = copy(sent)
+
+    kept = replace(sent, delivery_mode=2, expiration=None, user_id=None, headers=made.headers)
+    assert made.properties == kept
+
+
+def test_neither_failures_nor_what_the_broker_wrote_nor_an_older_ticket_go_along() -> None:
+    failed = {"rmq-retry-attempts": 5, "rmq-retry-since": 9, "rmq-retry-wait": 50, "rmq-retry-summary": "#1 BankDown",
+              "rmq-retry-reason": "retries exhausted", "rmq-retry-fingerprint": "f", "rmq-retry-ticket": "7.1:old",
+              "x-death": [], "x-delivery-count": 3, "CC": ["others"], "tenant": "acme"}  # fmt: skip
+    made = copy(Properties(headers=Headers.of(failed)))
+
+    assert dict(made.headers) == {"tenant": "acme", **OWN, "rmq-retry-ticket": TICKET}
+
+
+def test_its_attempts_are_counted_anew_and_a_retry_keeps_the_ticket() -> None:
+    one = arrived(copy(Properties(headers=Headers.of({"rmq-retry-attempts": 5}))), queue="payments")
+    assert story(one).attempts == 0
+    again = settle(retry(30), one, subscription(RetryThenPark(backoff=Fixed(30))), now=NOW).copy
+
+    assert again is not None
+    assert (again.headers["rmq-retry-attempts"], again.headers["rmq-retry-ticket"]) == (1, TICKET)
+    assert again.headers["rmq-retry-routing-key"] == "pay.cash"
+
+
+def test_properties_that_cannot_be_read_leave_the_id_and_the_ticket() -> None:
+    original = Original(body=b"\0", raw=b"\xff\xff\xff", exchange="", routing_key="payments", message_id="m")
+    made = requeued(original, queue="payments", ticket=TICKET)
+
+    assert (made.body, made.properties.message_id, made.headers["rmq-retry-ticket"]) == (b"\0", "m", TICKET)
+
+
+def test_an_answer_to_a_caller_that_is_gone_closes_nobodys_channel() -> None:
+    assert copy(Properties(reply_to="amq.rabbitmq.reply-to")).properties.reply_to is None
+    assert copy(Properties(reply_to="amq.rabbitmq.reply-to.g1.x")).properties.reply_to == "amq.rabbitmq.reply-to.g1.x"
+
+
+def test_a_delivery_without_any_header_is_as_good() -> None:
+    one = delivery()
+    original = Original(body=one.body, raw=one.raw, exchange="", routing_key="payments")
+
+    assert requeued(original, queue="payments", ticket=TICKET).headers["rmq-retry-ticket"] == TICKET

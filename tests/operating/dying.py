@@ -1,0 +1,69 @@
+"""A process that drives a run and is killed at a step: ``python -m tests.operating.dying RUN STEP NTH``."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import django
+from django.conf import settings
+
+from tests.tooling.filled import VARIABLE, given
+
+STEPS = {
+    "before a claim": ("running.claim", "before"),
+    "in a claim, before its commit": ("claiming._takes", "after"),
+    "after a claim": ("running.claim", "after"),
+    "after the first copy": ("running.publish", "first"),
+    "after a publish": ("running.publish", "after"),
+    "in a note, records changed": ("settling._settle_items", "before"),
+    "in a note, before its commit": ("settling._settle_items", "after"),
+    "after a note": ("running.settle", "after"),
+    "at the end": ("running.advance", "before"),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying(function: Callable[..., Any], when: str, nth: int) -> Callable[..., Any]:
+    """The function, of which the process does not live to see the nth call's end."""
+    calls = 0
+
+    def called(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < nth:
+            return function(*args, **options)
+        if when == "before":
+            die()
+        if when == "first":
+            args = (args[0][:1], *args[1:])
+        result = function(*args, **options)
+        die()
+        return result
+
+    return called
+
+
+def main(run: int, step: str, nth: int) -> None:
+    settings.configure(
+        SECRET_KEY="only-for-tests",
+        USE_TZ=True,
+        DATABASES={"default": given(os.environ[VARIABLE])},
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry"],
+        RMQ_RETRY={"URL": os.environ["RMQ_URL"]},
+    )
+    django.setup()
+    path, when = STEPS[step]
+    module, name = path.split(".")
+    place = import_module(f"django_rmq_retry.operating.{module}")
+    setattr(place, name, dying(getattr(place, name), when, nth))
+    import_module("django_rmq_retry.operating.running").drive(run, "doomed", outcomes=False)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,70 @@
+"""Records as the drainer leaves them, and people who act on them."""
+
+import hashlib
+import itertools
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from django_rmq_retry.core.headers import EMPTY, Headers
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.records.counting import COUNTED_AS
+
+ANN = Actor(name="ann", source="cli")
+BOB = Actor(name="bob", source="cli")
+QUEUE = "payments.charge"
+numbers = itertools.count(1)
+
+
+def group(fingerprint: str = "f", **fields: Any) -> ErrorGroup:
+    now = timezone.now()
+    defaults = {"title": "BankDown", "reason": "retries exhausted", "first_seen": now, "last_seen": now, **fields}
+    return ErrorGroup.objects.get_or_create(fingerprint=fingerprint, defaults=defaults)[0]
+
+
+def record(*, key: str = "", headers: dict[str, object] | None = None, **fields: Any) -> ParkedMessage:
+    """A parked message; each has an id of its own."""
+    number = next(numbers)
+    body = fields.pop("body", b'{"payment": 7}')
+    name = fields.pop("message_id", f"m-{number}")
+    properties = Properties(
+        message_id=name, content_type="application/json", headers=Headers.of(headers or {}) or EMPTY
+    )
+    now = timezone.now()
+    values = {
+        "identity": f"message:{number}",
+        "group": fields.pop("group", None) or group(),
+        "message_id": name,
+        "queue": QUEUE,
+        "parked_in": f"{QUEUE}.parked",
+        "exchange": "payments",
+        "routing_key": "charge.card",
+        "properties": encode_properties(properties),
+        "by": "consumer",
+        "reason": "retries exhausted",
+        "error": "BankDown",
+        "attempts": 5,
+        "copy": hashlib.sha256(str(number).encode()).hexdigest(),
+        "parked_at": now - timedelta(minutes=5) + timedelta(milliseconds=number),
+        "recorded_at": now,
+        **fields,
+    }
+    sha = hashlib.sha256(body).hexdigest()
+    made = ParkedMessage.objects.create(body=body, size=len(body), sha256=sha, business_key=key, **values)
+    if key:
+        BusinessKey.objects.create(message=made, value=key)
+    counter = COUNTED_AS[made.state]
+    ErrorGroup.objects.filter(pk=made.group_id).update(**{counter: getattr(group_of(made), counter) + 1})
+    return made
+
+
+def group_of(message: ParkedMessage) -> ErrorGroup:
+    return ErrorGroup.objects.get(pk=message.group_id)
+
+
+def again(message: ParkedMessage) -> ParkedMessage:
+    """As it is in the database now."""
+    return ParkedMessage.objects.get(pk=message.pk)

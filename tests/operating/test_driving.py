@@ -1,0 +1,87 @@
+"""Consumers drive runs by themselves, as long as they can reach the database."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.utils import timezone
+
+from django_rmq_retry.models import RequeueRun, RunState, State
+from django_rmq_retry.operating import driving
+from django_rmq_retry.operating.claiming import sweep
+from django_rmq_retry.operating.driving import RunDriver, undriven
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.steering import pause
+from tests.operating.made import ANN, again, record
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("own")
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    routed(settings)
+    return own_database
+
+
+@pytest.fixture
+def driver() -> Iterator[RunDriver]:
+    one = RunDriver()
+    yield one
+    assert one.stop(timeout=30)
+
+
+@pytest.mark.usefixtures("wired")
+def test_runs_are_taken_up_and_several_go_side_by_side(driver: RunDriver) -> None:
+    runs = [start(Selection.of_ids([record().pk, record().pk]), ANN, rate=50) for _ in range(3)]
+    driver.start()
+
+    wait_until(lambda: RequeueRun.objects.filter(state=RunState.WAITING, sent=2).count() == 3, what="three runs")
+    assert driver.stop(timeout=30)
+    assert set(RequeueRun.objects.values_list("leased_until", flat=True)) == {None}
+    assert len(runs) == 3
+
+
+def test_holds_end_and_stale_claims_too(driver: RunDriver) -> None:
+    past = timezone.now() - timedelta(minutes=1)
+    held = record(state=State.ON_HOLD, held_until=past)
+    claimed = record(state=State.REQUEUEING, claimed_until=past)
+    driver.start()
+
+    wait_until(lambda: again(held).state == again(claimed).state == State.PARKED, what="both parked")
+    assert again(claimed).unconfirmed
+
+
+def test_only_runs_that_nobody_drives_are_taken() -> None:
+    free, paused, driven = (start(Selection.of_ids([record().pk]), ANN) for _ in range(3))
+    pause(paused.pk, ANN)
+    RequeueRun.objects.filter(pk=driven.pk).update(leased_until=timezone.now() + timedelta(seconds=9))
+
+    assert undriven(10) == [free.pk]
+    assert undriven(0) == []
+
+
+@pytest.mark.usefixtures("wired")
+def test_a_database_that_fails_is_told_once_and_tried_again(
+    driver: RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> int:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(driving, "LOOK", 0.01)
+    monkeypatch.setattr(driving, "CHORES", 0.0)
+    monkeypatch.setattr(driving, "sweep", broken)
+    run = start(Selection.of_ids([record().pk]), ANN)
+    with caplog.at_level(logging.WARNING):
+        driver.start()
+        wait_until(lambda: driver._failing, what="a failure")
+        monkeypatch.setattr(driving, "sweep", sweep)
+        wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
+
+    assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1

@@ -1,0 +1,141 @@
+"""Many who click at once, and drivers that are killed: never more than one live copy of a message, and none lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models.messages import OPEN
+from django_rmq_retry.operating.auditing import verify
+from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.requeueing import requeue, start
+from django_rmq_retry.operating.running import drive
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.records.counting import recount
+from django_rmq_retry.records.tickets import Ticket
+from tests.operating.dying import STEPS
+from tests.operating.made import ANN, QUEUE, record
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own")]
+ROOT = Path(__file__).parents[2]
+PEOPLE = 6
+ENDS_ONCE = ("at the end", 2)
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    """Threads and processes of a test work on one database, whichever it is."""
+    routed(settings)
+    return own_database
+
+
+def copies(amqp: BlockingChannel) -> Counter[int]:
+    """How many copies of each record lie in the queue."""
+    found: Counter[int] = Counter()
+    while True:
+        _method, properties, _body = amqp.basic_get(QUEUE, auto_ack=True)
+        if properties is None:
+            return found
+        ticket = Ticket.read((properties.headers or {})["rmq-retry-ticket"])
+        assert ticket is not None
+        found[ticket.record] += 1
+
+
+def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
+    """What each of so many threads gets of the act, all begun at the same moment."""
+    gate = threading.Barrier(count)
+
+    def one(number: int) -> object:
+        gate.wait(30)
+        try:
+            return act(number)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_many_people_who_requeue_one_message_make_one_copy(wired: BlockingChannel) -> None:
+    one = record()
+    runs = together(lambda number: requeue([one.pk], by=f"person {number}"))
+    sent = [run for run in runs if isinstance(run, RequeueRun) and run.sent]
+
+    assert (len(runs), len(sent), copies(wired)) == (PEOPLE, 1, {one.pk: 1})
+    assert ParkedMessage.objects.get().cycle == 2
+    assert (recount(), list(verify()), OperatorAction.objects.count()) == (0, [], PEOPLE)
+
+
+def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(40)]
+    run = start(Selection.of_ids([one.pk for one in messages]), ANN, rate=1000)
+    together(lambda number: drive(run.pk, f"driver {number}", for_seconds=1.0, outcomes=False))
+    drive(run.pk, "the last", outcomes=False)
+
+    assert copies(wired) == {one.pk: 1 for one in messages}
+    assert recount() == 0
+
+
+def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(10)]
+    selection = Selection.of_ids([one.pk for one in messages])
+
+    def act(number: int) -> object:
+        if number % 2:
+            return discard(selection, ANN, why="test")
+        return requeue([one.pk for one in messages], by="bob")
+
+    together(act)
+    found = copies(wired)
+    requeued = set(ParkedMessage.objects.filter(state=State.REQUEUED).values_list("pk", flat=True))
+    discarded = ParkedMessage.objects.filter(state=State.DISCARDED).count()
+
+    assert found == dict.fromkeys(requeued, 1)
+    assert len(requeued) + discarded == 10
+    assert (recount(), list(verify())) == (0, [])
+
+
+@pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
+def test_a_killed_driver_leaves_a_run_that_goes_on(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    messages = [record() for _ in range(8)]
+    run = start(Selection.of_ids([one.pk for one in messages]), ANN, rate=100)
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.operating.dying", str(run.pk), step, str(nth)],
+        cwd=ROOT, env={**os.environ, **own.environment, "RMQ_URL": broker_url}, timeout=60, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    past = timezone.now() - timedelta(seconds=1)
+    RequeueRun.objects.update(leased_until=past)
+    ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
+    run = drive(run.pk, "heir", outcomes=False)
+    found = copies(wired)
+
+    assert set(found.values()) <= {1}
+    for message in ParkedMessage.objects.all():
+        if message.pk in found:
+            assert message.state == State.REQUEUED or message.unconfirmed
+        else:
+            assert message.state in OPEN
+            assert message.unconfirmed
+    states = Counter(Item.objects.values_list("state", flat=True))
+    assert (run.sent, run.unconfirmed) == (states["sent"], states["unconfirmed"])
+    assert run.sent + run.unconfirmed == 8
+    assert run.state in (RunState.WAITING, RunState.FINISHED)
+    assert recount() == 0

@@ -1,0 +1,428 @@
+"""Runs: rate, guards, first messages, keys and depths; who drives them, and what is left when one is killed."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import wiring
+from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.claiming import claim, sweep
+from django_rmq_retry.operating.pacing import Pace
+from django_rmq_retry.operating.refusals import Outdated, Refused
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.running import Drive, drive
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.sending import copy_for
+from django_rmq_retry.operating.steering import pause, resume, slow, stop
+from django_rmq_retry.records.counting import recount
+from django_rmq_retry.records.outcomes import failed, succeeded
+from django_rmq_retry.records.tickets import Ticket
+from tests.operating.made import ANN, BOB, QUEUE, again, record
+from tests.tooling.proxy import Mode, proxy_to
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Depths:
+    """A broker of which the tests say how full it is."""
+
+    def __init__(self, depth: int | None = 0, *, answers: bool = True) -> None:
+        self.depth = depth
+        self.reachable = answers
+
+    def answers(self) -> bool:
+        return self.reachable
+
+    def of(self, queue: str) -> int | None:
+        return self.depth
+
+    def added(self, queue: str, count: int) -> None:
+        if self.depth is not None:
+            self.depth += count
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def started(count: int = 1, *, key: Callable[[int], str] = lambda _: "", **options: Any) -> RequeueRun:
+    messages = [record(key=key(number)) for number in range(count)]
+    return start(Selection.of_ids([one.pk for one in messages]), ANN, **{"reason": "x", **options})
+
+
+def now(run: RequeueRun) -> RequeueRun:
+    return RequeueRun.objects.get(pk=run.pk)
+
+
+def depth(amqp: BlockingChannel) -> int:
+    return int(amqp.queue_declare(QUEUE, passive=True).method.message_count)
+
+
+def states(run: RequeueRun) -> list[str]:
+    return list(run.items.order_by("place").values_list("state", flat=True))
+
+
+def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
+    """What the consumer says of the message at this place."""
+    item = run.items.get(place=place)
+    ticket = Ticket(record=item.message_id, cycle=item.cycle)
+    if good:
+        succeeded(ticket, timezone.now())
+    else:
+        failed(ticket, timezone.now(), error="BankDown", text="again")
+
+
+class TestRate:
+    @pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 333.0])
+    def test_so_many_leave_in_a_minute_whatever_the_steps(self, rate: float) -> None:
+        clock = Clock()
+        pace, sent = Pace(clock), 0
+        for step in range(600):
+            room = pace.room(rate)
+            pace.spend(room)
+            sent += room
+            clock.now += 0.03 if step % 2 else 0.17
+
+        assert rate * 60 * 0.9 <= sent <= rate * 60 * 1.1 + 1
+
+    def test_a_pause_is_not_made_up_for(self) -> None:
+        clock = Clock()
+        pace = Pace(clock)
+        pace.room(20)
+        clock.now += 1000
+
+        assert pace.room(20) == 20
+
+    def test_slices_are_as_large_as_the_rate_allows(self, wired: BlockingChannel) -> None:
+        run, clock = started(30, rate=20), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        assert depth(wired) == 1
+        clock.now += 0.5
+        one.step()
+
+        assert depth(wired) == 11
+        assert now(run).sent == 11
+
+
+class TestSteering:
+    @pytest.mark.usefixtures("wired")
+    def test_a_paused_run_sends_nothing_until_it_is_resumed(self) -> None:
+        run = started(2, rate=100)
+        pause(run.pk, BOB, reason="look first")
+        assert states(drive(run.pk, "test", outcomes=False)) == ["pending", "pending"]
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, "look first")
+        resume(run.pk, BOB)
+        drive(run.pk, "test", outcomes=False)
+
+        assert states(run) == ["sent", "sent"]
+        assert [one.verb for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
+        run, clock = started(2), Clock()
+        Drive(run.pk, "test", clock=clock, depths=Depths()).step()
+        stop(run.pk, BOB, reason="wrong ones")
+        outcome(run, 1, good=True)
+
+        assert states(run) == ["processed", "skipped"]
+        assert (now(run).state, now(run).skipped, now(run).processed) == (RunState.STOPPED, 1, 1)
+        assert run.items.get(place=2).why == words.STOPPED
+        assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
+
+    def test_what_has_ended_cannot_be_steered(self) -> None:
+        run = started()
+        stop(run.pk, ANN)
+
+        for act in (pause, resume, stop):
+            with pytest.raises(Outdated, match="by now: Stopped"):
+                act(run.pk, ANN)
+        with pytest.raises(Refused, match="a number above 0"):
+            slow(started().pk, ANN, rate=0)
+
+    def test_another_rate_counts_from_the_next_slice(self) -> None:
+        run = started()
+
+        assert slow(run.pk, ANN, rate=5).rate == 5
+        facts: Any = OperatorAction.objects.get(verb="slow").facts
+        assert facts == {"before": {"rate": 20.0}, "after": {"rate": 5.0}}
+
+
+class TestGuards:
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_stops_by_itself_when_too_many_fail_again(self) -> None:
+        other = started(8, rate=100, stop_at=20)
+        clock = Clock()
+        one = Drive(other.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(other, place, good=place > 2)
+        clock.now += 1
+        one.step()
+
+        assert (now(other).state, now(other).why) == (RunState.PAUSED, words.GUARD)
+        assert states(other)[6:] == ["pending", "pending"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_whoever_resumes_has_seen_it_and_the_guard_is_off(self) -> None:
+        run = started(2, stop_at=20, rate=100)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5, state=RunState.PAUSED, why=words.GUARD)
+
+        assert resume(run.pk, ANN).stop_at is None
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_rest_follows_when_the_first_was_processed(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        for _ in range(3):
+            one.step()
+            clock.now += 1
+        assert states(run) == ["sent", "pending", "pending"]
+        assert now(run).why == words.CANARY_WAITS
+        outcome(run, 1, good=True)
+        one.step()
+
+        assert states(run) == ["processed", "sent", "sent"]
+        assert now(run).why == ""
+
+    @pytest.mark.usefixtures("wired")
+    def test_the_rest_waits_for_a_person_when_the_first_failed(self) -> None:
+        run, clock = started(3, canary=True, rate=100), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        one.step()
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, words.CANARY_FAILED)
+        resume(run.pk, ANN)
+        drive(run.pk, "test", outcomes=False)
+
+        assert states(run) == ["failed", "sent", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_first_message_without_an_outcome_is_a_persons_to_judge(self) -> None:
+        run, clock = started(2, canary=True), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        Item.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
+        clock.now += 1
+        one.step()
+
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, words.CANARY_SILENT)
+
+
+class TestKeys:
+    @pytest.mark.usefixtures("wired")
+    def test_messages_of_one_key_follow_each_others_outcomes(self) -> None:
+        run, clock = started(4, key=lambda number: f"payment:{number % 2}", rate=100), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        for _ in range(3):
+            one.step()
+            clock.now += 1
+        assert states(run) == ["sent", "sent", "pending", "pending"]
+        assert now(run).why == words.KEYS_WAIT
+        outcome(run, 1, good=True)
+        outcome(run, 2, good=False)
+        one.step()
+
+        assert states(run) == ["processed", "failed", "sent", "skipped"]
+        assert run.items.get(place=4).why == words.KEY_FAILED
+
+    @pytest.mark.usefixtures("wired")
+    def test_duplicates_that_were_included_do_not_wait(self) -> None:
+        run = started(3, key=lambda _: "payment:7", rate=100, include=["duplicates"])
+        drive(run.pk, "test", outcomes=False)
+
+        assert states(run) == ["sent", "sent", "sent"]
+
+
+class TestDepths:
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_waits_while_the_queue_is_deep(self) -> None:
+        run, clock, depths = started(5, max_depth=3, rate=100), Clock(), Depths(2)
+        one = Drive(run.pk, "test", clock=clock, depths=depths)
+        for _ in range(3):
+            clock.now += 1
+            one.step()
+        assert (now(run).sent, now(run).why) == (2, words.QUEUE_DEEP)
+        depths.depth = 0
+        clock.now += 1
+        one.step()
+
+        assert (now(run).sent, now(run).why) == (5, "")
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_waits_while_nobody_knows_how_deep_it_is(self) -> None:
+        run = started(max_depth=3)
+        Drive(run.pk, "test", depths=Depths(None)).step()
+
+        assert (now(run).sent, now(run).why) == (0, words.DEPTH_UNKNOWN)
+
+    def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
+        for _ in range(3):
+            wired.basic_publish("", QUEUE, b"{}")
+        run = drive(started(2, max_depth=2).pk, "test", for_seconds=1)
+        assert (run.sent, run.why) == (0, words.QUEUE_DEEP)
+        wired.queue_purge(QUEUE)
+
+        assert drive(run.pk, "test", outcomes=False).sent == 2
+
+
+class TestBroker:
+    @pytest.mark.usefixtures("wired")
+    def test_a_planned_run_starts_when_the_broker_answers(self) -> None:
+        run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
+        one = Drive(run.pk, "test", clock=clock, depths=depths)
+        one.step()
+        assert (now(run).state, now(run).why) == (RunState.PLANNED, words.BROKER_AWAY)
+        depths.reachable = True
+        one.step()
+        one.step()
+
+        assert (now(run).state, now(run).sent, now(run).why) == (RunState.RUNNING, 1, "")
+
+    def test_a_run_goes_on_by_itself_when_the_broker_is_back(
+        self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
+    ) -> None:
+        run = started(2, rate=100)
+        drive(run.pk, "test", for_seconds=1)
+        assert (states(run), now(run).why) == (["pending", "pending"], words.BROKER_AWAY)
+        amqp.queue_declare(QUEUE)
+        wiring.close()
+        settings.RMQ_RETRY = {"URL": broker_url}
+        drive(run.pk, "test", outcomes=False)
+
+        assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
+
+    def test_a_full_queue_is_tried_again(self, wired: BlockingChannel) -> None:
+        wired.queue_delete(QUEUE)
+        wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        run = started(2, rate=100)
+        drive(run.pk, "test", for_seconds=1.5)
+        assert (sorted(states(run)), now(run).why) == (["pending", "sent"], words.QUEUE_FULL)
+        wired.queue_purge(QUEUE)
+        drive(run.pk, "test", outcomes=False)
+
+        assert (states(run), recount()) == (["sent", "sent"], 0)
+
+    def test_confirms_that_never_come_pause_the_run_and_nothing_is_doubled(
+        self, settings: Any, broker_url: str, amqp: BlockingChannel
+    ) -> None:
+        amqp.queue_declare(QUEUE)
+        parts = urlsplit(broker_url)
+        run, clock = started(30, rate=10), Clock()
+        with proxy_to(parts.port or 5672) as proxy:
+            wiring.close()
+            address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
+            settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 10}
+            one = Drive(run.pk, "test", clock=clock, depths=Depths())
+            one.step()
+            settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 0.5}
+            silent = Drive(run.pk, "test", clock=clock, depths=Depths())
+            proxy.set(Mode.BLACKHOLE_TO_CLIENT)
+            for _ in range(3):
+                silent.step()
+                clock.now += 0.5
+            proxy.set(Mode.PASS)
+            wiring.close()
+        told = now(run)
+
+        assert (told.state, told.why, told.sent) == (RunState.PAUSED, words.NOT_CONFIRMED, 1)
+        assert told.unconfirmed == 2
+        assert ParkedMessage.objects.filter(unconfirmed=True, state=State.PARKED).count() == 2
+        wait_until(lambda: depth(amqp) == 3, what="what was sent before nobody confirmed")
+        assert recount() == 0
+
+
+class TestLeases:
+    @pytest.mark.usefixtures("wired")
+    def test_one_driver_at_a_time(self) -> None:
+        run, clock = started(4), Clock()
+        first = Drive(run.pk, "first", clock=clock, depths=Depths())
+        first.step()
+
+        assert Drive(run.pk, "second", depths=Depths()).step() is None
+        assert now(run).sent == 1
+        first.end()
+        assert Drive(run.pk, "second", depths=Depths()).step() is not None
+        assert first.step() is None
+        assert now(run).sent == 2
+
+    def test_a_driver_that_lost_its_lease_claims_nothing(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="other")
+
+        assert claim(run.pk, "me", list(run.items.all()), copy_for) == []
+        assert states(run) == ["pending"]
+
+    def test_nothing_is_claimed_from_a_run_that_was_paused_meanwhile(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="me")
+        pause(run.pk, ANN)
+
+        assert claim(run.pk, "me", list(run.items.all()), copy_for) == []
+        assert (again(run.items.get().message).state, recount()) == (State.PARKED, 0)
+
+    def test_a_claim_that_ran_out_may_have_been_delivered(self) -> None:
+        run = started()
+        RequeueRun.objects.filter(pk=run.pk).update(driver="me")
+        [one] = claim(run.pk, "me", list(run.items.all()), copy_for)
+        assert sweep() == 0
+        ParkedMessage.objects.update(claimed_until=timezone.now())
+        assert sweep() == 1
+        message = ParkedMessage.objects.get()
+
+        assert (message.state, message.unconfirmed, message.cycle) == (State.PARKED, True, one.cycle)
+        assert (states(run), now(run).unconfirmed, recount()) == (["unconfirmed"], 1, 0)
+        assert drive(run.pk, "test", for_seconds=5).state == RunState.FINISHED
+
+    def test_what_may_have_been_delivered_is_not_sent_again_without_a_word(self, wired: BlockingChannel) -> None:
+        one = record(unconfirmed=True)
+        left_out = drive(start(Selection.of_ids([one.pk]), ANN).pk, "test", outcomes=False)
+        assert (states(left_out), depth(wired)) == (["skipped"], 0)
+        drive(start(Selection.of_ids([one.pk]), ANN, include=["unconfirmed"]).pk, "test", outcomes=False)
+
+        assert depth(wired) == 1
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_success_closes_the_run(self) -> None:
+        run = started()
+        drive(run.pk, "test", outcomes=False)
+        outcome(run, 1, good=True)
+        ended = drive(run.pk, "test", for_seconds=5)
+
+        assert (ended.state, ended.processed, ended.sent) == (RunState.FINISHED, 1, 1)
+        assert ended.leased_until is None
+
+    @pytest.mark.usefixtures("wired")
+    def test_outcomes_are_not_waited_for_longer_than_an_hour(self) -> None:
+        run = started()
+        drive(run.pk, "test", outcomes=False)
+        Item.objects.update(sent_at=timezone.now() - timedelta(hours=2))
+
+        assert drive(run.pk, "test", for_seconds=5).why == words.SILENT
+
+    def test_a_driver_ends_when_it_is_told(self) -> None:
+        run, ended = started(planned=True), threading.Event()
+        ended.set()
+
+        assert drive(run.pk, "test", ended=ended).leased_until is None

@@ -1,0 +1,56 @@
+"""Copies as they are delivered from a parked queue, and a parker to hand them to."""
+
+from typing import Any
+
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settling import parked as parking
+from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from django_rmq_retry.models import ErrorGroup, ParkedMessage
+from django_rmq_retry.records.parker import Parker
+from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.runtime.parking import Stored
+from tests.core.made import arrived, delivery
+
+HOMES = {"payments.parked": "payments"}
+DAWN = 1_700_000_000_000
+"""When messages are parked, in milliseconds of the epoch."""
+BANK_DOWN = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind="BankDown", text="timeout"))
+
+
+def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None = None, error: str = "BankDown",
+          id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
+    """What our consumer parked at some time; of a requeued copy with its record and cycle."""
+    headers = dict(told.pop("headers", {}))
+    if ticket is not None:
+        headers["rmq-retry-ticket"] = Ticket(record=ticket[0], cycle=ticket[1]).signed()
+    verdict = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
+    failed = delivery(message_id=id, headers=headers, attempt=5, **told)
+    copy = parking(verdict, failed, "payments.parked", handler="payments.charge", now=at).copy
+    assert copy is not None
+    made = arrived(copy, queue="payments.parked")
+    made.redelivered = again
+    return made
+
+
+def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002
+    """What somebody else put into a parked queue."""
+    return delivery(**{"queue": "payments.parked", **told}, message_id=id, redelivered=again)
+
+
+def store(*batch: Delivery) -> list[Stored]:
+    """In one batch."""
+    return list(Parker(HOMES).store(batch))
+
+
+def the_record() -> ParkedMessage:
+    return ParkedMessage.objects.get()
+
+
+def the_group() -> ErrorGroup:
+    return ErrorGroup.objects.get()
+
+
+def change(record: ParkedMessage, **changes: Any) -> ParkedMessage:
+    """As an operator or a worker would."""
+    ParkedMessage.objects.filter(pk=record.pk).update(**changes)
+    return ParkedMessage.objects.get(pk=record.pk)

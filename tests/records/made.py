@@ -1,0 +1,53 @@
+"""Records as the tests need them."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+_numbers = itertools.count(1)
+
+
+def minutes(count: float) -> datetime:
+    """So many minutes after noon."""
+    return NOON + timedelta(minutes=count)
+
+
+def group(**told: Any) -> ErrorGroup:
+    """An error group without messages."""
+    number = next(_numbers)
+    known = {"fingerprint": f"{number:040x}", "title": "BankDown", "reason": "retries exhausted"}
+    return ErrorGroup.objects.create(**{**known, "first_seen": NOON, "last_seen": NOON, **told})
+
+
+def parked(**told: Any) -> ParkedMessage:
+    """A record, by default one that was parked at noon and waits for a person."""
+    number = next(_numbers)
+    known = {
+        "identity": f"message:{number}",
+        "state": State.PARKED,
+        "message_id": f"id-{number}",
+        "queue": "payments",
+        "parked_in": "payments.parked",
+        "body": b"{}",
+        "size": 2,
+        "sha256": "0" * 64,
+        "properties": b"\0\0",
+        "by": "consumer",
+        "reason": "retries exhausted",
+        "copy": f"{number:064x}",
+        "parked_at": NOON,
+        "recorded_at": NOON,
+    }
+    if "group" not in told:
+        told["group"] = group()
+    return ParkedMessage.objects.create(**{**known, **told})
+
+
+def item(message: ParkedMessage, **told: Any) -> Item:
+    """A message's place in a run of its own."""
+    run = told.pop("run", None) or RequeueRun.objects.create(created_at=NOON, by="ann", total=1, sent=1)
+    known = {"place": 1, "revision": 1, "state": ItemState.SENT, "cycle": message.cycle}
+    return Item.objects.create(run=run, message=message, **{**known, **told})

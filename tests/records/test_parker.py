@@ -1,0 +1,307 @@
+"""The parker: whatever comes is stored or named, and nothing of one message harms another."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+
+from django_rmq_retry import Queue, handler, registry, signals
+from django_rmq_retry.core.codec import Raw
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
+from django_rmq_retry.records import parker, probing
+from django_rmq_retry.records.filing import Filing
+from django_rmq_retry.records.parker import Parker
+from django_rmq_retry.runtime.parking import Absent, Stored
+from tests.records.arrivals import HOMES, by_us, foreign, store, the_group, the_record
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+WRITE = Filing.write
+NASTY = "\0<script>\udc80\u202e💥" + "é" * 300
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Any:
+    with registry.isolated():
+        yield
+
+
+class TestHostile:
+    @pytest.mark.parametrize(
+        "body",
+        [b"", b"\0", bytes(range(256)), b'{"a": NaN}', b'{"n": 12345678901234567890}', b'"\\ud800"', b"\xff\xfe{\0",
+         b"[" * 100_000, b"x" * 5_000_000],
+        ids=["empty", "NUL", "binary", "NaN", "20 digits", "surrogate", "UTF-16", "nested", "5 MB"],
+    )  # fmt: skip
+    def test_a_body_is_kept_to_the_byte(self, body: bytes) -> None:
+        assert store(by_us(body=body)) == [Stored()]
+        assert bytes(the_record().body) == body
+
+    def test_every_text_may_be_anything(self) -> None:
+        texts: dict[str, Any] = dict.fromkeys(
+            ("type", "correlation_id", "content_type", "content_encoding"), "\0\udcff💥" * 30
+        )
+        names = (
+            "reason",
+            "detail",
+            "error",
+            "message",
+            "handler",
+            "fingerprint",
+            "culprit",
+            "summary",
+            "exchange",
+            "queue",
+        )
+        said = {f"rmq-retry-{name}": "\0\u202e💥" * 2000 for name in names}
+        told = foreign(id="\0\udcff", headers=said, exchange="\0\udcff", routing_key="\0\udcff" * 80, **texts)
+
+        assert store(told) == [Stored()]
+        assert all("\0" not in text and len(text.encode()) <= 10_000 for text in all_texts(the_record()))
+
+    def test_headers_that_nobody_can_decode_are_kept(self) -> None:
+        absurd = Headers(b"\x04when" + b"T" + b"\xff" * 8)
+        one = foreign(headers=absurd)
+
+        assert store(one) == [Stored()]
+        assert absurd.raw in bytes(the_record().properties)
+
+    @pytest.mark.parametrize("raw", [b"", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a"])
+    def test_properties_that_are_none_are_kept(self, raw: bytes) -> None:
+        assert store(Delivery(queue="payments.parked", body=b"x", raw=raw)) == [Stored()]
+        assert (bytes(the_record().properties), the_record().reason) == (raw, "cannot decode headers")
+
+    @pytest.mark.parametrize("seconds", [0, 1, 1_700_000_000_000, 2**63 - 1, 2**64 - 1, 253_402_300_799])
+    def test_any_time_may_be_told(self, seconds: int) -> None:
+        said = {"rmq-retry-parked-at": min(seconds, 2**63 - 1), "rmq-retry-since": min(seconds, 2**63 - 1)}
+
+        assert store(foreign(timestamp=seconds, headers=said)) == [Stored()]
+
+
+def all_texts(record: ParkedMessage) -> list[str]:
+    return [value for value in vars(record).values() if isinstance(value, str)]
+
+
+class TestQueries:
+    def test_a_batch_of_new_messages_takes_few(self) -> None:
+        store(by_us(id="before"))
+        with CaptureQueriesContext(connection) as few:
+            store(*(by_us(id=f"m-{n}") for n in range(25)))
+
+        assert len([one for one in few if "SAVEPOINT" not in one["sql"]]) <= 5
+
+    def test_a_copy_delivered_twice_writes_nothing(self) -> None:
+        store(by_us())
+        with CaptureQueriesContext(connection) as few:
+            store(by_us(again=True))
+
+        written = [
+            one["sql"] for one in few if one["sql"].startswith(("INSERT", "UPDATE")) and "`id` = 0" not in one["sql"]
+        ]
+        assert [sql for sql in written if '"id" = 0' not in sql] == []
+
+
+def refusing(
+    *bodies: bytes, error: type[Exception] = DatabaseError, times: float = float("inf")
+) -> Callable[[Filing], None]:
+    """A database that cannot write some messages, or nothing for a while."""
+    left = [times]
+
+    def write(filing: Filing) -> None:
+        WRITE(filing)
+        found = {arrival.parked.body for arrival in filing._arrivals}
+        if left[0] > 0 and (not bodies or found & set(bodies)):
+            left[0] -= 1
+            raise error("it is poison")
+
+    return write
+
+
+class TestPoison:
+    def test_one_that_cannot_be_stored_is_named_and_harms_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Filing, "write", refusing(b"5", b"9"))
+        stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
+
+        assert [one.problem for one in stored if one.problem] == ["DatabaseError: it is poison"] * 2
+        assert (bool(stored[5].problem), bool(stored[9].problem)) == (True, True)
+        assert ParkedMessage.objects.count() == 9
+        assert the_group().parked == 9
+
+    @pytest.mark.parametrize("error", [IntegrityError, OperationalError, ValueError])
+    def test_one_that_met_somebody_elses_lock_is_tried_again(
+        self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Filing, "write", refusing(error=error, times=2))
+
+        assert store(by_us()) == [Stored()]
+        assert the_record().copies == 1
+
+    def test_one_that_cannot_even_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read(*_: object) -> None:
+            raise RecursionError("too deep")
+
+        monkeypatch.setattr("django_rmq_retry.records.arriving.read_parked", read)
+
+        assert store(by_us()) == [Stored(problem="It cannot be read: RecursionError: too deep")]
+
+    def test_a_record_that_another_drainer_made_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks: list[int] = []
+
+        def look_up(self: Filing) -> None:
+            if looks:
+                LOOK_UP(self)
+            looks.append(1)
+
+        store(by_us())
+        monkeypatch.setattr(Filing, "_look_up", look_up)
+
+        assert store(by_us(again=True), by_us(id="m-2")) == [Stored(), Stored()]
+        assert (ParkedMessage.objects.count(), ErrorGroup.objects.get().parked) == (2, 2)
+
+
+LOOK_UP = Filing._look_up
+
+
+class TestAway:
+    def test_a_database_that_is_away_keeps_the_batch_and_says_what_was_stored(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = iter(["", "It is away."])
+        monkeypatch.setattr(parker, "absent", lambda _: next(answers))
+        monkeypatch.setattr(Filing, "write", refusing(b"2", b"3"))
+        batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
+
+        with pytest.raises(Absent) as absent:
+            Parker(HOMES).store(batch)
+
+        assert (absent.value.why, absent.value.done) == ("It is away.", {batch[0]: Stored(), batch[1]: Stored()})
+
+    def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
+        assert Parker(HOMES).absent() == ""
+        assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
+
+    def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> None:
+            raise OperationalError("Connection refused\n\tIs the server running?")
+
+        monkeypatch.setattr(connection, "ensure_connection", refuse)
+        said = probing.absent("default")
+
+        assert said == "The database 'default' does not answer (Connection refused Is the server running?)."
+
+    def test_one_that_may_only_be_read_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: str) -> None:
+            raise OperationalError("attempt to write a readonly database")
+
+        monkeypatch.setattr(probing, "_try", refuse)
+
+        assert probing.absent("default").startswith("The database 'default' takes no parked messages (attempt to write")
+
+
+class TestKeys:
+    @pytest.fixture
+    def keys(self) -> Any:
+        """Have messages handled by a function with these keys."""
+
+        def make(function: Any, **told: Any) -> None:
+            @handler(Queue("payments"), name="payments.charge", keys=function, **told)
+            def charge(message: Delivery) -> None:
+                """Nothing."""
+
+        return make
+
+    def test_the_handler_names_them(self, keys: Any) -> None:
+        keys(lambda message: [f"payment:{message.data['n']}", "b"])
+        store(by_us(body=b'{"n": 7}'), by_us(id="m-2", body=b'{"n": 8}'))
+
+        told = list(BusinessKey.objects.order_by("pk").values_list("message__message_id", "value"))
+        assert told == [("m-1", "payment:7"), ("m-1", "b"), ("m-2", "payment:8"), ("m-2", "b")]
+        assert ParkedMessage.objects.get(message_id="m-1").business_key == "payment:7"
+
+    def test_one_text_is_one_key(self, keys: Any) -> None:
+        keys(lambda _: "payment:7")
+        store(by_us())
+
+        assert the_record().business_key == "payment:7"
+
+    def test_the_queue_says_which_handler_where_the_message_does_not(self, keys: Any) -> None:
+        keys(lambda message: message.data["k"])
+        store(foreign(body=b'{"k": "a"}'))
+
+        assert the_record().business_key == "a"
+
+    def test_the_handlers_codec_reads_the_body(self, keys: Any) -> None:
+        keys(lambda message: message.data.decode(), codec=Raw())
+        store(by_us(body=b"no json"))
+
+        assert the_record().business_key == "no json"
+
+    @pytest.mark.parametrize("body", [b"no json", b"\xff", b"[1]", b'{"n": NaN}'])
+    def test_a_body_that_cannot_be_decoded_has_none(self, keys: Any, body: bytes) -> None:
+        keys(lambda message: message.data["n"])
+
+        assert store(by_us(body=body)) == [Stored()]
+        assert (the_record().business_key, BusinessKey.objects.count()) == ("", 0)
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
+    def test_a_function_that_fails_keeps_nothing_from_being_recorded(
+        self, keys: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(_: Delivery) -> str:
+            raise error("no")
+
+        keys(fail)
+        caplog.set_level(logging.INFO)
+
+        assert store(by_us()) == [Stored()]
+        assert f"No business keys of a message of 'payments': {error.__name__}" in caplog.text
+
+    def test_whatever_it_returns_is_at_most_twenty_short_texts(self, keys: Any) -> None:
+        keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
+
+        assert store(by_us()) == [Stored()]
+        values = [key.value for key in BusinessKey.objects.order_by("pk")]
+        assert len(values) <= 20
+        assert values[:2] == ["7", "a"]
+        assert all(len(value.encode()) <= 255 and "\0" not in value for value in values)
+
+    def test_an_endless_list_ends(self, keys: Any) -> None:
+        keys(lambda _: iter(int, 1))
+
+        assert store(by_us()) == [Stored()]
+        assert the_record().business_key == "0"
+
+
+class TestSignal:
+    def test_who_listens_is_told_of_records_and_groups(self) -> None:
+        heard: list[tuple[Any, Any]] = []
+
+        def hear(messages: list[int], groups: list[int], **_: object) -> None:
+            heard.append((messages, groups))
+
+        signals.recorded.connect(hear)
+        try:
+            store(by_us(), by_us(id="m-2"))
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert heard == [(sorted(ParkedMessage.objects.values_list("pk", flat=True)), [the_group().pk])]
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit])
+    def test_a_receiver_that_fails_harms_nothing(
+        self, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def hear(**_: object) -> None:
+            raise error("no")
+
+        signals.recorded.connect(hear)
+        try:
+            assert store(by_us()) == [Stored()]
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert the_record().copies == 1

@@ -1,0 +1,167 @@
+"""The group of what is parked: told by headers of the parked copy, read back by whoever drains it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.core.backoff import Fixed
+from django_rmq_retry.core.fingerprints import Grouping, named, untraced
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.overrule import Park
+from django_rmq_retry.core.parking import Parked, read_parked
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.core.settlement import Settlement
+from django_rmq_retry.core.subscription import Fingerprint, Match, Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import Kind
+from django_rmq_retry.runtime import grouping
+from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from tests.core.made import NOW, delivery
+from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
+from tests.runtime.test_attempt import Book
+
+HERE = "tests.runtime.test_grouping"
+
+
+def settled(
+    act: Callable[[Delivery], object],
+    arrival: Delivery,
+    *,
+    attempts: int = 1,
+    fingerprint: Fingerprint | None = None,
+    match: Match | None = None,
+    book: Book | None = None,
+) -> Settlement:
+    made = Subscription(
+        name="payments.handlers.charge",
+        run=act,
+        queue=Queue("payments"),
+        policy=RetryThenPark(attempts=attempts, backoff=Fixed(3)),
+        park="payments.parked",
+        fingerprint=fingerprint,
+        match=match or Match(),
+    )
+    surroundings = Surroundings(
+        around=Nothing,
+        journal=book or Book(),
+        clock=lambda: 1.0,
+        today=lambda: NOW,
+        chance=lambda: 0.0,
+    )
+    return Attempts(intakes([made]), surroundings).settlement(arrival)
+
+
+class Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def parked(act: Callable[[Delivery], object], arrival: Delivery | None = None, **options: Any) -> Parked:
+    copy = settled(act, arrival or delivery(), **options).copy
+    assert copy is not None
+    raw = encode_properties(copy.properties)
+    assert len(raw) < 4096
+    return read_parked(Delivery(queue=copy.routing_key, body=copy.body, raw=raw), {"payments.parked": "payments"})
+
+
+def charge(_: Delivery) -> None:
+    post()
+
+
+def raising(error: BaseException) -> Callable[[Delivery], object]:
+    def act(_: Delivery) -> object:
+        raise error
+
+    return act
+
+
+def test_the_parked_copy_tells_its_group_and_the_place_in_the_code() -> None:
+    found = parked(charge)
+
+    assert found.culprit == "tests.core.raising:post"
+    assert len(found.fingerprint) == 40
+    assert found.fingerprint == parked(charge, delivery(body=b"[7]")).fingerprint
+
+
+def test_two_causes_are_two_groups() -> None:
+    prints = {parked(act).fingerprint for act in (charge, raising(BankDown("no")), raising(Park("no")))}
+
+    assert len(prints) == 3
+
+
+def test_the_overrule_of_a_handler_is_grouped_with_what_it_was_raised_from() -> None:
+    def act(cause: Exception) -> Callable[[Delivery], object]:
+        def refuse(_: Delivery) -> object:
+            raise Park("closed") from cause
+
+        return refuse
+
+    one, other = parked(act(KeyError("a"))), parked(act(ValueError("a")))
+
+    assert one.fingerprint != other.fingerprint
+    assert one.culprit.startswith(f"{HERE}:test_the_overrule")
+
+
+def test_a_handler_names_its_groups() -> None:
+    found = parked(charge, fingerprint=lambda message, error: f"{message.queue} {type(error).__name__}")
+
+    assert found.fingerprint == named("payments BankDown")
+    assert found.culprit == "tests.core.raising:post"
+
+
+def fails(*_: object) -> str:
+    raise SystemExit(2)
+
+
+@pytest.mark.parametrize("given", [fails, lambda *_: "", lambda *_: None, lambda *_: 7])
+def test_a_handler_that_cannot_name_its_group_leaves_it_to_the_rule(given: Any) -> None:
+    assert parked(charge, fingerprint=given).fingerprint == parked(charge).fingerprint
+
+
+def test_it_is_told_that_a_handler_could_not_name_its_group(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        parked(charge, fingerprint=fails)
+
+    assert caplog.messages == [
+        "fingerprint= of handler payments.handlers.charge raised SystemExit; the rule groups this failure"
+    ]
+
+
+def test_what_cannot_be_decoded_or_has_no_handler_is_grouped_by_its_queue() -> None:
+    undecodable = parked(print, delivery(body=b"{"))
+    unhandled = parked(print, delivery(type="refund"), match=Match(type="charge"))
+
+    by_body = untraced("UndecodableBody", reason="cannot decode body", queue="payments")
+    by_type = untraced("", reason="no handler", queue="payments")
+
+    assert Grouping(fingerprint=undecodable.fingerprint, culprit=undecodable.culprit) == by_body
+    assert Grouping(fingerprint=unhandled.fingerprint, culprit=unhandled.culprit) == by_type
+
+
+@pytest.mark.parametrize(
+    "act", [raising(Unprintable()), raising(odd_names()), lambda _: deep(10**6), raising(Exception("x" * 10**6))]
+)
+def test_whatever_the_exception_does_its_message_is_parked_with_a_group(act: Callable[[Delivery], object]) -> None:
+    assert len(parked(act).fingerprint) == 40
+
+
+def test_a_header_of_an_earlier_parking_does_not_stay() -> None:
+    earlier = delivery(headers={"rmq-retry-fingerprint": "old", "rmq-retry-culprit": "old"}, body=b"{")
+
+    found = parked(print, earlier)
+
+    assert (found.fingerprint != "old", found.culprit) == (True, "")
+
+
+def test_nothing_is_worked_out_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(grouping, "traced", asked.append)
+    book = Book()
+
+    settled(charge, delivery(), attempts=2, book=book)
+
+    assert (book.notes[0].verdict.kind, asked) == (Kind.RETRY, [])

@@ -1,0 +1,40 @@
+"""Which files are the project's."""
+
+import collections
+import importlib
+import os
+import sysconfig
+from pathlib import Path
+
+import pika
+import pytest
+from django.db import models
+
+from django_rmq_retry.core import policy
+from django_rmq_retry.runtime.sources import projects_own
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        collections.__file__,
+        importlib.__file__,
+        os.__file__,
+        models.__file__,
+        pika.__file__,
+        policy.__file__,
+        str(Path(sysconfig.get_path("stdlib"), "dist-packages", "x.py")),
+        "/usr/lib/python3/dist-packages/bank.py",
+        "/srv/bank/.venv/lib/python3.13/site-packages/x/y.py",
+        "<frozen importlib._bootstrap>",
+        "<string>",
+        "",
+    ],
+)
+def test_what_is_installed_or_ours_is_not_the_projects(file: str) -> None:
+    assert not projects_own(file)
+
+
+@pytest.mark.parametrize("file", [__file__, "/srv/bank/payments/handlers.py", "manage.py", "/srv/\udcff\0.py"])
+def test_all_else_is(file: str) -> None:
+    assert projects_own(file)

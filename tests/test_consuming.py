@@ -1,0 +1,76 @@
+"""Django's database connections are cared for around each attempt, on the thread that makes it."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_rmq_retry import consuming
+
+pytestmark = pytest.mark.django_db
+Run = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def worker() -> Iterator[Run]:
+    """Runs something on a thread that has never used a database before."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda call: pool.submit(call).result(5)
+
+
+def bank(folder: Path, *, max_age: int | None) -> BaseDatabaseWrapper:
+    """This thread's connection; in a file, for what is in memory is never closed."""
+    connection = connections["default"]
+    connection.settings_dict = {
+        **connection.settings_dict,
+        "NAME": str(folder / "bank.sqlite3"),
+        "CONN_MAX_AGE": max_age,
+    }
+    connection.force_debug_cursor = True
+    return connection
+
+
+def ask(connection: BaseDatabaseWrapper) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
+    def attempt() -> None:
+        connection = bank(tmp_path, max_age=0)
+        with consuming.Around():
+            ask(connection)
+            assert connection.connection is not None
+
+        assert connection.connection is None
+
+    worker(attempt)
+
+
+def test_a_connection_that_grew_old_between_messages_is_closed_before_the_next(worker: Run, tmp_path: Path) -> None:
+    def attempts() -> None:
+        connection = bank(tmp_path, max_age=None)
+        with consuming.Around():
+            ask(connection)
+        assert connection.connection is not None
+        connection.close_at = 0
+        with consuming.Around():
+            assert connection.connection is None
+
+    worker(attempts)
+
+
+def test_queries_are_logged_for_one_message_only(worker: Run, tmp_path: Path) -> None:
+    def attempts() -> None:
+        connection = bank(tmp_path, max_age=None)
+        for _ in range(3):
+            with consuming.Around():
+                ask(connection)
+
+                assert len(connection.queries_log) == 1
+        connection.close()
+
+    worker(attempts)

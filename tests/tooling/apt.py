@@ -1,0 +1,29 @@
+"""Debian's packages, for root on a machine where nobody minds: RMQ_TEST_INSTALL=never keeps the tests from it."""
+
+import os
+import shutil
+import subprocess
+
+
+def may_install() -> bool:
+    """Whether this is root on a machine with apt-get, and nobody minds."""
+    return wanted() and os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def wanted() -> bool:
+    """Whether anything may be installed at all."""
+    return os.environ.get("RMQ_TEST_INSTALL") != "never"
+
+
+def install(*packages: str) -> None:
+    """Install quietly; a failure is told, and the tests then say what is missing."""
+    apt("update")
+    apt("install", "--yes", "--no-install-recommends", *packages)
+
+
+def apt(*words: str) -> None:
+    """One quiet apt-get."""
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["apt-get", "-qq", *words], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"apt-get {' '.join(words)} failed: {done.stderr[-1000:]}", flush=True)

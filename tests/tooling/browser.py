@@ -1,0 +1,57 @@
+"""The browser of the tests, and axe-core, which looks for what keeps people out: in Debian's package, by npm."""
+
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.tooling.apt import install, may_install, wanted
+from tests.tooling.installs import cache
+
+AXE = "4.10.3"
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def provide_browser() -> str:
+    """Get what is missing, as far as this machine allows; what the tests will find, as a sentence."""
+    if not Path(CHROMIUM).exists() and may_install():
+        print("Browser: installing chromium by apt-get", flush=True)
+        install("chromium")
+    if not axe().exists() and wanted() and shutil.which("npm"):
+        get_axe()
+    return f"Browser: {no_browser() or 'chromium and axe-core are there.'}"
+
+
+def no_browser() -> str | None:
+    """Why no page can be looked at."""
+    if find_spec("playwright") is None:
+        return "playwright is not here: pip install --group browser."
+    if not Path(CHROMIUM).exists():
+        return "chromium is not installed: apt-get install chromium."
+    return None if axe().exists() else "axe-core is not here: `make services` gets it by npm."
+
+
+def axe() -> Path:
+    """Its one file."""
+    return cache() / f"axe-core-{AXE}" / "package" / "axe.min.js"
+
+
+def get_axe() -> None:
+    """Fetch it by npm, as a whole or not at all; nothing of it is run outside of the browser."""
+    place = cache() / f"axe-core-{AXE}"
+    building = place.with_name(f".building-{place.name}")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    words = ["npm", "pack", "--silent", "--ignore-scripts", f"axe-core@{AXE}"]
+    done = subprocess.run(words, cwd=building, capture_output=True, text=True, check=False)
+    packed = sorted(building.glob("*.tgz"))
+    if done.returncode or not packed:
+        print(f"npm could not fetch axe-core {AXE}: {(done.stderr or done.stdout)[-1000:]}", flush=True)
+        return
+    shutil.unpack_archive(packed[0], building, filter="data")
+    shutil.rmtree(place, ignore_errors=True)
+    building.rename(place)

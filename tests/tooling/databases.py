@@ -1,0 +1,110 @@
+"""Which databases the tests can use: SQLite always, PostgreSQL and MariaDB where they are found.
+
+RMQ_TEST_DATABASE says which one this run is on; RMQ_TEST_POSTGRES and RMQ_TEST_MARIADB say where they are.
+"""
+
+import getpass
+import os
+import socket
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+Settings = dict[str, Any]
+SQLITE, POSTGRESQL, MARIADB = "sqlite", "postgresql", "mariadb"
+UTF8 = {"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_unicode_ci"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One database other than SQLite."""
+
+    engine: str
+    variable: str
+    default: str
+    driver: str
+    package: str
+    options: Settings
+    test: Settings
+
+    @property
+    def url(self) -> str:
+        """Where it is, unless the environment names another place."""
+        return os.environ.get(self.variable) or self.default
+
+    def settings(self) -> Settings:
+        """As Django's DATABASES wants it."""
+        parts = urlsplit(self.url)
+        return {
+            "ENGINE": self.engine,
+            "NAME": parts.path.strip("/") or "rmq_retry",
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": parts.hostname or "127.0.0.1",
+            "PORT": str(parts.port or ""),
+            "OPTIONS": dict(self.options),
+            # Two runs at once must not drop each other's.
+            "TEST": {"NAME": f"test_rmq_retry_{os.getpid()}", **self.test},
+        }
+
+    def lack(self) -> str:
+        """Why it cannot be used, as a sentence; empty where it can."""
+        if find_spec(self.driver) is None:
+            return f"{self.package} is not installed. Run `pip install --group databases`."
+        parts = urlsplit(self.url)
+        address = (parts.hostname or "127.0.0.1", parts.port or PORTS[self.engine])
+        try:
+            socket.create_connection(address, timeout=2).close()
+        except OSError as error:
+            return f"nothing answers at {address[0]}:{address[1]} ({error.strerror or error}). Set {self.variable}."
+        return ""
+
+
+PORTS = {"django.db.backends.postgresql": 5432, "django.db.backends.mysql": 3306}
+KINDS = {
+    POSTGRESQL: Kind(
+        engine="django.db.backends.postgresql",
+        variable="RMQ_TEST_POSTGRES",
+        default=f"postgresql://{getpass.getuser()}@127.0.0.1/rmq_retry",
+        driver="psycopg",
+        package="psycopg",
+        options={},
+        test={},
+    ),
+    MARIADB: Kind(
+        engine="django.db.backends.mysql",
+        variable="RMQ_TEST_MARIADB",
+        default="mysql://root@127.0.0.1/rmq_retry",
+        driver="pymysql",
+        package="PyMySQL",
+        options={"charset": "utf8mb4"},
+        test=UTF8,
+    ),
+}
+
+
+def chosen() -> str:
+    """The database of this run."""
+    return os.environ.get("RMQ_TEST_DATABASE") or SQLITE
+
+
+def settings(kind: str = "", *, name: str = ":memory:") -> Settings:
+    """The settings of a database; a name that is not given is whatever is made for the tests."""
+    kind = kind or chosen()
+    if kind == SQLITE:
+        # Threads and processes write at once: each waits for its turn.
+        own = {"timeout": 30, "transaction_mode": "IMMEDIATE"}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": own if name != ":memory:" else {}}
+    if kind == MARIADB:
+        play_mysqlclient()
+    made = KINDS[kind].settings()
+    return made if name == ":memory:" else {**made, "NAME": name}
+
+
+def play_mysqlclient() -> None:
+    """Django asks for mysqlclient, which must be compiled; PyMySQL does the same in Python."""
+    driver = import_module("pymysql")
+    driver.version_info = (2, 2, 7, "final", 0)  # type: ignore[attr-defined]  # it has no stubs here
+    driver.install_as_MySQLdb()

@@ -1,0 +1,48 @@
+"""Finds the texts that are marked for translation, in Python and in templates, without GNU gettext."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.utils.translation.template import templatize
+
+Text = tuple[str | None, str, str | None]
+"""A context, a text, its plural."""
+KINDS = {"_": "t", "gettext": "t", "ngettext": "tp", "pgettext": "ct", "npgettext": "ctp"}
+"""What the arguments of each function are: context, text, plural."""
+STRING = r"""u?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+CALL = re.compile(rf"\b(gettext|ngettext|pgettext|npgettext|_)\(\s*({STRING}(?:\s*,\s*{STRING})*)")
+
+
+def marked(package: Path) -> dict[Text, set[str]]:
+    """Each text with the files that it stands in."""
+    found: dict[Text, set[str]] = {}
+    for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.html")):
+        source = path.read_text(encoding="utf-8")
+        for text in in_python(source) if path.suffix == ".py" else in_template(source):
+            found.setdefault(text, set()).add(str(path.relative_to(package)))
+    return found
+
+
+def in_python(source: str) -> Iterator[Text]:
+    """The texts of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id.removesuffix("_lazy").removesuffix("_noop")
+            given = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            texts = [value for value in given if isinstance(value, str)]
+            if name in KINDS and len(texts) >= len(KINDS[name]):
+                yield _text(KINDS[name], texts)
+
+
+def in_template(source: str) -> Iterator[Text]:
+    """The texts of a template, as Django hands them to xgettext."""
+    for name, arguments in CALL.findall(templatize(source)):
+        texts = [ast.literal_eval(one) for one in re.findall(STRING, arguments)]
+        yield _text(KINDS[name], texts)
+
+
+def _text(kinds: str, texts: list[str]) -> Text:
+    known = dict(zip(kinds, texts, strict=False))
+    return known.get("c"), known["t"], known.get("p")

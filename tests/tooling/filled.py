@@ -1,0 +1,90 @@
+"""Databases of a test's own, with tables, for processes that it starts: they see nothing of a test's transaction."""
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.core.management import call_command
+from django.db import connections
+
+from tests.tooling import databases
+
+VARIABLE = "RMQ_TEST_OWN_DATABASE"
+ALIAS = "own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """One of them; here it is the alias "own", for processes it is the default."""
+
+    settings: databases.Settings
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a process of it."""
+        return {VARIABLE: json.dumps(self.settings)}
+
+
+def given(value: str | None) -> databases.Settings:
+    """In a process: the database it was told of, or one in memory."""
+    found: databases.Settings = json.loads(value) if value else databases.settings(databases.SQLITE)
+    if found["ENGINE"].endswith("mysql"):
+        databases.play_mysqlclient()
+    return found
+
+
+@contextmanager
+def own_database(folder: Path, templates: Path) -> Iterator[Own]:
+    """A fresh database with its tables; dropped in the end."""
+    kind = databases.chosen()
+    if kind == databases.SQLITE:
+        name = str(folder / "own.sqlite3")
+        shutil.copy(_template(templates), name)
+        with _known(databases.settings(kind, name=name)) as own:
+            yield own
+        return
+    name = f"rmq_own_{secrets.token_hex(6)}"
+    _execute(kind, f"CREATE DATABASE {name}" + (" CHARACTER SET utf8mb4" if kind == databases.MARIADB else ""))
+    try:
+        with _known(databases.settings(kind, name=name)) as own:
+            call_command("migrate", database=ALIAS, verbosity=0)
+            yield own
+    finally:
+        force = " WITH (FORCE)" if kind == databases.POSTGRESQL else ""
+        _execute(kind, f"DROP DATABASE IF EXISTS {name}{force}")
+
+
+def _template(templates: Path) -> Path:
+    """An SQLite database with tables, made once for each worker."""
+    made = templates / "template.sqlite3"
+    if not made.exists():
+        with _known(databases.settings(databases.SQLITE, name=str(made))):
+            call_command("migrate", database=ALIAS, verbosity=0)
+    return made
+
+
+@contextmanager
+def _known(settings: databases.Settings) -> Iterator[Own]:
+    """Django knows it by its alias meanwhile."""
+    connections.settings[ALIAS] = connections.configure_settings({"default": {}, ALIAS: dict(settings)})[ALIAS]
+    try:
+        yield Own(settings=settings)
+    finally:
+        with suppress(AttributeError):
+            connections[ALIAS].close()
+            del connections[ALIAS]
+        del connections.settings[ALIAS]
+
+
+def _execute(kind: str, statement: str) -> None:
+    """On the server, outside of any transaction."""
+    server = databases.settings(kind, name="postgres" if kind == databases.POSTGRESQL else "mysql")
+    with _known(server):
+        connection = connections[ALIAS]
+        connection.set_autocommit(True)
+        with connection.cursor() as cursor:
+            cursor.execute(statement)

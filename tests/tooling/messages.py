@@ -1,0 +1,60 @@
+"""Brings the catalogues up to the texts in the sources, by GNU gettext, and compiles them, without it.
+
+``--compile`` does only the second.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import django_rmq_retry
+from tests.tooling import apt
+from tests.tooling.catalogues import compiled, read
+
+PACKAGE = Path(django_rmq_retry.__file__).parent
+LANGUAGES = ("de", "fr", "ru", "uk", "zh_Hans")
+STAMP = re.compile(
+    r'^"(POT-Creation-Date|PO-Revision-Date|Last-Translator|Language-Team|Report-Msgid-Bugs-To):.*\n', re.MULTILINE
+)
+"""Says nothing that the history does not say, and would change with every call."""
+
+
+def main(arguments: list[str]) -> int:
+    """Report what is left to translate; 1 where there is any."""
+    if "--compile" not in arguments and not collected():
+        return 1
+    return 1 if sum(finish(language) for language in LANGUAGES) else 0
+
+
+def collected() -> bool:
+    """Write new texts into the catalogues, and take those away that are gone."""
+    if shutil.which("msgmerge") is None and apt.may_install():
+        print("gettext: installing it by apt-get", flush=True)
+        apt.install("gettext")
+    if shutil.which("msgmerge") is None:
+        print("GNU gettext is missing (Debian: apt-get install gettext). --compile works without it.")
+        return False
+    words = ["makemessages", "--no-wrap", "--no-obsolete", "--add-location=file"]
+    named = [word for language in LANGUAGES for word in ("-l", language)]
+    (PACKAGE / "locale").mkdir(exist_ok=True)
+    subprocess.run([sys.executable, "-m", "django", *words, *named], cwd=PACKAGE, check=True, capture_output=True)
+    return True
+
+
+def finish(language: str) -> int:
+    """Compile one language; how many of its texts nobody has translated yet."""
+    path = PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po"
+    path.write_text(STAMP.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")
+    catalogue = read(path)
+    path.with_suffix(".mo").write_bytes(compiled(catalogue))
+    missing = [entry for entry in catalogue.entries if entry.fuzzy or not all(entry.said)]
+    print(f"{language}: {len(catalogue.entries)} texts, {len(missing)} to translate")
+    for entry in missing:
+        print(f"  {entry.text}")
+    return len(missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

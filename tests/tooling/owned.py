@@ -1,0 +1,21 @@
+"""Sends the records of a test to a database of its own, which threads and processes share with it."""
+
+from typing import Any
+
+from django.db.models import Model
+
+from tests.tooling.filled import ALIAS
+
+
+class ToOwn:
+    """A database router."""
+
+    def db_for_read(self, model: type[Model], **_hints: Any) -> str | None:
+        return ALIAS if model._meta.app_label == "rmq_retry" else None
+
+    db_for_write = db_for_read
+
+
+def routed(settings: Any) -> None:
+    """From now on until the end of the test."""
+    settings.DATABASE_ROUTERS = [ToOwn()]

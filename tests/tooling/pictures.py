@@ -1,0 +1,193 @@
+"""The pictures of the documentation, from a real browser: ``make pictures`` plays the demo and takes them anew."""
+
+import html
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.tooling.node import free_ports
+from tests.tooling.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "images"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WIDTH, HEIGHT = 1200, 640
+MOST_BYTES = 200_000
+PATIENCE = 300.0
+READY = "the other bank answers again"
+LINES = 38
+"""Of the terminal, from the command on."""
+COLOURS = {"paid": "#8ec07c", "retry": "#e5b567", "parked": "#e07a5f", "so": "#7fb7e6", "the": "#7fb7e6"}
+TERMINAL = """<body style="margin:0;background:#1b1d23">
+<pre style="margin:0;padding:14px;color:#e6e6e6;width:118ch;font:13px/1.4 'DejaVu Sans Mono',monospace;
+white-space:pre-wrap">{text}</pre></body>"""
+
+
+def nothing(_page: Page) -> None:
+    """What most pages need before their picture is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture: its file's name, the page, what to do there before, and a text that is seen when it is there."""
+
+    name: str
+    path: str
+    before: Callable[[Page], None] = nothing
+    shows: str
+
+
+def widen(page: Page, address: str) -> None:
+    """Put the list of all pages at the side away; the admin remembers it. Its first page has none."""
+    page.goto(f"{address}admin/payments/payment/")
+    page.click("#toggle-nav-sidebar")
+
+
+def biggest(page: Page) -> None:
+    """The group that most payments are parked in: those of the outage."""
+    page.goto(page.url + "../errorgroup/")
+    page.get_by_role("link", name="GatewayDown").first.click()
+
+
+def one_of_it(page: Page) -> None:
+    """A payment of that group."""
+    biggest(page)
+    page.locator("#content table a[href*='/parkedmessage/']").first.click()
+
+
+def preview(page: Page) -> None:
+    """What is asked before that group is requeued."""
+    biggest(page)
+    page.locator("#content").get_by_role("link", name="Requeue ").first.click()
+
+
+def started(page: Page) -> None:
+    """The run of that group, as its outcomes are in."""
+    preview(page)
+    page.locator("#content").get_by_role("button", name="Requeue ").first.click()
+    page.get_by_text("Finished").first.wait_for(timeout=60_000)
+
+
+# A page of the admin is added here; the demo has gone through one outage when the pictures are taken.
+PICTURES = (
+    Picture(name="groups", path="admin/rmq_retry/errorgroup/", shows="GatewayDown"),
+    Picture(name="group", path="admin/rmq_retry/parkedmessage/", before=biggest, shows="GatewayDown"),
+    Picture(name="message", path="admin/rmq_retry/parkedmessage/", before=one_of_it, shows="What happened"),
+    Picture(name="preview", path="admin/rmq_retry/parkedmessage/", before=preview, shows="Requeue"),
+    Picture(name="run", path="admin/rmq_retry/parkedmessage/", before=started, shows="Finished"),
+    Picture(name="payments", path="admin/payments/payment/?o=-5", shows="Select payment to"),
+    Picture(name="gateway", path="admin/payments/gateway/", shows="The other bank"),
+)
+
+
+def main() -> None:
+    """Play, wait until there is something to see, take the pictures; words name some of them."""
+    wanted = set(sys.argv[1:])
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), port) as log, browsing() as browser:
+        wait_until(lambda: total_after_outage(log.read_text()), PATIENCE, what=f"{READY!r}, and a total", step=0.5)
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        log_in(page, f"http://127.0.0.1:{port}/")
+        widen(page, f"http://127.0.0.1:{port}/")
+        for picture in PICTURES:
+            if not wanted or picture.name in wanted:
+                take(page, f"http://127.0.0.1:{port}/", picture)
+        if not wanted or "demo" in wanted:
+            take_terminal(page, log.read_text(), port)
+
+
+def total_after_outage(said: str) -> bool:
+    """Whether the demo has told its numbers once more after the other bank had come back."""
+    return "so far" in said.partition(READY)[2].partition("so far")[2]
+
+
+@contextmanager
+def demo(folder: Path, port: int) -> Iterator[Path]:
+    """The demo beside; the file with what it says."""
+    log = folder / "demo.log"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RMQ_", "BANK_"))}
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "testproject.demo", "--port", str(port)]
+        child = subprocess.Popen(command, cwd=ROOT, env=clean, stdout=said, stderr=said)
+    try:
+        yield log
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """The Chromium of this machine; on a Debian root installs it."""
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=chromium(), args=options)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def chromium() -> str:
+    """Where it is."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None and os.getuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "-qq", "update"], check=True)
+        subprocess.run(["apt-get", "-qq", "install", "--yes", "chromium", "fonts-dejavu-core"], check=True)
+        found = shutil.which("chromium")
+    if found is None:
+        sys.exit(f"No browser: install one of {', '.join(BROWSERS)} (Debian: apt-get install chromium).")
+    return found
+
+
+def log_in(page: Page, address: str) -> None:
+    page.goto(f"{address}admin/")
+    page.fill("input[name=username]", "admin")
+    page.fill("input[name=password]", "admin")
+    page.click("input[type=submit]")
+    page.wait_for_selector("#logout-form")
+
+
+def take(page: Page, address: str, picture: Picture) -> None:
+    """Go there, do what is to be done, see that it is the page, and keep its picture."""
+    page.goto(address + picture.path)
+    picture.before(page)
+    page.get_by_text(picture.shows).first.wait_for()
+    page.evaluate("window.scrollTo(0, 0)")
+    keep(page.screenshot(), picture.name)
+
+
+def take_terminal(page: Page, said: str, port: int) -> None:
+    """The beginning of what the demo said, as on a terminal of that many lines."""
+    # The port is one that was free here; who reads it will have the usual one.
+    lines = ["$ make demo", *said.replace(f":{port}/", ":8000/").splitlines()][:LINES]
+    page.set_content(TERMINAL.format(text="\n".join(map(coloured, lines))))
+    keep(page.locator("pre").screenshot(), "demo")
+
+
+def coloured(line: str) -> str:
+    """A line in the colour that its event has on a terminal."""
+    words = line.removeprefix("          ").split(maxsplit=2)
+    kind = words[1] if line[:1].isdigit() and len(words) > 1 else words[0] if line.startswith("      ") else ""
+    text = html.escape(line)
+    return f'<span style="color:{COLOURS[kind]}">{text}</span>' if kind in COLOURS else text
+
+
+def keep(picture: bytes, name: str) -> None:
+    """Write it, small enough for a repository."""
+    if len(picture) > MOST_BYTES:
+        sys.exit(f"{name}.png has {len(picture)} bytes, more than {MOST_BYTES}.")
+    (FOLDER / f"{name}.png").write_bytes(picture)
+    print(f"docs/images/{name}.png  {len(picture):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

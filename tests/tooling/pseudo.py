@@ -1,0 +1,56 @@
+"""A language that nobody speaks: each translated text stands between brackets, so that the others are seen."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django
+from django.utils import translation
+
+import django_rmq_retry
+from tests.tooling.catalogues import Catalogue, Entry, compiled, read
+from tests.tooling.extracting import marked
+
+LANGUAGE = "qps"
+OPEN, CLOSE = "[!! ", " !!]"
+INSIDE = re.compile(r"\[!! .*? !!\]", re.DOTALL)
+OURS = Path(django_rmq_retry.__file__).parent
+DJANGOS = ("conf", "contrib/admin", "contrib/auth", "contrib/contenttypes")
+
+
+@contextmanager
+def spoken(settings: Any, folder: Path) -> Iterator[None]:
+    """Speak it, in Django's admin too. `settings` is the fixture, because that makes Django forget its caches."""
+    place = folder / LANGUAGE / "LC_MESSAGES"
+    place.mkdir(parents=True)
+    (place / "django.mo").write_bytes(compiled(_catalogue()))
+    settings.LOCALE_PATHS = [str(folder)]
+    with translation.override(LANGUAGE):
+        yield
+
+
+def unmarked(text: str) -> str:
+    """What of a text stands outside all brackets; they may stand inside each other."""
+    while INSIDE.search(text):
+        text = re.sub(r"\[!! (?:(?!\[!! ).)*? !!\]", " ", text, flags=re.DOTALL)
+    return text
+
+
+def _catalogue() -> Catalogue:
+    texts = dict.fromkeys(marked(OURS))
+    root = Path(django.__file__).parent
+    for name in DJANGOS:
+        found = read(root / name / "locale" / "en" / "LC_MESSAGES" / "django.po")
+        texts |= dict.fromkeys(entry.key for entry in found.entries)
+    # A text may stand in one place with a plural and in another without: the one with it serves both.
+    plain = {(context, text): plural for context, text, plural in sorted(texts, key=lambda key: key[2] is not None)}
+    entries = tuple(_entry(context, text, plural) for (context, text), plural in plain.items())
+    header = {"Content-Type": "text/plain; charset=UTF-8", "Plural-Forms": "nplurals=2; plural=(n != 1);"}
+    return Catalogue(header=header, entries=entries)
+
+
+def _entry(context: str | None, text: str, plural: str | None) -> Entry:
+    said = (text,) if plural is None else (text, plural)
+    return Entry(context=context, text=text, plural=plural, said=tuple(OPEN + one + CLOSE for one in said))
