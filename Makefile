@@ -1,43 +1,60 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 CLIENTS_READY := $(VENV)/.clients-ready
 DOCS_READY := $(VENV)/.docs-ready
+BROWSER_READY := $(VENV)/.browser-ready
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help demo test lanes lint bench docs services brokers contract clean
+.PHONY: help demo test lanes lint bench docs pictures messages services brokers contract clean
 
 help:
-	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--once: without the admin)"
+	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--check: a scripted minute that tests itself)"
 	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make lint      ruff, mypy, missing migrations"
 	@echo "make bench     messages per second, beside a bare pika loop"
 	@echo "make docs      the documentation, into docs/_build"
+	@echo "make pictures  the documentation's pictures, in a real browser, from the demo (ARGS='demo admin' for some)"
+	@echo "make messages  new texts into the catalogues of translations, and the catalogues compiled"
 	@echo "make lanes     the tests on the Django versions other than the main one"
 	@echo "make services  find or install the RabbitMQ that the tests use"
 	@echo "make brokers   get RabbitMQ 4.0 and 4.3 (root, Debian)"
 	@echo "make contract  the broker's contract on 3.10, 4.0 and 4.3"
 	@echo "make clean     delete what the other targets made"
 
+define VENV_MADE
+python=$$(sh tests/tooling/find-python.sh 3.13 3.12 3.11 3.14) && "$$python" -m venv $(VENV)
+endef
+
 $(READY): pyproject.toml
-	python=$$(sh tests/tooling/find-python.sh 3.13 3.12 3.11 3.14) && "$$python" -m venv $(VENV)
+	$(VENV_MADE)
 	$(PIP) --upgrade "pip>=25.1"
 	$(PIP) --upgrade --editable . --group dev
+	touch $@ $(DEMO_READY)
+
+$(DEMO_READY): pyproject.toml
+	$(VENV_MADE)
+	$(PIP) --editable .
 	touch $@
 
 $(CLIENTS_READY): $(READY)
-	$(PIP) --group clients
+	$(PIP) --group clients --group databases
 	touch $@
 
 $(DOCS_READY): $(READY)
 	$(PIP) --group docs
 	touch $@
 
-demo: $(READY)
-	$(PY) testproject/manage.py demo $(ARGS)
+$(BROWSER_READY): $(READY)
+	$(PIP) --group browser
+	touch $@
 
-test: $(CLIENTS_READY) services
+demo: $(DEMO_READY)
+	@$(PY) -m testproject.demo $(ARGS)
+
+test: $(CLIENTS_READY) $(BROWSER_READY) services
 	$(PY) -m tests.tooling.lanes --main $(ARGS)
 
 lanes: $(READY) services
@@ -55,13 +72,19 @@ bench: $(READY)
 docs: $(DOCS_READY)
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
+pictures: $(BROWSER_READY)
+	$(PY) -m tests.tooling.pictures $(ARGS)
+
+messages: $(READY)
+	$(PY) -m tests.tooling.messages $(ARGS)
+
 services: $(READY)
 	$(PY) -m tests.tooling.provide
 
 brokers:
 	sh tests/tooling/get-brokers.sh trixie forky
 
-contract: $(READY)
+contract: $(CLIENTS_READY) services
 	RMQ_TEST_BROKERS=3.10,4.0,4.3 RMQ_TEST_REQUIRE=all $(PY) -m pytest -m contract $(ARGS)
 
 clean:
