@@ -149,6 +149,7 @@ def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
 def test_a_missing_database_is_named_and_an_error_where_all_are_required(
     monkeypatch: pytest.MonkeyPatch, required: str, code: int
 ) -> None:
+    monkeypatch.setattr(databases, "find_spec", lambda driver: driver)  # the other lanes have none
     monkeypatch.setenv("RMQ_TEST_POSTGRES", "postgresql://127.0.0.1:1/none")
     monkeypatch.setenv("RMQ_TEST_REQUIRE", required)
     result = lanes.run_database(databases.POSTGRESQL, [])
