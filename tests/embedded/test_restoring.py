@@ -36,7 +36,7 @@ def seen(entry: Entry) -> tuple[object, ...]:
         (message.persistent, message.priority, message.expiration, message.more, message.bcc, message.count),
         message.deaths,
         round(entry.expires, 3),
-        (entry.position, entry.redelivered, entry.count, entry.acquired),
+        (entry.position, entry.redelivered, entry.count, entry.unkept, entry.acquired),
     )
 
 
@@ -132,6 +132,16 @@ def test_what_clients_held_comes_back_as_redelivered_in_its_order(store: FileSto
     assert [(one.message.body, one.redelivered, one.count) for one in found["quorum"].ready] == [
         (b"1", True, 1), (b"2", True, 1), (b"3", False, 0)
     ]  # fmt: skip
+
+
+def test_what_of_a_count_stays_behind_when_it_is_dead_lettered_is_kept(store: FileStore) -> None:
+    channel = EngineRig("4.0", store).vhost.connect().channel(1)
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    channel.publish("", "q", LASTING, b"1")
+    channel.get("q")
+    channel.recover(requeue=True)
+
+    assert [(one.count, one.unkept) for one in restored(store).router.queues["q"].ready] == [(1, 1)]
 
 
 def test_what_a_restart_may_forget_is_not_kept(store: FileStore) -> None:

@@ -41,7 +41,8 @@ def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> Non
     entry = Entry(kept.message, kept.position, kept.expires)
     queue.position = max(queue.position, kept.position)
     if kept.count is not None:
-        entry.redelivered, entry.count, entry.acquired = kept.redelivered, kept.count, kept.acquired
+        entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
+        entry.count, entry.unkept = kept.count, kept.unkept
     elif kept.message.count is not None and queue.counts is not None:
         queue.counts.carry(entry)
     match kept.place, kept.detail:

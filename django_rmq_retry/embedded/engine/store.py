@@ -110,6 +110,7 @@ class KeptMessage:
     detail: Detail = None
     redelivered: bool = False
     count: int | None = None
+    unkept: int = 0
     acquired: int = 0
 
 

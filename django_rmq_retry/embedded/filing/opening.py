@@ -26,7 +26,8 @@ CREATE TABLE messages (
 );
 CREATE TABLE places (
     id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, place TEXT NOT NULL, until REAL, reason TEXT,
-    redelivered INTEGER NOT NULL, count INTEGER NOT NULL, acquired INTEGER NOT NULL
+    redelivered INTEGER NOT NULL, count INTEGER NOT NULL, unkept INTEGER NOT NULL,
+    acquired INTEGER NOT NULL
 );
 """
 _MOVE = "Move it away to begin with an empty broker, or name another folder in RMQ_RETRY['URL']."

@@ -21,7 +21,7 @@ Row = tuple[object, ...]
 # A message's id is the number of its queue and, in the lower bits, its position there.
 _SHIFT = 40
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
-_PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class FileStore:
@@ -151,7 +151,7 @@ class FileStore:
         places = {row[0]: row[1:] for row in self._file.execute("SELECT * FROM places")}
         moved: list[tuple[int, KeptMessage]] = []
         for found, exchange, key, raw, body, expires, past in self._file.execute("SELECT * FROM messages ORDER BY id"):
-            turn, place, until, reason, redelivered, count, acquired = places.get(found, _UNTOUCHED)
+            turn, place, until, reason, redelivered, count, unkept, acquired = places.get(found, _UNTOUCHED)
             one = KeptMessage(
                 queue=names[found >> _SHIFT],
                 position=found & ((1 << _SHIFT) - 1),
@@ -161,6 +161,7 @@ class FileStore:
                 detail=reason if until is None else until - self._epoch,
                 redelivered=bool(redelivered),
                 count=count,
+                unkept=unkept,
                 acquired=acquired,
             )
             if place == "fresh":
@@ -201,7 +202,8 @@ class FileStore:
             self._turn += 1
             until = detail + self._epoch if isinstance(detail, float) else None
             reason = detail if isinstance(detail, str) else None
-            yield (found, self._turn, place, until, reason, entry.redelivered, entry.count, entry.acquired)
+            counts = entry.count, entry.unkept, entry.acquired
+            yield (found, self._turn, place, until, reason, entry.redelivered, *counts)
 
     def _change(self, statement: str, row: Row) -> None:
         self._changes.append((statement, row))
@@ -210,4 +212,4 @@ class FileStore:
         return self._numbers[queue] << _SHIFT | position
 
 
-_UNTOUCHED: tuple[int, Place, None, None, bool, None, int] = (0, "fresh", None, None, False, None, 0)
+_UNTOUCHED: tuple[int, Place, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)
