@@ -51,7 +51,7 @@ class Shelf:
             error, self.error = self.error, None
             raise error
         if self.why:
-            done = batch[: self.partly]
+            done, self.partly = batch[: self.partly], 0
             self.stored += [one.body for one in done]
             raise Absent(self.why, dict.fromkeys(done, Stored()))
         self.stored += [one.body for one in batch if one.body not in self.problems]
@@ -118,6 +118,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(room, name, seconds)
     monkeypatch.setattr(room, "LAST_WORDS", 0.2)
     monkeypatch.setattr(aside_room, "STUCK", 0.05)
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that arrive make one batch, however long the second takes."""
+    monkeypatch.setattr(room, "BATCH", 2)
+    monkeypatch.setattr(room, "COLLECT", 60.0)
 
 
 @contextmanager
@@ -190,6 +197,7 @@ class TestDatabaseAway:
             stage.tap.bring(b"1")
             wait_until(lambda: stage.settled() == [b"1"])
 
+    @pytest.mark.usefixtures("pairs")
     def test_later_the_batch_stays_in_hand_and_is_stored_when_it_is_back(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -215,13 +223,12 @@ class TestDatabaseAway:
 
             assert (stage.shelf.again[0], set(stage.shelf.again[1:])) == (False, {True})
 
+    @pytest.mark.usefixtures("pairs")
     def test_what_was_stored_of_a_batch_is_acknowledged_and_not_stored_again(self) -> None:
         with draining(partly=1) as stage:
             tap = stage.tap
-            stage.shelf.why, gate = AWAY, threading.Event()
-            stage.shelf.gate = gate
+            stage.shelf.why = AWAY
             tap.bring(b"1", b"2")
-            gate.set()
             wait_until(lambda: stage.settled() == [b"1"])
             stage.shelf.why = ""
             wait_until(lambda: stage.settled() == [b"1", b"2"])
