@@ -31,6 +31,14 @@ class Original:
     message_id: str = ""
     """Kept where the properties cannot be read."""
 
+    @property
+    def properties(self) -> Properties:
+        """Read; where they cannot be, nothing but the id."""
+        try:
+            return decode_properties(self.raw)
+        except UndecodableHeaders:
+            return Properties(message_id=self.message_id or None, headers=Headers())
+
 
 def requeued(original: Original, *, queue: str, ticket: str) -> Message:
     """The copy for one queue, and for no other that may be bound to the exchange it first came by.
@@ -38,7 +46,7 @@ def requeued(original: Original, *, queue: str, ticket: str) -> Message:
     The way in stands in its stamp, so that a handler that goes by the routing key is found again.
     """
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue)
-    known = _known(original)
+    known = original.properties
     headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
     properties = replace(
         known,
@@ -49,10 +57,3 @@ def requeued(original: Original, *, queue: str, ticket: str) -> Message:
         reply_to=None if known.reply_to == DIRECT else known.reply_to,
     )
     return Message(body=original.body, properties=properties, exchange="", routing_key=queue)
-
-
-def _known(original: Original) -> Properties:
-    try:
-        return decode_properties(original.raw)
-    except UndecodableHeaders:
-        return Properties(message_id=original.message_id or None, headers=Headers())

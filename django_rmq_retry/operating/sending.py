@@ -20,7 +20,7 @@ from django_rmq_retry.operating.claiming import Claim
 from django_rmq_retry.operating.permitting import may
 from django_rmq_retry.operating.settling import Answer
 from django_rmq_retry.options import FRAME_MAX
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 
 GRACE = 2.0
 """Seconds beyond its deadline within which a publish has ended."""
@@ -35,7 +35,10 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
     refusal = _not_allowed(run, message)
     if refusal:
         return refusal
-    copy = requeued(contents(message), queue=target, ticket=Ticket(record=message.pk, cycle=message.cycle + 1).signed())
+    original = contents(message)
+    ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
+    signed = ticket.signed(bearer(target, original.properties.message_id, original.body))
+    copy = requeued(original, queue=target, ticket=signed)
     return copy if _writable(copy) else words.UNWRITABLE
 
 

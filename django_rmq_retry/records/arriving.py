@@ -16,7 +16,7 @@ from django_rmq_retry.core.parking import By, Parked, read_parked
 from django_rmq_retry.core.verdict import short
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.messages import OPEN, RESOLVED
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 
 NAME = 255
 TEXT = 10_000
@@ -61,7 +61,7 @@ class Arrival:
             parked=parked,
             identity=parked.identity,
             named=bool(parked.properties.message_id),
-            ticket=Ticket.read(parked.ticket),
+            ticket=_ticket(parked),
             sha256=hashlib.sha256(parked.body).hexdigest(),
             group=_group(parked),
             at=now if told_at is None else min(told_at, now),
@@ -163,6 +163,13 @@ def _group(parked: Parked) -> Grouping:
     if len(parked.fingerprint) == FINGERPRINT and HEX.issuperset(parked.fingerprint):
         return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME))
     return untraced(parked.error, reason=parked.reason, queue=parked.queue or parked.parked_in)
+
+
+def _ticket(parked: Parked) -> Ticket | None:
+    """Of a requeued copy; most messages have none, and are not digested for it."""
+    if not parked.ticket:
+        return None
+    return Ticket.read(parked.ticket, bearer(parked.queue, parked.properties.message_id, parked.body))
 
 
 def _delivered_twice(record: ParkedMessage, arrival: Arrival) -> bool:

@@ -10,9 +10,8 @@ from django.db import connections
 from django.db.models import F, QuerySet
 
 from django_rmq_retry.core.parking import By, Parked
-from django_rmq_retry.core.verdict import short
-from django_rmq_retry.models import BusinessKey, ErrorGroup, Item, ItemState, MessageVersion, ParkedMessage, RequeueRun
-from django_rmq_retry.records.arriving import NAME, Arrival, Step, apply, step
+from django_rmq_retry.models import BusinessKey, ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun
+from django_rmq_retry.records.arriving import Arrival, Step, apply, step
 from django_rmq_retry.records.counting import less
 from django_rmq_retry.records.grouping import Tally, groups_of
 from django_rmq_retry.records.inserting import insert, known, made
@@ -23,7 +22,7 @@ CHANGED = (
     *("attempts", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until", "resolved_at"),
     "resolution",
 )
-READ = ("pk", "identity", "revision", "cycle", "message_id", "sha256", "requeued_at", *CHANGED)
+READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 
 
@@ -41,8 +40,6 @@ class Filing:
         self._tally = Tally()
         self._by_identity: dict[str, ParkedMessage] = {}
         self._by_pk: dict[int, ParkedMessage] = {}
-        self._edited: set[tuple[int, str]] = set()
-        """Records, each with the digest of one of its edited bodies."""
         self._met: set[str] = set()
         """Identities of this batch's messages without an id: nobody holds one message twice at a time."""
         self._new: list[tuple[ParkedMessage, list[str]]] = []
@@ -84,9 +81,6 @@ class Filing:
             return
         for record in self._messages().filter(pk__in=numbers).only(*READ).order_by("pk").select_for_update():
             self._by_pk[record.pk] = self._by_identity[record.identity] = record
-        if ticketed:
-            versions = MessageVersion.objects.using(self._alias).filter(message__in=ticketed)
-            self._edited = set(versions.values_list("message_id", "sha256"))
 
     def _file(self, arrival: Arrival) -> None:
         record, ticket = self._found(arrival)
@@ -112,7 +106,7 @@ class Filing:
         """Its record, by the ticket of a requeue or by what it is."""
         ticket = arrival.ticket
         record = self._by_pk.get(ticket.record) if ticket else None
-        if ticket and record and self._is_of(record, arrival):
+        if ticket and record:
             return record, ticket
         record = self._by_identity.get(arrival.identity)
         if arrival.named or record is None:
@@ -121,12 +115,6 @@ class Filing:
         again = arrival.delivery.redelivered and arrival.parked.by is By.CONSUMER and arrival.identity not in self._met
         self._met.add(arrival.identity)
         return (record if again else None), None
-
-    def _is_of(self, record: ParkedMessage, arrival: Arrival) -> bool:
-        """Whether a ticket came with its message: a handler may have copied headers into another one."""
-        if short(arrival.parked.properties.message_id or "", NAME) != record.message_id:
-            return False
-        return arrival.sha256 == record.sha256 or (record.pk, arrival.sha256) in self._edited
 
     def _open(self, arrival: Arrival) -> None:
         """A record more."""

@@ -16,7 +16,7 @@ from django_rmq_retry.core.tracing import Cause, trace
 from django_rmq_retry.core.verdict import Kind, Reason, Verdict, short
 from django_rmq_retry.records import capturing
 from django_rmq_retry.records.chains import chain_of
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from django_rmq_retry.runtime.events import message_id
 from django_rmq_retry.runtime.grouping import named_by_handler, ruled
 from django_rmq_retry.runtime.journal import Attempt
@@ -172,10 +172,10 @@ def identity_of(queue: str, told: str, body: bytes) -> str:
 
 
 def ticket_of(delivery: Delivery) -> Ticket | None:
-    """What a requeued copy carries; nothing in any other message."""
+    """What a requeued copy carries; nothing in any other message, even if it carries the same header."""
     if TICKET_MARK not in delivery.raw:
         return None
     try:
-        return Ticket.read(delivery.headers.get(TICKET))
+        return Ticket.read(delivery.headers.get(TICKET), bearer(delivery.queue, delivery.id, delivery.body))
     except Exception:  # noqa: BLE001 - headers that nobody can read
         return None

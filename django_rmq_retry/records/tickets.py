@@ -1,8 +1,13 @@
-"""What a requeued copy carries: its record and which of its cycles. Signed, for a sender could make it up."""
+"""What a requeued copy carries: its record and which of its cycles.
+
+Signed, for a sender could make it up; and for one message only, for a handler may copy its headers into another one.
+"""
 
 from dataclasses import dataclass
 
 from django.core.signing import BadSignature, Signer
+
+from django_rmq_retry.core.parking import identity
 
 SALT = "django_rmq_retry.ticket"
 
@@ -14,17 +19,26 @@ class Ticket:
     record: int
     cycle: int
 
-    def signed(self) -> str:
+    def signed(self, bearer: str) -> str:
         """As the header of the copy."""
-        return Signer(salt=SALT).sign(f"{self.record}.{self.cycle}")
+        return _signer(bearer).sign(f"{self.record}.{self.cycle}")
 
     @classmethod
-    def read(cls, text: object) -> "Ticket | None":
-        """What a message carries; nothing if it is not of our making."""
+    def read(cls, text: object, bearer: str) -> "Ticket | None":
+        """What a message carries; nothing if it is not of our making, or was made for another message."""
         if not isinstance(text, str) or not text:
             return None
         try:
-            record, _, cycle = Signer(salt=SALT).unsign(text).partition(".")
+            record, _, cycle = _signer(bearer).unsign(text).partition(".")
             return cls(record=int(record), cycle=int(cycle))
         except (BadSignature, ValueError):
             return None
+
+
+def bearer(queue: str, message_id: str | None, body: bytes) -> str:
+    """The message for which a ticket is signed: in this queue, with this id and this body."""
+    return identity(queue, message_id or "", body)
+
+
+def _signer(bearer: str) -> Signer:
+    return Signer(salt=f"{SALT}.{bearer}")

@@ -17,12 +17,12 @@ from django_rmq_retry import handler, wiring
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.records.outcomes import succeeded
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.admin import made
 from tests.admin.conftest import Kept
 
 GROUPS = ("One", "All", "Canary", "Edit", "Discard", "Hold", "Plain", "Pause", "Stop")
-ticketed: "queue.SimpleQueue[str]" = queue.SimpleQueue()
+sent: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
 
 
 class Handled(Kept):
@@ -30,7 +30,7 @@ class Handled(Kept):
 
     def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
         super().send(message, done, timeout=timeout)
-        ticketed.put(str(message.headers["rmq-retry-ticket"]))
+        sent.put(message)
 
 
 class Quiet(WSGIRequestHandler):
@@ -43,7 +43,9 @@ class Quiet(WSGIRequestHandler):
 def consume() -> None:
     """What was sent is handled at once."""
     while True:
-        ticket = Ticket.read(ticketed.get())
+        copy = sent.get()
+        told = bearer(copy.routing_key, copy.properties.message_id, copy.body)
+        ticket = Ticket.read(copy.headers["rmq-retry-ticket"], told)
         assert ticket is not None
         succeeded(ticket, timezone.now())
 

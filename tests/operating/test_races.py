@@ -25,7 +25,7 @@ from django_rmq_retry.operating.requeueing import requeue, start
 from django_rmq_retry.operating.running import drive
 from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.records.counting import recount
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.operating.dying import STEPS
 from tests.operating.made import ANN, QUEUE, record
 from tests.tooling.filled import Own
@@ -48,10 +48,11 @@ def copies(amqp: BlockingChannel) -> Counter[int]:
     """How many copies of each record lie in the queue."""
     found: Counter[int] = Counter()
     while True:
-        _method, properties, _body = amqp.basic_get(QUEUE, auto_ack=True)
-        if properties is None:
+        _method, properties, body = amqp.basic_get(QUEUE, auto_ack=True)
+        if properties is None or body is None:
             return found
-        ticket = Ticket.read((properties.headers or {})["rmq-retry-ticket"])
+        told = (properties.headers or {})["rmq-retry-ticket"]
+        ticket = Ticket.read(told, bearer(QUEUE, properties.message_id, body))
         assert ticket is not None
         found[ticket.record] += 1
 

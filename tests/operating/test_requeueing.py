@@ -12,7 +12,7 @@ from django_rmq_retry.operating.refusals import NothingChosen, Outdated, Refused
 from django_rmq_retry.operating.requeueing import requeue, start
 from django_rmq_retry.operating.running import drive
 from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.operating.made import ANN, QUEUE, again, group_of, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -40,7 +40,8 @@ def test_a_requeued_message_is_in_its_queue_and_waits_for_its_outcome(wired: Blo
     assert properties.headers["tenant"] == "acme"
     assert "rmq-retry-attempts" not in properties.headers
     assert properties.headers["rmq-retry-routing-key"] == "charge.card"
-    assert Ticket.read(properties.headers["rmq-retry-ticket"]) == Ticket(record=one.pk, cycle=2)
+    ticket = Ticket.read(properties.headers["rmq-retry-ticket"], bearer(QUEUE, one.message_id, body))
+    assert ticket == Ticket(record=one.pk, cycle=2)
     assert (now.state, now.cycle, now.requeued_by, now.claimed_until) == (State.REQUEUED, 2, "nightly", None)
     assert (run.state, run.sent, run.total) == (RunState.WAITING, 1, 1)
     assert (group_of(one).parked, group_of(one).requeued) == (0, 1)

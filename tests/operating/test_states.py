@@ -29,7 +29,7 @@ from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.records.counting import recount
 from django_rmq_retry.records.outcomes import succeeded
 from django_rmq_retry.records.parker import Parker
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.core.made import arrived, delivery, subscription
 from tests.operating.made import ANN, QUEUE
 
@@ -215,7 +215,8 @@ def later() -> None:
 
 
 def ticket_of(copy: Message) -> Ticket:
-    found = Ticket.read(copy.headers["rmq-retry-ticket"])
+    sent = bearer(copy.routing_key, copy.properties.message_id, copy.body)
+    found = Ticket.read(copy.headers["rmq-retry-ticket"], sent)
     assert found is not None
     return found
 

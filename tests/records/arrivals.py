@@ -7,7 +7,7 @@ from django_rmq_retry.core.settling import parked as parking
 from django_rmq_retry.core.verdict import ErrorNote, Reason, park
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.records.parker import Parker
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from django_rmq_retry.runtime.parking import Stored
 from tests.core.made import arrived, delivery
 
@@ -19,10 +19,11 @@ BANK_DOWN = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind="BankDown"
 
 def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None = None, error: str = "BankDown",
           id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002  # fmt: skip
-    """What our consumer parked at some time; of a requeued copy with its record and cycle."""
+    """What our consumer parked at some time; of a requeued copy with its record and cycle, signed for it."""
     headers = dict(told.pop("headers", {}))
     if ticket is not None:
-        headers["rmq-retry-ticket"] = Ticket(record=ticket[0], cycle=ticket[1]).signed()
+        sent = bearer("payments", id, told.get("body", b"{}"))
+        headers["rmq-retry-ticket"] = Ticket(record=ticket[0], cycle=ticket[1]).signed(sent)
     verdict = park(Reason.EXHAUSTED, "after 5 attempts", ErrorNote(kind=error, text="timeout"))
     failed = delivery(message_id=id, headers=headers, attempt=5, **told)
     copy = parking(verdict, failed, "payments.parked", handler="payments.charge", now=at).copy

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry.core.parking import TICKET
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.messages import RESOLVED
 from django_rmq_retry.records.counting import recount
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record
 from tests.records.made import item
 
@@ -237,7 +239,8 @@ class TestRequeued:
     @pytest.mark.parametrize("other", [{"body": b"another"}, {"id": "m-2"}, {"id": None}])
     def test_a_ticket_that_another_message_carries_says_nothing(self, other: dict[str, Any]) -> None:
         record = requeued(first(body=b"one"))
-        store(by_us(**{"ticket": (record.pk, 2), "at": DAWN + 90 * SECOND, "body": b"one", **other}))
+        copied = {TICKET: Ticket(record=record.pk, cycle=2).signed(bearer("payments", "m-1", b"one"))}
+        store(by_us(**{"headers": copied, "at": DAWN + 90 * SECOND, "body": b"one", **other}))
 
         assert list(ParkedMessage.objects.order_by("pk").values_list("state", flat=True)) == ["requeued", "parked"]
 

@@ -18,7 +18,7 @@ from django_rmq_retry.records.buffer import Buffer
 from django_rmq_retry.records.history import attempts_of
 from django_rmq_retry.records.recorder import Recorder
 from django_rmq_retry.records.rows import Draft, Row, Scribe
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.core.made import delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import failure, success
@@ -116,7 +116,7 @@ def test_the_version_of_the_project_is_noted(deploy: Any, noted: str) -> None:
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
     """A record under way, and the copy that its consumer gets."""
     record = parked(state=State.REQUEUED, cycle=2, group=group(requeued=1), **told)
-    ticket = Ticket(record=record.pk, cycle=2).signed()
+    ticket = Ticket(record=record.pk, cycle=2).signed(bearer("payments", "m-1", b"{}"))
     return record, delivery(message_id="m-1", headers={TICKET: ticket})
 
 
@@ -132,6 +132,23 @@ def test_the_success_of_a_requeued_copy_is_told_before_the_broker_is(recorder: R
 
     recorder.buffer.flush()
     assert [(row.cycle, row.number, row.verdict) for row in rows] == [(2, 1, "ack")]
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("other", [{"message_id": "m-2"}, {"message_id": "m-1", "body": b"[]"}, {"queue": "refunds"}])
+def test_another_message_into_which_the_headers_were_copied_closes_nothing(
+    recorder: Recorder, other: dict[str, Any]
+) -> None:
+    record, copy = requeued()
+    another = delivery(**{"message_id": "m-1", **other}, headers=copy.headers)
+
+    recorder.note(success(another))
+    recorder.note(failure(another, error=Discard("not needed"), verdict=discard("not needed")))
+    recorder.note(failure(another, verdict=discard("One attempt", ErrorNote.of(BankDown("no")))))
+
+    record.refresh_from_db()
+    assert record.state == State.REQUEUED
 
 
 @pytest.mark.database

@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.core.parking import TICKET
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.records.made import NOON
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.database
 def order(
     amqp: BlockingChannel, name: str, ticket: Ticket | None = None, *, queue: str = "shop.orders", **data: Any
 ) -> None:
-    headers: Any = {TICKET: ticket.signed()} if ticket else None
-    said = BasicProperties(message_id=name, headers=headers)
-    amqp.basic_publish("", queue, json.dumps(data).encode(), said)
+    body = json.dumps(data).encode()
+    headers: Any = {TICKET: ticket.signed(bearer(queue, name, body))} if ticket else None
+    amqp.basic_publish("", queue, body, BasicProperties(message_id=name, headers=headers))
 
 
 def attempts(**told: Any) -> list[Attempt]:

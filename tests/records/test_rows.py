@@ -16,7 +16,7 @@ from django_rmq_retry.core.properties import encode_properties
 from django_rmq_retry.core.settling import parked
 from django_rmq_retry.core.verdict import ErrorNote, Reason, halt, park
 from django_rmq_retry.records.rows import KEPT, Row, Scribe, drafted, identity_of, ticket_of
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.records.tickets import Ticket, bearer
 from django_rmq_retry.runtime.grouping import grouped
 from django_rmq_retry.runtime.journal import Attempt
 from tests.core.made import NOW, delivery
@@ -60,7 +60,7 @@ def test_a_halted_line_waits_as_well() -> None:
 
 def test_a_requeued_copy_tells_its_cycle_and_record() -> None:
     ticket = Ticket(record=7, cycle=3)
-    arrival = delivery(headers={TICKET: ticket.signed()})
+    arrival = delivery(headers={TICKET: ticket.signed(bearer("payments", None, b"{}"))})
 
     assert ticket_of(arrival) == ticket
 
