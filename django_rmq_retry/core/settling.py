@@ -24,20 +24,23 @@ ROOM = 120_000
 """Of the 131 072 bytes of a frame; more than this leaves no room for headers of ours."""
 
 
-def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
-    """How this verdict is carried out for a delivery that a subscription took; now in milliseconds of the epoch."""
+def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int, nonce: int = 0) -> Settlement:
+    """How this verdict is carried out for a delivery that a subscription took; now in milliseconds of the epoch.
+
+    The nonce tells a parked message without an id from the next one with the same bytes.
+    """
     verdict = feasible(verdict, delivery, subscription)
     if verdict.kind is Kind.ACK or verdict.kind is Kind.DISCARD:
         return DONE
     if verdict.kind is Kind.HALT:
         return Settlement(tell=Tell.AGAIN, hold=verdict.after)
     if verdict.kind is Kind.PARK:
-        return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now)
+        return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
     try:
         return _retried(verdict, delivery, subscription, now=now)
     except UndecodableHeaders as error:
         unreadable = park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
-        return settle(unreadable, delivery, subscription, now=now)
+        return settle(unreadable, delivery, subscription, now=now, nonce=nonce)
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
@@ -70,15 +73,16 @@ def set_apart(delivery: Delivery, suspects: str) -> Settlement:
     return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=suspects))
 
 
-def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int) -> Settlement:
+def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int, nonce: int = 0) -> Settlement:
     """Parked without a handler: none takes it, or its headers keep us from asking."""
-    return parked(verdict, delivery, intake.park, handler="", now=now)
+    return parked(verdict, delivery, intake.park, handler="", now=now, nonce=nonce)
 
 
-def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int) -> Settlement:
+def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
     """A confirmed copy into the parked queue, then the ack."""
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
-    put = {**replace(stamp, wait=0).headers(), **parked_headers(verdict, handler=handler, now=now)}
+    told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
+    put = {**replace(stamp, wait=0).headers(), **told}
     kept, leading = kept_properties(delivery.raw)
     try:
         known = delivery.properties

@@ -105,11 +105,11 @@ UNTOLD = Stamp()
 """The story of a message that comes for the first time."""
 
 
-_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at")
+_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
 OURS = frozenset({*_STORY, *(PREFIX + name for name in _PARKED)})
 
 
-def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, object]:
+def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
     """Why a message is in the parked queue, beside its stamp."""
     named = {
         "reason": verdict.reason.value if verdict.reason else "",
@@ -120,6 +120,7 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int) -> Mapping[str, 
         "fingerprint": verdict.fingerprint,
         "culprit": verdict.culprit,
         "parked-at": now,
+        "nonce": nonce,
     }
     return {PREFIX + name: value for name, value in named.items() if value}
 

@@ -133,7 +133,9 @@ class Attempts:
             if verdict.kind is Kind.PARK:
                 verdict = grouped(verdict, delivery, subscription, error)
             self._note(delivery, verdict, subscription, began, error=error)
-        settlement = DONE if error is None else settle(verdict, delivery, subscription, now=self._out.today())
+        settlement = DONE
+        if error is not None:
+            settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
         if answer is None and not subscription.policy.answers:
             return settlement
         return self._answered(settlement, delivery, subscription, answer if error is None else error)
@@ -168,7 +170,10 @@ class Attempts:
         verdict = grouped(verdict, delivery, None, None)
         with self._out.around():
             self._note(delivery, verdict, None, began)
-        return unhandled(verdict, delivery, self._intakes[delivery.queue], now=self._out.today())
+        return unhandled(verdict, delivery, self._intakes[delivery.queue], now=self._out.today(), nonce=self._nonce())
+
+    def _nonce(self) -> int:
+        return int(self._out.chance() * 2**53)
 
     def _answered(
         self, settlement: Settlement, delivery: Delivery, subscription: Subscription, answer: object

@@ -33,9 +33,9 @@ ABSURD = b"T" + b"\xff" * 8
 FOREIGN = Headers(b"\x01d" + b"d@\x0e\x00\x00\x00\x00\x00\x00" + b"\x04when" + ABSURD)
 
 
-def by_us(one: Delivery) -> Delivery:
+def by_us(one: Delivery, *, nonce: int = 0) -> Delivery:
     """The copy that our consumer parks, as it is delivered from the parked queue."""
-    copy = parked(GAVE_UP, one, "payments.parked", handler="payments.handlers.charge", now=NOW).copy
+    copy = parked(GAVE_UP, one, "payments.parked", handler="payments.handlers.charge", now=NOW, nonce=nonce).copy
     assert copy is not None
     return arrived(copy, queue="payments.parked")
 
@@ -259,6 +259,16 @@ class TestIdentity:
 
         assert one.identity == f"copy:{one.copy}"
         assert one.identity != other.identity
+
+    def test_two_without_an_id_that_are_parked_in_one_moment_are_two(self) -> None:
+        copies = [by_us(delivery(body=b"x"), nonce=nonce) for nonce in (1, 2)]
+        one, other = (read_parked(copy, HOMES) for copy in copies)
+
+        assert one.identity != other.identity
+        assert one.raw == other.raw
+
+    def test_the_copies_of_a_message_with_an_id_need_no_nonce(self) -> None:
+        assert "rmq-retry-nonce" not in by_us(delivery(message_id="m"), nonce=1).headers
 
     def test_an_id_that_is_not_utf8_is_an_id(self) -> None:
         one, other = (read(message_id=text) for text in ("\udcff", "\udcfe"))

@@ -101,7 +101,7 @@ def test_a_forged_story_of_a_hundred_thousand_lines_is_cut_at_once() -> None:
 def test_why_a_message_is_parked_stands_beside_its_story() -> None:
     verdict = park(Reason.EXHAUSTED, "Gave up after 5 attempts: BankDown: timeout", TIMEOUT)
 
-    assert parked_headers(verdict, handler="payments.handlers.charge", now=NOW) == {
+    assert parked_headers(verdict, handler="payments.handlers.charge", now=NOW, nonce=0) == {
         "rmq-retry-reason": "retries exhausted",
         "rmq-retry-detail": "Gave up after 5 attempts: BankDown: timeout",
         "rmq-retry-error": "BankDown",
@@ -114,6 +114,6 @@ def test_why_a_message_is_parked_stands_beside_its_story() -> None:
 def test_every_header_of_ours_is_known_to_be_ours() -> None:
     full = Stamp(attempts=1, since=1, wait=1, exchange="e", routing_key="k", queue="q", summary="s")
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
-    why = parked_headers(verdict, handler="h", now=NOW)
+    why = parked_headers(verdict, handler="h", now=NOW, nonce=1)
 
     assert {*full.headers(), *why} == OURS

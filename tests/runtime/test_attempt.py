@@ -61,6 +61,7 @@ class Bench:
     book: Book = field(default_factory=Book)
     log: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    chance: Callable[[], float] = lambda: 0.0
 
     def settle(self, arrival: Delivery | None = None) -> Settlement:
         return self.attempts().settlement(delivery() if arrival is None else arrival)
@@ -71,7 +72,7 @@ class Bench:
             journal=self.book,
             clock=lambda: 1.0,
             today=lambda: NOW,
-            chance=lambda: 0.0,
+            chance=self.chance,
             **self.options,
         )
         return Attempts(self.intakes(), surroundings)
@@ -219,6 +220,15 @@ def test_a_message_that_no_handler_takes_is_parked_with_that_reason() -> None:
     assert reason_in(settlement) == "no handler"
     assert bench.log == ["enter", "leave"]
     assert bench.book.notes[0].subscription is None
+
+
+@pytest.mark.parametrize("match", [Match(), Match(type="charge")])
+def test_two_without_an_id_that_are_parked_in_one_moment_differ(match: Match) -> None:
+    chances = iter((0.0, 0.25, 0.5, 0.75))
+    bench = Bench(act=raising(Park("closed")), match=match, chance=lambda: next(chances))
+    copies = [copy_in(bench.settle()).properties for _ in range(2)]
+
+    assert copies[0] != copies[1]
 
 
 @pytest.mark.parametrize(("redelivered", "count"), [(True, 2), (False, 50), (True, "many")])
