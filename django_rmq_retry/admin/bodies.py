@@ -8,7 +8,8 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import allowing
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.masking import decoded, is_json, masked, tokens
+from django_rmq_retry.core.indenting import indented
+from django_rmq_retry.core.masking import decoded, is_json, masked
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.templatetags.rmq_retry import visible
 
@@ -16,7 +17,6 @@ TEXT_LIMIT = 64 * 1024
 HEX_LIMIT = 4 * 1024
 MASK_LIMIT = 1024 * 1024
 """Hiding fields reads the whole text: a longer one is not shown to whoever may not see all of it."""
-INDENT = "  "
 _WIDTH = 16
 
 
@@ -51,22 +51,6 @@ def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] 
     return _shown(text, hidden=tuple(place for place in hidden if place not in shown))
 
 
-def indented(text: str) -> str:
-    """A JSON text with a line for each entry; every word of it stays as it is."""
-    pieces: list[str] = []
-    depth, before = 0, ""
-    for word, _start, _stop in tokens(text):
-        if word in "}]":
-            depth -= 1
-            pieces.append("" if before in "{[" else _line(depth))
-        elif before and before in "{[,":
-            pieces.append(_line(depth))
-        pieces.append(": " if word == ":" else word)
-        depth += word in "{["
-        before = word
-    return "".join(pieces)
-
-
 def dump(data: bytes) -> str:
     """Bytes as numbers, with the letters among them."""
     lines = []
@@ -90,7 +74,3 @@ def _shown(text: str, *, hidden: tuple[str, ...] = ()) -> Body:
     cut = len(text) > TEXT_LIMIT
     formatted = "" if cut or not is_json(text) else visible(indented(text))
     return Body(formatted=formatted, exact=visible(text[:TEXT_LIMIT]), hidden=hidden, cut=cut)
-
-
-def _line(depth: int) -> str:
-    return "\n" + INDENT * max(depth, 0)

@@ -13,7 +13,7 @@ from django_rmq_retry.core.deaths import BROKERS_OWN, Death, deaths, reason_of
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import EMPTY, Headers
 from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties, with_headers
+from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties, lasting, with_headers
 from django_rmq_retry.core.settling import KEPT, KEPT_LEADING, KEPT_PACKED, KEPT_RAW, ROOM, kept_properties
 from django_rmq_retry.core.stamps import OURS, PREFIX, Stamp
 from django_rmq_retry.core.verdict import Reason, short
@@ -116,8 +116,7 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
         # Whoever puts it back finds its way by x-death; CC would send copies elsewhere.
         headers = known.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
         if len(headers.raw) <= ROOM:
-            properties = replace(known, delivery_mode=2, user_id=None, expiration=None, headers=headers)
-            return Message(body=delivery.body, routing_key=queue, properties=properties)
+            return Message(body=delivery.body, routing_key=queue, properties=lasting(known, headers))
     except UndecodableHeaders:
         pass
     kept, leading = kept_properties(delivery.raw)

@@ -43,6 +43,29 @@ class Properties:
     cluster_id: str | None = None
 
 
+def lasting(known: Properties, headers: Headers, *, expiration: str | None = None) -> Properties:
+    """As a copy of ours bears them: it outlives the broker, and does not expire with the original."""
+    # Written out: dataclasses.replace() takes twice as long, at every retry.
+    return Properties(
+        content_type=known.content_type,
+        content_encoding=known.content_encoding,
+        headers=headers,
+        # Transient would be lost with the broker.
+        delivery_mode=2,
+        priority=known.priority,
+        correlation_id=known.correlation_id,
+        reply_to=known.reply_to,
+        expiration=expiration,
+        message_id=known.message_id,
+        timestamp=known.timestamp,
+        type=known.type,
+        # A forwarded one must be the forwarder's own (406).
+        user_id=None,
+        app_id=known.app_id,
+        cluster_id=known.cluster_id,
+    )
+
+
 _FIELDS = (
     ("content_type", _TEXT),
     ("content_encoding", _TEXT),

@@ -10,7 +10,7 @@ from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.parking import ADDED, TICKET
-from django_rmq_retry.core.properties import Properties, decode_properties
+from django_rmq_retry.core.properties import Properties, decode_properties, lasting
 from django_rmq_retry.core.stamps import Stamp
 
 STRIPPED = BROKERS_OWN | ADDED | {TICKET}
@@ -48,12 +48,6 @@ def requeued(original: Original, *, queue: str, ticket: str) -> Message:
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue)
     known = original.properties
     headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
-    properties = replace(
-        known,
-        headers=headers,
-        delivery_mode=2,
-        user_id=None,
-        expiration=None,
-        reply_to=None if known.reply_to == DIRECT else known.reply_to,
-    )
+    answerable = replace(known, reply_to=None) if known.reply_to == DIRECT else known
+    properties = lasting(answerable, headers)
     return Message(body=original.body, properties=properties, exchange="", routing_key=queue)

@@ -8,7 +8,7 @@ from django_rmq_retry.core.deaths import BROKERS_OWN
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.core.properties import Properties, lasting
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell, copy_of
 from django_rmq_retry.core.stamps import MARK, OURS, PREFIX, Stamp, parked_headers, story
 from django_rmq_retry.core.subscription import Intake, Subscription
@@ -88,7 +88,7 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
         known = delivery.properties
         # A sender's own word for properties that we keep would be believed by whoever reads the copy.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
-        properties = replace(known, delivery_mode=2, user_id=None, expiration=None, headers=headers)
+        properties = lasting(known, headers)
         readable = len(headers.raw) <= ROOM
     except UndecodableHeaders:
         readable = False

@@ -15,6 +15,7 @@ from django_rmq_retry.records.arriving import Arrival, Step, apply, step
 from django_rmq_retry.records.counting import less
 from django_rmq_retry.records.grouping import Tally, groups_of
 from django_rmq_retry.records.inserting import insert, known, made
+from django_rmq_retry.records.outcomes import SENT
 from django_rmq_retry.records.tickets import Ticket
 
 CHANGED = (
@@ -23,7 +24,6 @@ CHANGED = (
     "resolution",
 )
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
-SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 
 
 class Filing:

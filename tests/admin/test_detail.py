@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.admin.bodies import indented
+from django_rmq_retry.core.indenting import indented
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.operating.auditing import verify
 from tests.admin import made
