@@ -13,11 +13,11 @@ LISTED = 20
 
 def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
     """The newest acts, as many as the person may see; and why they see none."""
-    why = allowing.may(request, "view_audit")
+    why = allowing.refusal(request, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
     acts = OperatorAction.objects.filter(**about).order_by("-number")
-    seen = acts if not allowing.may(request, "view_all_audit") else acts.filter(actor=request.user.pk)
+    seen = acts if not allowing.refusal(request, "view_all_audit") else acts.filter(actor=request.user.pk)
     return {"activity": told(seen[:most]), "no_activity": ""}
 
 

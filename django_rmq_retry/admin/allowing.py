@@ -5,8 +5,8 @@ from django.http import HttpRequest
 from django_rmq_retry.operating import permitting
 
 
-def may(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
+def refusal(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
     """Nothing if it is allowed, else the sentence why not."""
     if verb == "requeue" and count is not None:
-        return permitting.may_requeue(request.user, count)
-    return permitting.may(request.user, verb, message)
+        return permitting.requeue_refusal(request.user, count)
+    return permitting.refusal(request.user, verb, message)

@@ -96,7 +96,7 @@ class OperatorActionAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)
-        return rows if not allowing.may(request, "view_all_audit") else rows.filter(actor=request.user.pk)
+        return rows if not allowing.refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[OperatorAction], search_term: str
@@ -113,14 +113,14 @@ class OperatorActionAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.may(request, "view_audit")
+        why = allowing.refusal(request, "view_audit")
         if why:
             return self.refused(request, why)
         chosen = request.GET.urlencode()
         export = f"{self.address('operatoraction_export')}?{chosen}"
         more = {
-            "only_own": allowing.may(request, "view_all_audit"),
-            "export_address": "" if allowing.may(request, "export") else export,
+            "only_own": allowing.refusal(request, "view_all_audit"),
+            "export_address": "" if allowing.refusal(request, "export") else export,
         }
         return super().changelist_view(
             request,
@@ -131,10 +131,12 @@ class OperatorActionAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.may(request, "view_audit")
+        why = allowing.refusal(request, "view_audit")
         found = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if why or found is None:
-            return self.refused(request, why or allowing.may(request, "view_all_audit") or _("There is no such act."))
+            return self.refused(
+                request, why or allowing.refusal(request, "view_all_audit") or _("There is no such act.")
+            )
         facts = [(name, value if isinstance(value, str) else _flat(value)) for name, value in found.facts.items()]
         title = _("%(act)s by %(name)s") % {"act": found.get_verb_display(), "name": found.actor_name}
         return self.page(

@@ -36,7 +36,7 @@ class Body:
 
 def whole_of(request: HttpRequest, message: ParkedMessage) -> bool:
     """Whether every byte may be seen."""
-    return not allowing.may(request, "view_payload", message)
+    return not allowing.refusal(request, "view_payload", message)
 
 
 def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] = ()) -> Body:

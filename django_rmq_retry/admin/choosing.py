@@ -39,11 +39,11 @@ def again(request: HttpRequest, selection: Selection) -> str:
 def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
     """Why the person may not do this to these messages; the project's rules are asked for those that are named."""
     count = selection.count if verb == "requeue" else None
-    why = allowing.may(request, verb, count=count)
+    why = allowing.refusal(request, verb, count=count)
     if why or not selection.revisions:
         return why
     for message in ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties"):
-        why = allowing.may(request, verb, message)
+        why = allowing.refusal(request, verb, message)
         if why:
             return f"{message}: {why}"
     return ""
@@ -52,7 +52,7 @@ def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
 def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
     """The first few, the oldest first, as far as the person may see them."""
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
-    return [row for row in rows if not allowing.may(request, "view", row)]
+    return [row for row in rows if not allowing.refusal(request, "view", row)]
 
 
 def _named(request: HttpRequest) -> Selection | None:

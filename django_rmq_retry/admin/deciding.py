@@ -78,7 +78,7 @@ def releasing(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selection, Allowed], str]) -> HttpResponse:
-    why = allowing.may(request, verb)
+    why = allowing.refusal(request, verb)
     if why:
         return pages.refused(request, why)
     title = _("Discard messages") if verb == "discard" else _("Hold messages")
@@ -96,7 +96,7 @@ def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selecti
         if forbidden:
             return pages.refused(request, forbidden)
         try:
-            messages.success(request, act(selection, lambda message: allowing.may(request, verb, message)))
+            messages.success(request, act(selection, lambda message: allowing.refusal(request, verb, message)))
             return HttpResponseRedirect(_back(pages, selection))
         except Refused as refusal:
             wrong = str(refusal)
@@ -136,7 +136,7 @@ LISTED = 10_000
 
 def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[..., Done], *said: str) -> HttpResponse:
     message = detail.found_or_404(str(pk))
-    why = allowing.may(request, "view", message) or allowing.may(request, verb, message)
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, verb, message)
     if why:
         return pages.refused(request, why)
     try:

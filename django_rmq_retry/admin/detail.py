@@ -25,7 +25,7 @@ ACTS = 20
 def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
     """The page; with `shown`, the places of hidden values that this one answer tells."""
     message = _found(object_id)
-    why = allowing.may(request, "view", message)
+    why = allowing.refusal(request, "view", message)
     if why:
         return pages.refused(request, why)
     return pages.page(
@@ -59,7 +59,7 @@ def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[
     closed = "" if message.open else _("It is not open any more: nothing is left to decide.")
 
     def act(label: str, verb: str, address: str, **more: Any) -> Act:
-        return Act(label=label, address=address, why=closed or allowing.may(request, verb, message), **more)
+        return Act(label=label, address=address, why=closed or allowing.refusal(request, verb, message), **more)
 
     acts = [
         act(_("Requeue…"), "requeue", preview, kind="main"),
@@ -70,9 +70,9 @@ def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[
     if message.state == State.ON_HOLD:
         acts[-1] = act(_("Release"), "release", pages.address("parkedmessage_release", message.pk), post=True)
     export = pages.address("parkedmessage_export") + selected
-    exporting = Act(label=_("Export…"), address=export, why=allowing.may(request, "export", message))
+    exporting = Act(label=_("Export…"), address=export, why=allowing.refusal(request, "export", message))
     if message.state == State.DISCARDED:
-        why = allowing.may(request, "restore", message)
+        why = allowing.refusal(request, "restore", message)
         address = pages.address("parkedmessage_restore", message.pk)
         return [Act(label=_("Restore"), address=address, why=why, post=True, kind="main"), exporting]
     return [*acts, exporting] if message.open else [exporting]
@@ -93,12 +93,12 @@ def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
     shown = list(attempts)
     acts = list(OperatorAction.objects.filter(message=message.pk).order_by("-number")[:ACTS])
     items = Item.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTS]
-    no_traces = allowing.may(request, "view_traceback", message)
+    no_traces = allowing.refusal(request, "view_traceback", message)
     if no_traces:
         for attempt in shown:
             attempt.chain, attempt.logs = [], ""
-    others = bool(allowing.may(request, "view_all_audit"))
-    no_activity = allowing.may(request, "view_audit")
+    others = bool(allowing.refusal(request, "view_all_audit"))
+    no_activity = allowing.refusal(request, "view_audit")
     told = [act for act in acts if not no_activity and (not others or act.actor_id == request.user.pk)]
     return {
         "events": timeline(message, shown[:ATTEMPTS], acts, items),
@@ -122,7 +122,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
         "heading": heading(properties, whole=whole, shown=shown),
         "whole": whole,
         "version": version,
-        "why_not_reveal": allowing.may(request, "reveal", message),
+        "why_not_reveal": allowing.refusal(request, "reveal", message),
         "revealed": shown,
     }
 

@@ -79,7 +79,7 @@ def view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 def _forbidden(request: HttpRequest, message: ParkedMessage) -> str:
     """Whoever edits a text sees it, and whoever sends it may send it."""
     verbs = ("view", "edit", "view_payload", "requeue")
-    return next((why for verb in verbs if (why := allowing.may(request, verb, message))), "")
+    return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
 
 
 def _form(pages: Pages, request: HttpRequest, message: ParkedMessage, text: str, **more: Any) -> HttpResponse:

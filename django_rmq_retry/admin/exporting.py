@@ -24,7 +24,7 @@ MOST_LEFT_OUT = 1000
 
 def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     """Messages as a table, or as lines with what was sent."""
-    why = allowing.may(request, "export")
+    why = allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
     try:
@@ -36,7 +36,7 @@ def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     except Refused as refusal:
         return pages.page(request, "gone.html", title=_("Export"), status=400, why=str(refusal))
     forbidden = choosing.forbidden(request, "export", selection)
-    no_whole = allowing.may(request, "view_payload")
+    no_whole = allowing.refusal(request, "view_payload")
     wrong = ""
     if request.method == "POST":
         try:
@@ -65,7 +65,7 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
     if form not in FORMS or payload not in set(Payload):
         raise Refused(_("There is no such form of an export."))
     verb = "view_payload" if payload == Payload.WHOLE else "export"
-    why = allowing.may(request, verb)
+    why = allowing.refusal(request, verb)
     if why:
         raise NotAllowed(why)
     meant = _allowed(request, selection, verb)
@@ -75,7 +75,7 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
 
 def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     """What became of each message of a run."""
-    why = allowing.may(request, "view_run") or allowing.may(request, "export")
+    why = allowing.refusal(request, "view_run") or allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
     if not RequeueRun.objects.filter(pk=pk).exists():
@@ -85,7 +85,7 @@ def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
 
 def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     """The rows that the list shows on all its pages."""
-    why = allowing.may(request, "view_audit") or allowing.may(request, "export")
+    why = allowing.refusal(request, "view_audit") or allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
     rows = pages.get_changelist_instance(request).queryset
@@ -104,7 +104,7 @@ def _allowed(request: HttpRequest, selection: Selection, verb: str) -> Selection
     if settings().can is None or not selection.filter:
         return selection
     rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")
-    kept_back = [row.pk for row in rows.iterator(chunk_size=1000) if allowing.may(request, verb, row)]
+    kept_back = [row.pk for row in rows.iterator(chunk_size=1000) if allowing.refusal(request, verb, row)]
     if len(kept_back) > MOST_LEFT_OUT:
         said = _("The project's rules keep %(count)d of these messages back from you. Choose fewer.")
         raise NotAllowed(said % {"count": len(kept_back)})

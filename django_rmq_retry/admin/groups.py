@@ -38,7 +38,7 @@ class ErrorGroupAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.may(request, "view_group")
+        why = allowing.refusal(request, "view_group")
         if why:
             return self.refused(request, why)
         by = request.GET.get("by", "")
@@ -69,14 +69,14 @@ class ErrorGroupAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.may(request, "view_group")
+        why = allowing.refusal(request, "view_group")
         if why:
             return self.refused(request, why)
         group = _found(object_id)
         if group is None:
             raise Http404(_("There is no such error group."))
         trend = trends_of([group.pk])[group.pk]
-        sees = not allowing.may(request, "view")
+        sees = not allowing.refusal(request, "view")
         return self.page(
             request,
             "errorgroup/group.html",
@@ -86,10 +86,10 @@ class ErrorGroupAdmin(Pages):
             plain=plain_words(group),
             lasting=lasting(group),
             acts=self._acts(request, group, alone=True),
-            why_no_trace=allowing.may(request, "view_traceback"),
-            trace=None if allowing.may(request, "view_traceback") else latest_trace(group.fingerprint),
+            why_no_trace=allowing.refusal(request, "view_traceback"),
+            trace=None if allowing.refusal(request, "view_traceback") else latest_trace(group.fingerprint),
             types=_types(group),
-            rows=[(one, cells(one)) for one in _newest(group) if not allowing.may(request, "view", one)]
+            rows=[(one, cells(one)) for one in _newest(group) if not allowing.refusal(request, "view", one)]
             if sees
             else (),
             columns=COLUMNS,
@@ -120,29 +120,29 @@ class ErrorGroupAdmin(Pages):
             Act(
                 label=_("Try one first"),
                 address=f"{preview}{selected}&canary=1",
-                why=allowing.may(request, "requeue"),
+                why=allowing.refusal(request, "requeue"),
                 kind="main" if alone else "",
             ),
             Act(
                 label=_("Requeue %(count)d…") % counted,
                 address=f"{preview}{selected}",
-                why=allowing.may(request, "requeue", count=ready),
+                why=allowing.refusal(request, "requeue", count=ready),
             ),
             Act(
                 label=_("Discard %(count)d…") % counted,
                 address=f"{discard}{selected}",
-                why=allowing.may(request, "discard"),
+                why=allowing.refusal(request, "discard"),
             ),
             Act(
                 label=_("Hold…"),
                 address=f"{self.address('parkedmessage_hold')}{selected}",
-                why=allowing.may(request, "hold"),
+                why=allowing.refusal(request, "hold"),
             ),
         ]
         acts = acts if ready else []
         if alone:
             note = self.address("errorgroup_note", group.pk)
-            why = allowing.may(request, "note")
+            why = allowing.refusal(request, "note")
             return [*acts, Act(label=_("Note…"), address=note, why=why)]
         opening = Act(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
         return [opening, *(act for act in acts if not act.why)]

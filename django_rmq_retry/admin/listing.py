@@ -50,7 +50,7 @@ class MessageList(ChangeList):
         if not self.result_count:
             # That nothing fits is known from an index; the rows might be looked for in the whole table.
             self.result_list = []
-        self.result_list = [row for row in self.result_list if not allowing.may(request, "view", row)]
+        self.result_list = [row for row in self.result_list if not allowing.refusal(request, "view", row)]
 
     def words(self) -> dict[str, Any]:
         """The filter of everything that this list would show on all its pages."""

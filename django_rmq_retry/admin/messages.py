@@ -83,16 +83,16 @@ class ParkedMessageAdmin(Pages):
         return self._to("parkedmessage_export", request)
 
     def has_requeue_permission(self, request: HttpRequest) -> bool:
-        return not allowing.may(request, "requeue")
+        return not allowing.refusal(request, "requeue")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        return not allowing.may(request, "discard")
+        return not allowing.refusal(request, "discard")
 
     def has_hold_permission(self, request: HttpRequest) -> bool:
-        return not allowing.may(request, "hold")
+        return not allowing.refusal(request, "hold")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        return not allowing.may(request, "export")
+        return not allowing.refusal(request, "export")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[MessageList]:
         return MessageList
@@ -108,7 +108,7 @@ class ParkedMessageAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.may(request, "view")
+        why = allowing.refusal(request, "view")
         if why:
             return self.refused(request, why)
         asked = request.GET.get("q", "").strip()

@@ -14,7 +14,7 @@ from django_rmq_retry.operating.refusals import Refused
 
 def view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """The form, and storing it."""
-    why = allowing.may(request, "view_group") or allowing.may(request, "note")
+    why = allowing.refusal(request, "view_group") or allowing.refusal(request, "note")
     if why:
         return pages.refused(request, why)
     group = ErrorGroup.objects.filter(pk=pk).first()

@@ -19,7 +19,7 @@ from django_rmq_retry.operating.sending import contents
 def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Show the page once more with one hidden value, after that was written down."""
     message = detail.found_or_404(str(pk))
-    why = allowing.may(request, "view", message) or allowing.may(request, "reveal", message)
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "reveal", message)
     if why:
         return pages.refused(request, why)
     place = request.POST.get("place", "")
@@ -33,7 +33,7 @@ def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """The exact bytes of the body, or of an older version of it, to be saved and not to be shown."""
     message = detail.found_or_404(str(pk))
-    why = allowing.may(request, "view", message) or allowing.may(request, "view_payload", message)
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "view_payload", message)
     if why:
         return pages.refused(request, why)
     number = 1 if request.POST.get("version") == "1" else message.version

@@ -103,7 +103,7 @@ class Wish:
 
 def view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Show what would be sent and what speaks against it; start the run where that button was pressed."""
-    why = allowing.may(request, "requeue")
+    why = allowing.refusal(request, "requeue")
     if why:
         return pages.refused(request, why)
     wish = Wish.read(request)

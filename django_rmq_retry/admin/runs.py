@@ -69,7 +69,7 @@ class RequeueRunAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.may(request, "view_run")
+        why = allowing.refusal(request, "view_run")
         if why:
             return self.refused(request, why)
         return super().changelist_view(
@@ -80,7 +80,7 @@ class RequeueRunAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.may(request, "view_run")
+        why = allowing.refusal(request, "view_run")
         if why:
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=object_id).first() if object_id.isdecimal() else None
@@ -94,7 +94,7 @@ class RequeueRunAdmin(Pages):
 
     def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Pause, resume, slow or stop it, as the button said."""
-        why = allowing.may(request, "steer")
+        why = allowing.refusal(request, "steer")
         if why:
             return self.refused(request, why)
         actor, reason, act = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("act")
@@ -109,7 +109,7 @@ class RequeueRunAdmin(Pages):
 
     def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of it; the script asks for one after another, a person without it for longer ones."""
-        why = allowing.may(request, "requeue")
+        why = allowing.refusal(request, "requeue")
         if why:
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=pk).first()
@@ -135,7 +135,7 @@ class RequeueRunAdmin(Pages):
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
             silent=alone and (run.beat_at or run.created_at) < now - SILENT,
             mine=run.by_user_id == request.user.pk,
-            why_not_drive=allowing.may(request, "requeue"),
+            why_not_drive=allowing.refusal(request, "requeue"),
             why=_(run.why) if run.why else "",
             chosen=labels.chosen(run.selection, run.said),
             left=_left(run),
@@ -151,7 +151,7 @@ class RequeueRunAdmin(Pages):
         )
 
     def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
-        address, why = self.address("requeuerun_steer", run.pk), allowing.may(request, "steer")
+        address, why = self.address("requeuerun_steer", run.pk), allowing.refusal(request, "steer")
         acts: list[Act] = []
 
         def act(label: str, name: str, **more: Any) -> None:
@@ -173,11 +173,11 @@ class RequeueRunAdmin(Pages):
                 Act(
                     label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
                     address=again,
-                    why=allowing.may(request, "requeue", count=run.failed),
+                    why=allowing.refusal(request, "requeue", count=run.failed),
                 )
             )
         export = self.address("requeuerun_export", run.pk)
-        return [*acts, Act(label=_("Export CSV"), address=export, why=allowing.may(request, "export"), post=True)]
+        return [*acts, Act(label=_("Export CSV"), address=export, why=allowing.refusal(request, "export"), post=True)]
 
 
 def _left(run: RequeueRun) -> float | None:

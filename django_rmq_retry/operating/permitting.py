@@ -35,7 +35,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
 """What each verb needs."""
 
 
-def may(user: Any, verb: str, message: object = None) -> str:
+def refusal(user: Any, verb: str, message: object = None) -> str:
     """Nothing if the user may, else why not, in a sentence; with a message the project's own rules are asked too."""
     codename, name = PERMISSIONS[verb]
     if not getattr(user, "is_active", False):
@@ -45,9 +45,9 @@ def may(user: Any, verb: str, message: object = None) -> str:
     return _by_the_project(user, verb, message)
 
 
-def may_requeue(user: Any, count: int) -> str:
-    """As ``may``, for so many messages at once."""
-    return may(user, "requeue" if count <= FEW else "bulk_requeue")
+def requeue_refusal(user: Any, count: int) -> str:
+    """As ``refusal``, for so many messages at once."""
+    return refusal(user, "requeue" if count <= FEW else "bulk_requeue")
 
 
 def _by_the_project(user: Any, verb: str, message: object) -> str:

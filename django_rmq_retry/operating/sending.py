@@ -17,7 +17,7 @@ from django_rmq_retry.core.requeued import Original, requeued
 from django_rmq_retry.models import MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.operating import words
 from django_rmq_retry.operating.claiming import Claim
-from django_rmq_retry.operating.permitting import may
+from django_rmq_retry.operating.permitting import refusal
 from django_rmq_retry.operating.settling import Answer
 from django_rmq_retry.options import FRAME_MAX
 from django_rmq_retry.records.tickets import Ticket, bearer
@@ -97,7 +97,7 @@ def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:
     if run.by_user_id is None:
         return words.ACCOUNT_GONE
     user = get_user_model()._default_manager.filter(pk=run.by_user_id).first()  # noqa: SLF001 - Django's own way
-    return words.REFUSED if user is None or may(user, "requeue", message) else ""
+    return words.REFUSED if user is None or refusal(user, "requeue", message) else ""
 
 
 def _writable(copy: Message) -> bool:

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import OperatorAction
 from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS, may
+from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS, refusal
 from django_rmq_retry.operating.selecting import Selection
 from tests.commands.running import run
 from tests.operating.made import ANN, BOB, record
@@ -106,9 +106,9 @@ def test_whoever_may_not_is_told_what_is_missing_and_whom_to_ask(settings: objec
     settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CONTACT": "payments-oncall"}  # type: ignore[attr-defined]
     user = User.objects.create(username="ann")
     run("rmq_roles")
-    refused = may(user, "requeue")
+    refused = refusal(user, "requeue")
     user.groups.add(Group.objects.get(name="rmq support"))
 
     assert refused == "You need the permission “Can requeue messages”. Ask: payments-oncall."
-    assert may(User.objects.get(), "requeue") == ""
-    assert "Can requeue many" in may(User.objects.get(), "bulk_requeue")
+    assert refusal(User.objects.get(), "requeue") == ""
+    assert "Can requeue many" in refusal(User.objects.get(), "bulk_requeue")
