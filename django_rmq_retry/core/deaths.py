@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.fields import entries
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.verdict import Reason
 
@@ -26,6 +27,7 @@ BROKERS_OWN = frozenset(
     }
 )
 """Never republished: x-death can get a message dropped as a cycle before RabbitMQ 4, CC would send copies elsewhere."""
+_KEYS = frozenset(name.encode() for name in BROKERS_OWN)
 
 _REASONS = {
     "expired": Reason.EXPIRED,
@@ -78,6 +80,22 @@ def reason_of(headers: Headers) -> Reason | None:
     """Why the broker moved the message; only the first entry is the newest on every version."""
     found = deaths(headers)
     return _REASONS.get(found[0].reason, Reason.REJECTED) if found else None
+
+
+def brokers_part(headers: Headers) -> bytes:
+    """Those of the broker's own that are there, as the bytes they came in."""
+    if BROKERS_OWN.isdisjoint(headers):
+        return b""
+    raw = headers.raw
+    return b"".join(raw[start:stop] for key, start, _, stop in entries(raw, 0, len(raw)) if key in _KEYS)
+
+
+def told_of_broker(told: object) -> bytes:
+    """Such bytes read back from a header that anybody may have written: nothing where they hold anything else."""
+    try:
+        return told if isinstance(told, bytes) and BROKERS_OWN.issuperset(Headers(told)) else b""
+    except UndecodableHeaders:
+        return b""
 
 
 def returns(headers: Headers, *, redelivered: bool) -> int:

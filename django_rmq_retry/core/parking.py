@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from django_rmq_retry.core.deaths import BROKERS_OWN, Death, deaths, reason_of
+from django_rmq_retry.core.deaths import BROKERS_OWN, Death, deaths, reason_of, told_of_broker
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import EMPTY, Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties, lasting, with_headers
 from django_rmq_retry.core.settling import KEPT, KEPT_LEADING, KEPT_PACKED, KEPT_RAW, ROOM, kept_properties
-from django_rmq_retry.core.stamps import OURS, PREFIX, Stamp
+from django_rmq_retry.core.stamps import BROKERS, OURS, PREFIX, Stamp
 from django_rmq_retry.core.verdict import Reason, short
 
 TICKET = PREFIX + "ticket"
@@ -176,7 +176,10 @@ def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[b
     if type(leading) is int and 0 < leading <= len(delivery.body):
         raw = delivery.body[:leading]
         return raw, _decoded(raw), delivery.body[leading:]
-    left = headers.replacing(drop=DROPPED)
+    theirs = told_of_broker(headers.get(BROKERS)) if kept else b""
+    left = headers.replacing(drop=DROPPED | BROKERS_OWN if theirs else DROPPED)
+    if theirs:
+        left = Headers(left.raw + theirs)
     properties = replace(arrived, headers=left if left.raw else EMPTY)
     return with_headers(delivery.raw, arrived, left.raw), properties, delivery.body
 

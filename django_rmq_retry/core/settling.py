@@ -4,13 +4,14 @@ import zlib
 from dataclasses import replace
 
 from django_rmq_retry.core.carriers import Hop
-from django_rmq_retry.core.deaths import BROKERS_OWN
+from django_rmq_retry.core.deaths import BROKERS_OWN, brokers_part
+from django_rmq_retry.core.encoding import encode_entry
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties, lasting
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell, copy_of
-from django_rmq_retry.core.stamps import MARK, OURS, PREFIX, Stamp, parked_headers, story
+from django_rmq_retry.core.stamps import BROKERS, MARK, OURS, PREFIX, Stamp, parked_headers, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
 
@@ -88,6 +89,7 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
         known = delivery.properties
         # A sender's own word for properties that we keep would be believed by whoever reads the copy.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
+        headers = with_brokers(headers, known.headers)
         properties = lasting(known, headers)
         readable = len(headers.raw) <= ROOM
     except UndecodableHeaders:
@@ -96,6 +98,15 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
         properties = Properties(delivery_mode=2, message_id=_id(delivery), headers=Headers.of({**put, **kept}))
     body = delivery.body if readable else leading + delivery.body
     return Settlement(tell=Tell.ACK, copy=Message(body=body, exchange="", routing_key=park, properties=properties))
+
+
+def with_brokers(made: Headers, came: Headers) -> Headers:
+    """With what the broker wrote into the headers that came, as one of ours; without it where there is no room."""
+    theirs = brokers_part(came)
+    if not theirs:
+        return made
+    whole = made.raw + encode_entry(BROKERS, theirs)
+    return Headers(whole) if len(whole) <= ROOM else made
 
 
 def _id(delivery: Delivery) -> str | None:

@@ -106,7 +106,9 @@ UNTOLD = Stamp()
 
 
 _PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
-OURS = frozenset({*_STORY, *(PREFIX + name for name in _PARKED)})
+BROKERS = PREFIX + "broker"
+"""The broker's own headers, x-death above all, as bytes that it does not look into; only a record shows them."""
+OURS = frozenset({*_STORY, *(PREFIX + name for name in _PARKED), BROKERS})
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:

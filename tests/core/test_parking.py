@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.core.backoff import Fixed
 from django_rmq_retry.core.carriers import DeadLetter, Ladder
+from django_rmq_retry.core.deaths import BROKERS_OWN, deaths
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.homes import homes_of
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.parking import ADDED, TICKET, By, Parked, identity, read_parked, set_aside
 from django_rmq_retry.core.policy import RetryThenPark
 from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.core.requeued import Original, requeued
 from django_rmq_retry.core.settling import KEPT, ROOM, parked
 from django_rmq_retry.core.subscription import intakes
 from django_rmq_retry.core.topology import Queue
@@ -96,6 +98,74 @@ class TestParkedByAConsumer:
         found = read_parked(by_us(delivery(headers={TICKET: "7.2:x", "tenant": "acme"})), HOMES)
 
         assert (found.ticket, dict(decode_properties(found.raw).headers)) == ("7.2:x", {"tenant": "acme"})
+
+    def test_what_the_broker_counted_before_stays_in_the_record_and_decides_nothing(self) -> None:
+        theirs = Headers.of({"x-death": [died(reason="rejected", count=4)], "x-delivery-count": 2, "CC": ["audit"]})
+        one = delivery(headers=Headers(Headers.of({"tenant": "acme"}).raw + theirs.raw), message_id="m")
+        copy = by_us(one)
+        found = read_parked(copy, HOMES)
+
+        assert BROKERS_OWN.isdisjoint(copy.headers)
+        assert (found.by, found.reason, found.queue) == (By.CONSUMER, "retries exhausted", "payments")
+        assert found.properties.headers.raw == one.headers.raw
+        assert decode_properties(found.raw).headers.raw == one.headers.raw
+        assert deaths(found.properties.headers)[0].count == 4
+
+    def test_counts_of_the_parked_queue_do_not_stand_beside_those_of_the_work_queue(self) -> None:
+        copy = by_us(delivery(headers={"x-delivery-count": 7}, message_id="m"))
+        again = delivery(queue="payments.parked", headers=copy.headers.replacing(put={"x-delivery-count": 1}))
+
+        assert read_parked(again, HOMES).properties.headers == Headers.of({"x-delivery-count": 7})
+
+    def test_a_requeued_copy_carries_nothing_of_it(self) -> None:
+        found = read_parked(by_us(delivery(headers={"x-death": [died()], "tenant": "acme"})), HOMES)
+        original = Original(body=b"", raw=found.raw, exchange="", routing_key="payments")
+        copy = requeued(original, queue="payments", ticket="7.2:x")
+
+        assert {name for name in copy.headers if not name.startswith("rmq-retry-")} == {"tenant"}
+        assert "rmq-retry-broker" not in copy.headers
+
+    def test_without_room_for_it_the_message_is_parked_all_the_same(self) -> None:
+        big = {"big": "a" * (ROOM - 1500), "x-death": [died(), {"padding": "b" * 1000}]}
+        copy = by_us(delivery(headers=big))
+
+        assert "rmq-retry-broker" not in copy.headers
+        assert "x-death" not in read_parked(copy, HOMES).properties.headers
+        assert len(str(read_parked(copy, HOMES).properties.headers["big"])) == ROOM - 1500
+
+    @given(theirs=st.lists(st.tuples(st.sampled_from(sorted(BROKERS_OWN)), st.binary(max_size=20)), min_size=1))
+    def test_whatever_the_broker_wrote_comes_back_byte_for_byte(self, theirs: list[tuple[str, bytes]]) -> None:
+        raw = b"".join(Headers.of({name: value}).raw for name, value in theirs)
+
+        assert read_parked(by_us(delivery(headers=Headers(raw))), HOMES).properties.headers.raw == raw
+
+    @pytest.mark.parametrize("value", [Headers.of({"x-death": [died()]}).raw, b"\xff", "text", 3])
+    def test_a_sender_cannot_make_up_what_the_broker_counted(self, value: object) -> None:
+        one = delivery(headers={"rmq-retry-broker": value, "tenant": "acme"})
+
+        assert dict(read_parked(by_us(one), HOMES).properties.headers) == {"tenant": "acme"}
+
+    @pytest.mark.parametrize(
+        "told",
+        [Headers.of({"x-death": [died()], "token": "x"}).raw, Headers.of({"x-death": 1}).raw[:-1], b"\x01aZ", b"", "x"],
+    )
+    def test_in_the_parked_queue_it_is_believed_only_as_we_would_have_written_it(self, told: object) -> None:
+        found = read({"rmq-retry-reason": "x", "rmq-retry-broker": told, "tenant": "acme"}, message_id="m")
+
+        assert (found.by, dict(found.properties.headers)) == (By.CONSUMER, {"tenant": "acme"})
+
+    def test_where_the_broker_parked_it_the_brokers_own_word_counts(self) -> None:
+        forged = Headers.of({"x-death": [died("elsewhere", count=9)]}).raw
+        found = read({"rmq-retry-reason": "x", "rmq-retry-broker": forged, "x-death": [died()]})
+
+        assert (found.by, [one.queue for one in deaths(found.properties.headers)]) == (By.BROKER, ["payments"])
+
+    @given(told=st.binary(max_size=60))
+    def test_whatever_stands_there_is_read(self, told: bytes) -> None:
+        found = read({"rmq-retry-reason": "x", "rmq-retry-broker": told, "tenant": "acme"})
+
+        assert found.properties.headers["tenant"] == "acme"
+        assert BROKERS_OWN.issuperset(set(found.properties.headers) - {"tenant"})
 
     @pytest.mark.parametrize("name", sorted(KEPT))
     @pytest.mark.parametrize("value", [b"\0\0", 3, 10**12, -1, True, "text", zlib.compress(b"\0\0")])

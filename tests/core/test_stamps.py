@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.stamps import OURS, Stamp, parked_headers
+from django_rmq_retry.core.stamps import BROKERS, OURS, Stamp, parked_headers
 from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, park, retry
 
 NOW = 1_700_000_000_000
@@ -116,4 +116,4 @@ def test_every_header_of_ours_is_known_to_be_ours() -> None:
     verdict = replace(park(Reason.REQUESTED, "d", TIMEOUT), fingerprint="f", culprit="c")
     why = parked_headers(verdict, handler="h", now=NOW, nonce=1)
 
-    assert {*full.headers(), *why} == OURS
+    assert {*full.headers(), *why, BROKERS} == OURS

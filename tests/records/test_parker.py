@@ -7,17 +7,29 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connection
 from django.test.utils import CaptureQueriesContext
+from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue, handler, registry, signals
+from django_rmq_retry.core.carriers import DeadLetter
 from django_rmq_retry.core.codec import Raw
+from django_rmq_retry.core.deaths import deaths
 from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.properties import Properties, decode_properties
+from django_rmq_retry.core.subscription import intakes
+from django_rmq_retry.core.verdict import Kind
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.records import parker, probing
 from django_rmq_retry.records.filing import Filing
 from django_rmq_retry.records.parker import Parker
 from django_rmq_retry.runtime.parking import Absent, Stored
+from tests.broker.at_hand import AtHand
+from tests.broker.declared import declare
+from tests.core.made import subscription
 from tests.records.arrivals import HOMES, by_us, foreign, store, the_group, the_record
+from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 WRITE = Filing.write
@@ -305,3 +317,25 @@ class TestSignal:
             signals.recorded.disconnect(hear)
 
         assert the_record().copies == 1
+
+
+def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vhost, amqp: BlockingChannel) -> None:
+    """Parked by a consumer whose carrier counts by x-death, on a real broker."""
+    amqp.confirm_delivery()
+    loop = DeadLetter(exchange="again", queue="later", after=0.2)
+    charge = subscription(RetryThenPark(attempts=3, via=loop))
+    declare(vhost, layout(intakes([charge])))
+    hand = AtHand(channel=amqp, subscription=charge)
+    hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
+    verdicts = [hand.fail().kind for _ in range(3)]
+    _tag, parked, _ = hand.take("payments.parked")
+    assert store(parked) == [Stored()]
+    record = the_record()
+    died = deaths(decode_properties(bytes(record.properties)).headers)
+
+    assert verdicts == [Kind.RETRY, Kind.RETRY, Kind.PARK]
+    assert (record.by, record.attempts, record.reason) == ("consumer", 3, "retries exhausted")
+    assert {(one.queue, one.reason, one.count) for one in died} == {
+        ("payments", "rejected", 2),
+        ("later", "expired", 2),
+    }
