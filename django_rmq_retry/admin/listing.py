@@ -9,6 +9,7 @@ from django.utils.functional import cached_property
 
 from django_rmq_retry.admin import allowing
 from django_rmq_retry.admin.filters import Word
+from django_rmq_retry.models import ParkedMessage
 
 MOST_COUNTED = 10_000
 
@@ -34,9 +35,11 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in 
 
 
 class MessagePaginator(CappedPaginator):
-    """Of messages: the state is in the index of every filter."""
+    """Of messages: the state is in the index of every filter. By the same one Django pages their history."""
 
-    column = "state"
+    @property
+    def column(self) -> str:  # type: ignore[override]  # it depends on what is paged
+        return "state" if self.object_list.model is ParkedMessage else "pk"  # type: ignore[attr-defined]  # of rows
 
 
 class MessageList(ChangeList):

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from django_rmq_retry.admin import allowing, deciding, detail, editing, exporting, opening, rows
+from django_rmq_retry.admin.departed import remembered
 from django_rmq_retry.admin.filters import FILTERS
 from django_rmq_retry.admin.listing import MessageList, MessagePaginator
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
@@ -28,13 +29,13 @@ PAGES: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
     ("discard/", "discard", deciding.discarding),
     ("hold/", "hold", deciding.holding),
     ("export/", "export", exporting.messages),
-    ("<int:pk>/edit/", "edit", editing.view),
+    ("<int:pk>/edit/", "edit", remembered(editing.view)),
 )
 POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
-    ("<int:pk>/restore/", "restore", deciding.restoring),
-    ("<int:pk>/release/", "release", deciding.releasing),
-    ("<int:pk>/reveal/", "reveal", opening.reveal),
-    ("<int:pk>/body/", "body", opening.download),
+    ("<int:pk>/restore/", "restore", remembered(deciding.restoring)),
+    ("<int:pk>/release/", "release", remembered(deciding.releasing)),
+    ("<int:pk>/reveal/", "reveal", remembered(opening.reveal)),
+    ("<int:pk>/body/", "body", remembered(opening.download)),
 )
 """The pages besides the list and the message itself: address, name, view."""
 
@@ -123,7 +124,12 @@ class ParkedMessageAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        return detail.view(self, request, object_id)
+        return remembered(detail.view)(self, request, object_id)
+
+    @migrated
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        why = allowing.refusal(request, "view", detail.found_or_404(object_id))
+        return self.refused(request, why) if why else super().history_view(request, object_id, extra_context)
 
     def get_urls(self) -> list[Any]:
         return [*self._pages(PAGES, lambda view: view), *self._pages(POSTED, require_POST), *super().get_urls()]

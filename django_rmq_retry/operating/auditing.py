@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator, Mapping
 
 from django.db import router, transaction
@@ -12,8 +11,7 @@ from django.utils import timezone
 from django_rmq_retry.core.verdict import short
 from django_rmq_retry.models import AuditHead, OperatorAction, Verb
 from django_rmq_retry.operating.actors import Actor
-
-log = logging.getLogger("django_rmq_retry")
+from django_rmq_retry.operating.telling import tell
 
 BATCH = 2000
 
@@ -56,7 +54,7 @@ def note(
         action.seal = seal_of(action)
         action.save(using=using)
         AuditHead.objects.using(using).filter(pk=1).update(seal=action.seal)
-    log.info("%s %s by %s", verb, action.subject or f"{count} messages", actor.name, extra=_fields(action))
+        tell(action, using)
     return action
 
 
@@ -110,9 +108,3 @@ def _rows(using: str) -> Iterator[OperatorAction]:
         if len(rows) < BATCH:
             return
         after = rows[-1].number
-
-
-def _fields(action: OperatorAction) -> dict[str, object]:
-    names = ("verb", "actor_name", "behalf", "reason", "message", "group", "run", "subject", "count", "source")
-    said = {f"rmq_{name}": getattr(action, name) for name in names}
-    return {"event": "rmq.operator", **said}

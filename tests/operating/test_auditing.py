@@ -1,18 +1,31 @@
-"""The audit log: what it keeps, and what it notices."""
+"""The audit log: what it keeps, and what it notices; and what is told of an act elsewhere."""
 
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
+from django.test import Client, modify_settings
+from django.urls import reverse
 
-from django_rmq_retry.models import AuditHead, OperatorAction, Verb
+from django_rmq_retry.models import AuditHead, OperatorAction, ParkedMessage, Verb
 from django_rmq_retry.models.actions import HistoryIsFixed
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note, verify
+from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.steering import stop
+from tests.admin.made import person
+from tests.operating.made import record
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ANN = Actor(name="ann", source="admin")
+Captured = Callable[..., AbstractContextManager[list[Any]]]
 
 
 def acts(count: int = 3) -> list[OperatorAction]:
@@ -89,4 +102,125 @@ def test_what_came_from_outside_never_keeps_an_act_from_the_log() -> None:
 
     action.refresh_from_db()
     assert action.reason.startswith(r"nul \x00 and \ud800xxx")
+    assert list(verify()) == []
+
+
+@pytest.fixture
+def bob() -> Actor:
+    """Somebody with an account."""
+    user = User.objects.create(username="bob", is_staff=True, is_superuser=True)
+    return Actor(name="bob", user_id=user.pk, source="admin")
+
+
+def entered() -> list[tuple[str, str, str, str]]:
+    """The admin's own history: what it was on, and what was done."""
+    rows = LogEntry.objects.select_related("content_type").order_by("pk")
+    return [(row.content_type.model, row.object_id, row.object_repr, row.change_message) for row in rows]  # type: ignore[union-attr,misc]
+
+
+def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> None:
+    one = record(key="payment:7")
+    discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+    client = Client()
+    client.force_login(User.objects.get())
+    page = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk])).content.decode()
+
+    assert entered() == [("parkedmessage", str(one.pk), str(one), "discard · duplicate")]
+    assert (page.count("discard · duplicate"), "bob" in page) == (1, True)
+
+
+def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor, settings: Any) -> None:
+    one = record()
+    discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: "Not of your bank."}
+    client = Client()
+    client.force_login(person("eve", "view_parkedmessage"))
+    answer = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk]))
+
+    assert (answer.status_code, "duplicate" in answer.content.decode()) == (403, False)
+
+
+def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob: Actor) -> None:
+    run = start(Selection.of_ids([record().pk for _ in range(3)]), bob, reason="INC-1")
+    stop(run.pk, bob, reason="wrong ones")
+
+    assert [(model, number, said) for model, number, _what, said in entered()] == [
+        ("requeuerun", str(run.pk), "requeue · 3 messages · INC-1"),
+        ("requeuerun", str(run.pk), "stop · 3 messages · wrong ones"),
+    ]
+
+
+def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
+    for number in range(2):
+        note(bob, Verb.PURGE, count=number + 1)
+
+    assert [row[:2] for row in entered()] == [("operatoraction", str(row.pk)) for row in OperatorAction.objects.all()]
+
+
+def test_who_looked_at_a_message_is_not_told_to_all_who_may_see_it(bob: Actor) -> None:
+    one = record()
+    action = note(bob, Verb.REVEAL, message=one.pk, subject=str(one))
+
+    assert entered() == [("operatoraction", str(action.pk), str(one), "reveal")]
+
+
+def test_who_has_no_account_has_no_entry() -> None:
+    acts()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 3)
+
+
+def test_an_act_needs_no_admin(bob: Actor) -> None:
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
+        note(bob, Verb.DISCARD)
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 1)
+
+
+def test_an_act_that_is_taken_back_leaves_neither_row_nor_entry_nor_line(
+    bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
+) -> None:
+    def fail() -> None:
+        with transaction.atomic():
+            note(bob, Verb.DISCARD)
+            raise ArithmeticError
+
+    caplog.set_level(logging.INFO, "django_rmq_retry")
+    with django_capture_on_commit_callbacks(execute=True), pytest.raises(ArithmeticError):
+        fail()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.count(), caplog.messages) == (0, 0, [])
+
+
+def test_an_entry_that_cannot_be_written_takes_the_act_back(bob: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = record()
+    monkeypatch.setattr(LogEntry, "save", lambda *_args, **_words: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+
+    assert (ParkedMessage.objects.get().state, OperatorAction.objects.count()) == ("parked", 0)
+
+
+def test_an_act_is_one_line_with_who_what_and_why(
+    bob: Actor, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Captured
+) -> None:
+    ids = [record().pk for _ in range(2)]
+    with caplog.at_level(logging.INFO, "django_rmq_retry"), django_capture_on_commit_callbacks(execute=True):
+        discard(Selection.of_ids(ids), bob, why="duplicate")
+    [line] = caplog.records
+    names = ("event", "who", "verb", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
+
+    assert caplog.messages == [f"discard #{ids[0]}, #{ids[1]} by bob"]
+    assert [getattr(line, name) for name in names] == [
+        *("rmq.operator", "bob", "discard", 2, "duplicate", "admin", None),
+        *(OperatorAction.objects.get().group, None, f"#{ids[0]}, #{ids[1]}", ""),
+    ]
+
+
+def test_the_entries_of_a_deleted_account_go_and_our_own_log_stays_the_proof(bob: Actor) -> None:
+    note(bob, Verb.DISCARD, message=1)
+    User.objects.all().delete()
+
+    assert (LogEntry.objects.count(), OperatorAction.objects.get().actor_name) == (0, "bob")
     assert list(verify()) == []
