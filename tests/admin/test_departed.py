@@ -1,0 +1,87 @@
+"""A message that retention has deleted: 410, with what the audit log knows of it, to whoever may see the log."""
+
+import pytest
+from django.test import Client
+
+from django_rmq_retry.models import ParkedMessage, Verb
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+
+pytestmark = pytest.mark.django_db
+LIST = "/admin/rmq_retry/parkedmessage/"
+ANN = Actor(name="ann", source="cli")
+
+
+def departed() -> int:
+    """The number of a message that was deleted, after ann had discarded it."""
+    made.message()
+    one = made.message(business_key="PAY-88121")
+    note(ANN, Verb.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+    return int(one.pk)
+
+
+def at(number: int, what: str = "change") -> str:
+    return f"{LIST}{number}/{what}/"
+
+
+def test_it_tells_who_did_what_with_it_and_when(page: Client) -> None:
+    number = departed()
+    response = page.get(at(number))
+    seen = Page(response)
+
+    assert response.status_code == 410
+    assert f"Message #{number} is not here any more PAY-88121" in seen.text
+    assert "ann Discard 1 Duplicate: INC-553" in seen.text
+    assert f"/admin/rmq_retry/operatoraction/?message={number}" in response.content.decode()
+
+
+@pytest.mark.parametrize("what", ["edit", "restore", "release", "reveal", "body"])
+def test_what_is_asked_of_it_is_answered_the_same(page: Client, what: str) -> None:
+    response = page.post(at(departed(), what), {"place": "iban", "text": "{}"})
+
+    assert response.status_code == 410
+    assert "ann Discard" in Page(response).text
+
+
+def test_nobody_is_told_more_than_the_audit_log_would_tell() -> None:
+    number = departed()
+    looker = client_of(made.person("looker", "view_parkedmessage")).get(at(number))
+    clerk = client_of(made.person("clerk", "view_parkedmessage", "view_operatoraction")).get(at(number))
+    stranger = client_of(made.person("stranger")).get(at(number))
+
+    assert (looker.status_code, clerk.status_code, stranger.status_code) == (410, 410, 403)
+    assert "You need the permission “Can view action”." in Page(looker).text
+    assert "You see no act about this message alone." in Page(clerk).text
+    for response in (looker, clerk, stranger):
+        assert "ann" not in Page(response).text.split()
+        assert b"PAY-88121" not in response.content
+
+
+def test_one_that_was_only_among_many_is_told_of_as_well(page: Client) -> None:
+    one, newer = made.message(), made.message()
+    ParkedMessage.objects.filter(pk=one.pk).delete()
+    response = page.get(at(one.pk))
+
+    assert response.status_code == 410
+    assert "stands in the log at their run or their group" in Page(response).text
+    assert page.get(at(newer.pk)).status_code == 200
+
+
+def test_a_number_that_was_never_given_is_404(page: Client) -> None:
+    newest = made.message().pk
+
+    assert [page.get(at(number)).status_code for number in (0, newest + 1, 10**18, 10**30)] == [404] * 4
+    assert page.post(at(newest + 1, "restore")).status_code == 404
+
+
+def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
+    number = departed()
+    note(ANN, Verb.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
+    content = page.get(at(number)).content
+
+    assert b"<img src=x>" not in content
+    assert content.count(b"&lt;img src=x&gt;") == 2
