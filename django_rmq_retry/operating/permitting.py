@@ -16,6 +16,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view": ("view_parkedmessage", gettext_lazy("Can view parked message")),
     "view_group": ("view_errorgroup", gettext_lazy("Can view error group")),
     "view_run": ("view_requeuerun", gettext_lazy("Can view requeue run")),
+    "view_status": ("view_livestatus", gettext_lazy("Can view live status")),
     "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),
     "view_all_audit": ("view_all_operatoraction", gettext_lazy("Can see what others did")),
     "view_payload": ("view_payload", gettext_lazy("Can see message bodies and headers")),

@@ -9,7 +9,7 @@ from django.db import transaction
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS
 
-LOOKS = ("view", "view_group", "view_run", "view_audit")
+LOOKS = ("view", "view_group", "view_run", "view_status", "view_audit")
 """The audit log shows each only what is their own, unless they may see what others did."""
 ONCALL = (
     *LOOKS,
