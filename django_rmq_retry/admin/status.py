@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry import registry
-from django_rmq_retry.admin import labels, looking
+from django_rmq_retry.admin import allowing, labels, looking
 from django_rmq_retry.admin.activity import activity
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, ParkedMessage, RequeueRun, State
@@ -37,13 +37,17 @@ class LiveStatusAdmin(Pages):
     """One page; it stands where the list of a model stands."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("rmq_retry.view_livestatus"))
+        return not allowing.refusal(request, "view_status")
+
+    def get_urls(self) -> list[Any]:
+        """There are no records of it, so no page of one."""
+        return [url for url in super().get_urls() if url.name == "rmq_retry_livestatus_changelist"]
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        if not self.has_view_permission(request):
-            said = _("You need the permission “%(name)s”.")
-            return self.refused(request, said % {"name": _("Can view live status")})
+        why = allowing.refusal(request, "view_status")
+        if why:
+            return self.refused(request, why)
         seen = looking.look()
         counts = _counts()
         return self.page(

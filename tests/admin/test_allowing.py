@@ -35,7 +35,7 @@ def world() -> dict[str, Any]:
         "held": held.pk,
         "group": cause.pk,
         "run": run.pk,
-        "act": OperatorAction.objects.get().pk,
+        "act": OperatorAction.objects.get(run=run.pk).pk,
         "sel": token,
         "many": Selection.of_ids(many).token(),
     }
@@ -95,7 +95,8 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "errorgroup_note", "group", {}, ("view_errorgroup", "note_errorgroup")),
     ("post", "errorgroup_note", "group", {"note": "n"}, ("view_errorgroup", "note_errorgroup")),
 ]
-NAMES = [f"{method} {name} {'+'.join(data)}" for method, name, _pk, data, _needs in ADDRESSES]
+NAMES = ["_".join([address[0], address[1], *address[3].values()]) for address in ADDRESSES]
+"""The verb of HTTP, the page, and what is asked of it."""
 
 
 def ask(client: Client, known: dict[str, Any], address: tuple[str, str, str, dict[str, str], Any]) -> HttpResponse:
