@@ -62,18 +62,35 @@ def verify() -> Iterator[str]:
     """What is wrong with the log, a sentence for each break; nothing if it is whole."""
     using = router.db_for_read(OperatorAction)
     known: OperatorAction | None = None
+    begins, purged = 1, 0
     for action in _rows(using):
-        if known is not None and action.number != known.number + 1:
-            yield f"Between {known.number} and {action.number} rows are missing."
-        elif known is not None and action.previous != known.seal:
-            yield f"{action.number} does not follow {known.number}: one of them was changed or put in later."
-        if action.seal != seal_of(action):
-            yield f"{action.number} was changed after it was written."
+        yield from _breaks(known, action)
+        begins = begins if known else action.number
+        purged = max(purged, _purged_by(action))
         known = action
+    if begins != purged + 1:
+        yield f"The log begins at {begins}, and rows were purged up to {purged}: the first ones are missing."
     head = AuditHead.objects.using(using).filter(pk=1).first()
     end = (known.number, known.seal) if known else (0, "")
     if head is not None and (head.number, head.seal) != end:
         yield f"The log ends at {end[0]}, and {head.number} rows were written: the last ones are missing."
+
+
+def _breaks(known: OperatorAction | None, action: OperatorAction) -> Iterator[str]:
+    if known is not None and action.number != known.number + 1:
+        yield f"Between {known.number} and {action.number} rows are missing."
+    elif known is not None and action.previous != known.seal:
+        yield f"{action.number} does not follow {known.number}: one of them was changed or put in later."
+    if action.seal != seal_of(action):
+        yield f"{action.number} was changed after it was written."
+    if action.actor_id is not None and str(action.actor_id) != action.actor_key:
+        yield f"{action.number} names another account than when it was written."
+
+
+def _purged_by(action: OperatorAction) -> int:
+    """Up to which number this act shortened the log by its own retention."""
+    up_to = action.facts.get("up_to") if action.verb == Verb.PURGE and isinstance(action.facts, dict) else None
+    return up_to if isinstance(up_to, int) else 0
 
 
 def seal_of(action: OperatorAction) -> str:
