@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.db.models import Case, Count, IntegerField, Value, When
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.verdict import Reason
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
+from django_rmq_retry.operating.trending import parked_lately
 
-BUCKETS, BUCKET = 18, timedelta(minutes=10)
-"""Three hours; the newest bar is what counts as growing."""
 LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
 """Reasons that a requeue alone does not take away."""
 
@@ -70,17 +67,8 @@ def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
 
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
     """How many messages of each group were parked lately; one query for all of them."""
-    end = timezone.now()
-    starts = tuple(end - BUCKET * (BUCKETS - place) for place in range(BUCKETS))
-    # The newest span first: most rows are in it while something is wrong, and are compared once.
-    spans = [When(parked_at__gte=start, then=Value(place)) for place, start in reversed(list(enumerate(starts)))]
-    counts = {group: [0] * BUCKETS for group in groups}
-    if counts:
-        recent = ParkedMessage.objects.filter(group__in=list(counts), parked_at__gte=starts[0]).order_by()
-        placed = recent.annotate(place=Case(*spans, output_field=IntegerField())).values_list("group", "place")
-        for group, place, count in placed.annotate(count=Count("pk")):
-            counts[group][place] += count
-    return {group: Trend(counts=tuple(found), starts=starts) for group, found in counts.items()}
+    starts, counts = parked_lately(groups)
+    return {group: Trend(counts=tuple(found), starts=tuple(starts)) for group, found in counts.items()}
 
 
 def plain_words(group: ErrorGroup) -> str:

@@ -15,6 +15,7 @@ from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.operating.exporting import as_data
+from django_rmq_retry.operating.trending import parked_lately
 from django_rmq_retry.records.history import attempts_of
 
 LIMIT = 50
@@ -66,26 +67,32 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
 def show_groups(command: RmqCommand, options: Options) -> Exit:
     rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
     found = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    _starts, counts = parked_lately([row.pk for row in found], buckets=1)
+    recent = {group: lately[-1] for group, lately in counts.items()}
+    step = f"rmq_parked requeue --group {found[0].pk} --canary" if found and found[0].parked else None
     if options["json"]:
-        names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
-        times = ("first_seen", "last_seen")
-        items = [
-            {"id": row.pk, **{name: getattr(row, name) for name in names}, **{
-                name: clock(getattr(row, name), terminal=False) for name in times
-            }}
-            for row in found
-        ]  # fmt: skip
-        command.document("parked_groups/1", items=items)
+        items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in found]
+        command.document("parked_groups/1", items=items, next=step)
     elif found:
         terminal = command.stdout.isatty()
-        head = ("GROUP", "PARKED", "LAST", "ERROR")
-        cells = [(row.pk, row.parked, clock(row.last_seen, terminal=terminal), str(row)) for row in found]
+        head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
+        cells = [
+            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if recent[row.pk] else "no", row)
+            for row in found
+        ]
         command.table([head, *cells])
-        if terminal:
-            command.say(f"next: rmq_parked requeue --group {found[0].pk} --canary")
+        if terminal and step:
+            command.say(f"→ next: {step}")
     else:
         command.say("Nothing is parked.")
     return Exit.DONE if found else Exit.NOTHING
+
+
+def _group_data(row: ErrorGroup) -> Mapping[str, object]:
+    """A cause as programs read it."""
+    names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
+    times = {name: clock(getattr(row, name), terminal=False) for name in ("first_seen", "last_seen")}
+    return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}
 
 
 def show_runs(command: RmqCommand, options: Options) -> Exit:

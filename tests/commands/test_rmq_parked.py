@@ -20,7 +20,7 @@ from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.records.outcomes import succeeded
 from django_rmq_retry.records.tickets import Ticket
 from tests.commands.running import Ran, Terminal, run
-from tests.operating.made import ANN, QUEUE, again, record
+from tests.operating.made import ANN, QUEUE, again, group, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,9 +108,31 @@ class TestLooking:
         one = record()
         start(Selection.of_ids([one.pk]), ANN, reason="INC-1")
 
-        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "BankDown"]
+        assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "yes", "BankDown"]
         assert parked("runs", "--json").data["items"][0]["reason"] == "INC-1"
         assert parked("runs", "--active").lines[1][1] == "running"
+
+    def test_a_group_grows_while_something_of_it_was_parked_in_the_last_ten_minutes(self) -> None:
+        calm, growing = group("calm"), group("growing", title="CardStolen")
+        for minutes, cause in ((11, calm), (11, growing), (9, growing)):
+            record(group=cause, parked_at=timezone.now() - timedelta(minutes=minutes))
+        told, terminal = parked("groups", "--json"), parked("groups", out=Terminal())
+
+        assert [row[3:] for row in parked("groups").lines] == [
+            ["GROWING", "ERROR"],
+            ["yes", "CardStolen"],
+            ["no", "BankDown"],
+        ]
+        assert [(one["growing"], one["recent"]) for one in told.data["items"]] == [(True, 1), (False, 0)]
+        assert told.data["next"] == f"rmq_parked requeue --group {growing.pk} --canary"
+        assert terminal.err == f"→ next: {told.data['next']}\n"
+        assert parked("groups").err == ""
+
+    def test_of_what_is_not_parked_any_more_no_next_step_is_named(self) -> None:
+        group()
+
+        assert parked("groups", "--all", out=Terminal()).err == ""
+        assert parked("groups", "--all", "--json").data["next"] is None
 
     def test_a_body_is_masked_unless_it_is_revealed(self) -> None:
         one = record(body=b'{"card":{"pan":"4111"},"amount":1.10}')
