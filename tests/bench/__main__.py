@@ -113,10 +113,13 @@ def _broker(node: Node, contender: Contender) -> Iterator[str]:
 @contextmanager
 def _database(contender: Contender) -> Iterator[str]:
     """A fresh one for a contender that remembers."""
-    if not contender.history:
+    if not contender.database:
         yield ""
         return
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder, own_database(Path(folder), Path(folder)) as own:
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
+        own_database(Path(folder), Path(folder), contender.database) as own,
+    ):
         yield json.dumps(own.settings)
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from unittest.mock import patch
 
 import pika
 
@@ -64,9 +63,8 @@ def parking(node: Node, *, rounds: int, share: int = 1) -> list[Finding]:
 
 def _round(node: Node, kind: str, messages: int) -> trials.Result:
     with (
-        patch.dict("os.environ", {"RMQ_TEST_DATABASE": kind}),
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
-        own_database(Path(folder), Path(folder)) as own,
+        own_database(Path(folder), Path(folder), kind) as own,
     ):
         name = f"bench.{secrets.token_hex(4)}"
         task = Task(url=node.url(), queue=name, messages=messages, skip=WARM, database=json.dumps(own.settings))

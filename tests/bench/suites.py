@@ -1,9 +1,11 @@
 """What is measured against what, and what we want to reach."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from tests.bench.task import Task
+from tests.tooling import databases
 
 OURS = "tests.bench.contenders.our_"
 PIKA = "tests.bench.contenders.pika_"
@@ -21,8 +23,8 @@ class Contender:
     window: int = 0
     bare_loop: bool = False
     broker: Broker = "rabbitmq"
-    history: bool = False
-    """Whether it remembers attempts, in a database of its own."""
+    database: str = ""
+    """The kind of database, one of its own, in which it remembers attempts; without one it remembers nothing."""
     rate: float | None = None
     """Messages per second, at least; where the number itself is promised."""
     at_least: float | None = None
@@ -66,8 +68,15 @@ def _retry(task: Task) -> Suite:
     )
 
 
+def _remembering() -> str:
+    """The database that RMQ_TEST_DATABASE names; else PostgreSQL, as in production, if there is one."""
+    usual = databases.POSTGRESQL
+    return os.environ.get("RMQ_TEST_DATABASE") or (databases.SQLITE if databases.KINDS[usual].lack() else usual)
+
+
 def _history(title: str, task: Task, *, threads: int, at_least: float, then: float) -> Suite:
     """Ours, without and with a database that remembers attempts."""
+    kind = _remembering()
     workers = "1 worker" if threads == 1 else f"{threads} workers"
     module = OURS + "consumer"
     return Suite(
@@ -76,7 +85,14 @@ def _history(title: str, task: Task, *, threads: int, at_least: float, then: flo
         task=task,
         contenders=(
             Contender(name="without records", module=module, threads=threads),
-            Contender(name="with records", module=module, threads=threads, history=True, at_least=at_least, then=then),
+            Contender(
+                name=f"with records, {kind}",
+                module=module,
+                threads=threads,
+                database=kind,
+                at_least=at_least,
+                then=then,
+            ),
         ),
     )
 

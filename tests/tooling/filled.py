@@ -38,9 +38,9 @@ def given(value: str | None) -> databases.Settings:
 
 
 @contextmanager
-def own_database(folder: Path, templates: Path) -> Iterator[Own]:
-    """A fresh database with its tables; dropped in the end."""
-    kind = databases.chosen()
+def own_database(folder: Path, templates: Path, kind: str = "") -> Iterator[Own]:
+    """A fresh database with its tables, of the kind of this run unless another is named; dropped in the end."""
+    kind = kind or databases.chosen()
     if kind == databases.SQLITE:
         name = str(folder / "own.sqlite3")
         shutil.copy(_template(templates), name)
