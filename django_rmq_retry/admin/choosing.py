@@ -1,12 +1,15 @@
 """What the pages that ask are about: a selection out of the address, frozen at the first look, signed from then on."""
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponseRedirect
 
 from django_rmq_retry.admin import allowing
+from django_rmq_retry.conf import settings
 from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.operating.checking import Finding
 from django_rmq_retry.operating.selecting import Selection
 
 CARRIED = ("canary",)
@@ -45,8 +48,23 @@ def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
     for message in ParkedMessage.objects.filter(pk__in=list(selection.revisions)).defer("body", "properties"):
         why = allowing.refusal(request, verb, message)
         if why:
-            return f"{message}: {why}"
+            return named(request, message, why)
     return ""
+
+
+def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
+    """Why not, and which message it is about; by its number alone where the person may not see it."""
+    name = f"#{message.pk}" if allowing.refusal(request, "view", message) else str(message)
+    return f"{name}: {why}"
+
+
+def seen(request: HttpRequest, finding: Finding) -> Finding:
+    """A finding with those of its examples that the person may see."""
+    if settings().can is None and not allowing.refusal(request, "view"):
+        return finding
+    rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
+    known = {row.pk for row in rows if not allowing.refusal(request, "view", row)}
+    return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
 
 
 def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:

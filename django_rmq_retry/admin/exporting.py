@@ -1,6 +1,6 @@
 """Exports: a page that says what leaves the house, then the file. Each is recorded before its first line."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -11,20 +11,22 @@ from django_rmq_retry.admin import allowing, choosing
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.admin.rows import LEFT_OUT
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import RequeueRun
+from django_rmq_retry.models import ParkedMessage, RequeueRun
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.exporting import Payload, audit_lines, export, run_lines
 from django_rmq_retry.operating.refusals import NotAllowed, Refused
 from django_rmq_retry.operating.selecting import Selection
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
+VERBS = ("view", "export")
+"""What one must be allowed to do with a message that one exports."""
 MOST_LEFT_OUT = 1000
 """So many messages that the project's rules keep back are left out by name."""
 
 
 def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     """Messages as a table, or as lines with what was sent."""
-    why = allowing.refusal(request, "export")
+    why = _why_not(request, VERBS)
     if why:
         return pages.refused(request, why)
     try:
@@ -64,11 +66,11 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
     form, payload = request.POST.get("form", "csv"), request.POST.get("payload", Payload.NONE)
     if form not in FORMS or payload not in set(Payload):
         raise Refused(_("There is no such form of an export."))
-    verb = "view_payload" if payload == Payload.WHOLE else "export"
-    why = allowing.refusal(request, verb)
+    verbs = (*VERBS, "view_payload") if payload == Payload.WHOLE else VERBS
+    why = _why_not(request, verbs)
     if why:
         raise NotAllowed(why)
-    meant = _allowed(request, selection, verb)
+    meant = _allowed(request, selection, verbs)
     reason, actor = request.POST.get("reason", "").strip(), Actor.of_request(request)
     return _file(export(meant, actor, form=form, payload=Payload(payload), reason=reason), "messages", form)
 
@@ -80,7 +82,8 @@ def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
         return pages.refused(request, why)
     if not RequeueRun.objects.filter(pk=pk).exists():
         raise Http404(_("There is no such run."))
-    return _file(run_lines(pk, Actor.of_request(request)), f"run-{pk}", "csv")
+    lines = run_lines(pk, Actor.of_request(request), allowed=lambda message: _why_not(request, VERBS, message))
+    return _file(lines, f"run-{pk}", "csv")
 
 
 def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
@@ -99,12 +102,21 @@ def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
 
 
-def _allowed(request: HttpRequest, selection: Selection, verb: str) -> Selection:
-    """Without the messages that the project's own rules keep back from this person."""
-    if settings().can is None or not selection.filter:
+def _why_not(request: HttpRequest, verbs: Iterable[str], message: ParkedMessage | None = None) -> str:
+    return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
+
+
+def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str]) -> Selection:
+    """Without the messages that the project's own rules keep back from this person; none of those that are named."""
+    if settings().can is None:
         return selection
     rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")
-    kept_back = [row.pk for row in rows.iterator(chunk_size=1000) if allowing.refusal(request, verb, row)]
+    kept_back = []
+    for row in rows.iterator(chunk_size=1000):
+        why = _why_not(request, verbs, row)
+        if why and not selection.filter:
+            raise NotAllowed(choosing.named(request, row, why))
+        kept_back += [row.pk] if why else []
     if len(kept_back) > MOST_LEFT_OUT:
         said = _("The project's rules keep %(count)d of these messages back from you. Choose fewer.")
         raise NotAllowed(said % {"count": len(kept_back)})

@@ -185,7 +185,11 @@ def _page(
         again=choosing.again(request, selection) if "all" in wrong else "",
         wish=wish,
         report=found,
-        findings=[(one, _said(one), one.name in wish.include) for one in found.findings if one.name != "permanent"],
+        findings=[
+            (choosing.seen(request, one), _said(one), one.name in wish.include)
+            for one in found.findings
+            if one.name != "permanent"
+        ],
         permanent=asking[0] if asking else None,
         button=many % {"count": found.sendable},
         typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,

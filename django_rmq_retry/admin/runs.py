@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models import QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
@@ -109,13 +110,13 @@ class RequeueRunAdmin(Pages):
 
     def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of it; the script asks for one after another, a person without it for longer ones."""
-        why = allowing.refusal(request, "requeue")
+        scripted = bool(request.GET.get("fragment"))
+        why = allowing.refusal(request, "requeue") or (scripted and allowing.refusal(request, "view_run"))
         if why:
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=pk).first()
         if run is None:
             raise Http404(_("There is no such run."))
-        scripted = bool(request.GET.get("fragment"))
         run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
@@ -143,11 +144,11 @@ class RequeueRunAdmin(Pages):
             rate_of_failure=_share(run),
             half=max(round(run.rate / 4), 1),
             acts=self._acts(request, run),
-            failed=light.filter(state=ItemState.FAILED)[:LISTED] if run.failed else (),
-            skipped=[(one, _(one.why)) for one in light.filter(state=ItemState.SKIPPED)[:LISTED]]
+            failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
+            skipped=[(one, _(one.why)) for one in _seen(request, light.filter(state=ItemState.SKIPPED))]
             if run.skipped
             else (),
-            unsure=light.filter(state=ItemState.UNCONFIRMED)[:LISTED] if run.unconfirmed else (),
+            unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 
     def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
@@ -178,6 +179,11 @@ class RequeueRunAdmin(Pages):
             )
         export = self.address("requeuerun_export", run.pk)
         return [*acts, Act(label=_("Export CSV"), address=export, why=allowing.refusal(request, "export"), post=True)]
+
+
+def _seen(request: HttpRequest, items: QuerySet[Item]) -> list[Item]:
+    """The first of them, without those whose message the person may not see."""
+    return [one for one in items[:LISTED] if not allowing.refusal(request, "view", one.message)]
 
 
 def _left(run: RequeueRun) -> float | None:

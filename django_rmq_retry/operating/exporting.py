@@ -18,6 +18,7 @@ from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessa
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.slicing import Allowed
 
 SCHEMA = "rmq_retry.parked/1"
 CHUNK = 100
@@ -70,12 +71,13 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
     return {**data, **{f"{name}_base64": base64.b64encode(value).decode() for name, value in whole.items()}}
 
 
-def run_lines(run: int, actor: Actor) -> Iterator[str]:
+def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
     """What became of each message of a run, as a table."""
     items = Item.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
     note(actor, Verb.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
     head = ("place", "id", "business_key", "message_id", "queue", "state", "why", "error", "sent_at", "ended_at")
-    return csv_lines(head, (_result(one) for one in items.iterator(chunk_size=1000)))
+    shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
+    return csv_lines(head, map(_result, shown))
 
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:

@@ -1,0 +1,131 @@
+"""Somebody of the staff wants more than they may: by crafted forms, by others' links, by odd addresses."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.sites import AdminSite, all_sites
+from django.urls import path, reverse
+from django.utils import timezone
+
+from django_rmq_retry.admin import runs
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from tests.admin import made
+from tests.admin.conftest import client_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+EXPORT = "/admin/rmq_retry/parkedmessage/export/"
+PREVIEW = "/admin/rmq_retry/requeuerun/preview/"
+CLERK = (
+    *(
+        "view_parkedmessage",
+        "view_payload",
+        "view_requeuerun",
+        "view_errorgroup",
+        "requeue",
+        "discard",
+        "hold",
+        "export",
+    ),
+)
+
+
+def north_only(verb: str) -> Any:
+    """A rule of the project: what comes from the south is not for this."""
+    return lambda _user, asked, message: asked != verb or message.type == "north" or "Only the north is yours."
+
+
+def both(**south: Any) -> tuple[ParkedMessage, ParkedMessage]:
+    cause = made.group()
+    return made.message(cause, type="north", business_key="N-1"), made.message(
+        cause, type="south", business_key="S-1", **south
+    )
+
+
+def content(response: Any) -> str:
+    found = b"".join(response.streaming_content) if response.streaming else response.content
+    return str(found.decode())
+
+
+@pytest.mark.parametrize("verb", ["view", "view_payload", "export"])
+@pytest.mark.parametrize("by", ["ids", "filter"])
+def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, settings: Any) -> None:
+    north, south = both()
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only(verb)}
+    ids, found = Selection.of_ids([north.pk, south.pk]), Selection.of_filter({"group": north.group_id})
+    form = {"sel": (ids if by == "ids" else found).token(), "form": "jsonl", "payload": "whole"}
+    answer = client_of(made.person("clerk", *CLERK)).post(EXPORT, form)
+    said = content(answer)
+
+    if by == "ids":
+        assert (answer.status_code, "body_base64" in said) == (403, False)
+    else:
+        assert [json.loads(line)["business_key"] for line in said.splitlines()] == ["N-1"]
+
+
+@pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
+def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, settings: Any) -> None:
+    north, south = both(succeeded_at=timezone.now())
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    clerk = client_of(made.person("clerk", *CLERK))
+    url = PREVIEW if page == "preview" else reverse(f"admin:rmq_retry_parkedmessage_{page}")
+    form = {"sel": Selection.of_ids([north.pk, south.pk]).token(), "start": "now", "why": "test", "span": "2h"}
+    answers = [clerk.get(url, form), clerk.post(url, form)]
+
+    assert [answer.status_code for answer in answers] == [200, 403]
+    assert [answer.content.decode().count("S-1") for answer in answers] == [0, 0]
+
+
+def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
+    north, south = both(succeeded_at=timezone.now())
+    ParkedMessage.objects.filter(pk=north.pk).update(succeeded_at=timezone.now())
+    run = start(Selection.of_ids([north.pk, south.pk]), Actor(name="ann", source="cli"))
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    clerk = client_of(made.person("clerk", *CLERK))
+    page = clerk.get(reverse("admin:rmq_retry_requeuerun_change", args=[run.pk])).content.decode()
+    table = content(clerk.post(reverse("admin:rmq_retry_requeuerun_export", args=[run.pk])))
+
+    assert ("N-1" in page, "S-1" in page) == (True, False)
+    assert ("N-1" in table, "S-1" in table) == (True, False)
+
+
+def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SLICE", 0.0)
+    run = start(Selection.of_ids([made.message(business_key="N-1").pk]), Actor(name="ann", source="cli"))
+    blind = client_of(made.person("blind", "requeue"))
+    answer = blind.post(reverse("admin:rmq_retry_requeuerun_drive", args=[run.pk]) + "?fragment=1")
+
+    assert answer.status_code == 403
+    assert blind.get("/admin/rmq_retry/livestatus/?fragment=1").status_code == 403
+    assert blind.get("/admin/rmq_retry/errorgroup/?fragment=1").status_code == 403
+
+
+def test_somebody_of_another_site_comes_into_none_of_its_pages(settings: Any) -> None:
+    class Ops(AdminSite):
+        def has_permission(self, request: Any) -> bool:
+            return bool(request.user.username == "ops")
+
+    site, addresses = Ops(name="ops"), set()
+    try:
+        for model, pages in admin.site._registry.items():
+            if model._meta.app_label == "rmq_retry":
+                site.register(model, type(pages))
+                parts = [str(url.pattern) for url in site._registry[model].get_urls()]
+                addresses |= {f"/ops/rmq_retry/{model._meta.model_name}/{re.sub('<.*?>', '1', part)}" for part in parts}
+        settings.ROOT_URLCONF = type(
+            "urls", (), {"urlpatterns": [path("admin/", admin.site.urls), path("ops/", site.urls)]}
+        )
+        lead = client_of(made.person("lead", superuser=True))
+        got = {}
+        for url in addresses:
+            got[url] = [ask(url).headers.get("Location", "") for ask in (lead.get, lead.post)]
+    finally:
+        all_sites.discard(site)
+
+    assert len(got) > 30
+    assert {url for url, there in got.items() if not all(one.startswith("/ops/login/") for one in there)} == set()
