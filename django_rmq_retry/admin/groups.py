@@ -33,8 +33,16 @@ class ErrorGroupAdmin(Pages):
     """The list of causes, where alerts lead, and the page of one cause."""
 
     def get_urls(self) -> list[Any]:
-        note = self.admin_site.admin_view(partial(noting.view, self))
-        return [path("<int:pk>/note/", note, name="rmq_retry_errorgroup_note"), *super().get_urls()]
+        view = self.admin_site.admin_view
+        return [
+            path("help/", view(self.help), name="rmq_retry_errorgroup_help"),
+            path("<int:pk>/note/", view(partial(noting.view, self)), name="rmq_retry_errorgroup_note"),
+            *super().get_urls(),
+        ]
+
+    def help(self, request: HttpRequest) -> HttpResponse:
+        """What the dialog behind `?` shows, as a page for everybody who is let in."""
+        return self.page(request, "errorgroup/help.html", title=_("Keys and my permissions"))
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:

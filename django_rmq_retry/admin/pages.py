@@ -1,7 +1,7 @@
 """What all pages of the app share: who may see them, their frame, their parts for the script, their empty states."""
 
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Concatenate, ParamSpec
 
 from django.contrib import admin
@@ -12,6 +12,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from django_rmq_retry.admin import helping
 from django_rmq_retry.conf import settings
 from django_rmq_retry.templatetags.rmq_retry import visible
 
@@ -76,6 +77,9 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
         "rmq_environment": known.environment,
         "rmq_contact": known.contact,
         "rmq_live": request.GET.get("live") != "off",
+        # The template asks: a part of a page has no use for it.
+        "rmq_permissions": partial(helping.permissions, request),
+        "rmq_rules_apart": partial(helping.rules_apart, request),
     }
 
 

@@ -6,7 +6,6 @@ from urllib.parse import unquote
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
@@ -92,6 +91,7 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
         {"text": "{}", "store": "1", "reason": "r"},
         ("view_parkedmessage", "edit_requeue", "view_payload", "requeue"),
     ),
+    ("get", "errorgroup_help", "", {}, ()),
     ("get", "errorgroup_note", "group", {}, ("view_errorgroup", "note_errorgroup")),
     ("post", "errorgroup_note", "group", {"note": "n"}, ("view_errorgroup", "note_errorgroup")),
 ]
@@ -99,13 +99,12 @@ NAMES = ["_".join([address[0], address[1], *address[3].values()]) for address in
 """The verb of HTTP, the page, and what is asked of it."""
 
 
-def ask(client: Client, known: dict[str, Any], address: tuple[str, str, str, dict[str, str], Any]) -> HttpResponse:
+def ask(client: Client, known: dict[str, Any], address: tuple[str, str, str, dict[str, str], Any]) -> Any:
     method, name, of, data, _needs = address
     url = reverse(f"admin:rmq_retry_{name}", args=[known[of]] if of else [])
     values = {key: known.get(value, value) if key == "sel" else value for key, value in data.items()}
     asked: Callable[..., Any] = getattr(client, method)
-    response: HttpResponse = asked(url, values)
-    return response
+    return asked(url, values)
 
 
 def state() -> list[tuple[Any, ...]]:
@@ -135,7 +134,7 @@ def test_every_right_but_one_is_not_enough(address: Any, settings: Any) -> None:
         refused = ask(client_of(user), known, address)
 
         assert refused.status_code == 403, lacking
-        assert "You need the permission" in refused.content.decode()
+        assert "You need the permission" in refused.context["why"]
         assert state() == before
 
 

@@ -52,6 +52,8 @@ MAY: dict[str, set[str]] = {
     "post_parkedmessage_reveal_iban": {"support", "lead"},
     "get_parkedmessage_edit": {"lead"},
     "post_parkedmessage_edit_{}_1_r": {"lead"},
+    "get_errorgroup_help": ALL,
+    "get_errorgroup_help": ALL,
     "get_errorgroup_note": ALL - {"auditor"},
     "post_errorgroup_note_n": ALL - {"auditor"},
 }

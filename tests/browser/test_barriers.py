@@ -11,6 +11,7 @@ PAGES = {
     "groups": "/admin/rmq_retry/errorgroup/",
     "groups by queue": "/admin/rmq_retry/errorgroup/?by=queue",
     "group": "/admin/rmq_retry/errorgroup/1/change/",
+    "help": "/admin/rmq_retry/errorgroup/help/",
     "note": "/admin/rmq_retry/errorgroup/1/note/",
     "messages": f"{MESSAGE}/",
     "nothing found": f"{MESSAGE}/?queue=nobody.knows",

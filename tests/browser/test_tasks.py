@@ -172,6 +172,31 @@ def test_keys_move_and_open_and_can_be_switched_off(sit: Sit) -> None:
     assert not lead.page.locator("[data-rmq-keys-on]").is_checked()
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
+def test_the_help_tells_what_one_may_and_why_not_what_not(sit: Sit, scheme: str, width: int) -> None:
+    support = sit("support", scheme=scheme, width=width)
+    support.go(HOME)
+    support.page.keyboard.press("?")
+    said = support.page.inner_text("dialog[open]")
+    barriers = support.barriers()
+    support.click("Close", within="dialog")
+
+    assert "Can hold messages" in said
+    assert "You need the permission “Can discard and restore messages”. Ask: payments-oncall." in said
+    assert (barriers, support.complaints) == ([], [])
+
+
+@pytest.mark.parametrize("page", [HOME, LIST, "/admin/rmq_retry/requeuerun/preview/?group=1"])
+def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> None:
+    support = sit("support", scripts=False)
+    support.go(page)
+    support.click("Keys and my permissions", within="footer")
+    support.sees("You need the permission “Can discard and restore messages”.")
+
+    assert support.clicks == 1
+    assert not support.page.locator("dialog").is_visible()
+
+
 def test_a_list_can_be_kept_from_moving(sit: Sit) -> None:
     lead = sit()
     asked: list[str] = []

@@ -1,0 +1,82 @@
+"""The help: what somebody may do, and why not what not, in the dialog of each page and as a page of its own."""
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from django_rmq_retry.operating.permitting import PERMISSIONS
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+
+pytestmark = pytest.mark.django_db
+ADMIN = "/admin/rmq_retry/"
+HELP = f"{ADMIN}errorgroup/help/"
+RULES = "The project's own rules may forbid for single messages"
+
+
+def mine(user: User) -> dict[str, str]:
+    """What the page says about each permission: why not, or nothing."""
+    response = client_of(user).get(HELP)
+    assert response.status_code == 200
+    return {one.name: one.why for one in response.context["rmq_permissions"]()}
+
+
+def test_who_may_everything_is_told_so(lead: User, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+
+    assert set(mine(lead).values()) == {""}
+    assert set(mine(lead)) == {str(name) for _codename, name in PERMISSIONS.values()}
+
+
+def test_who_may_little_is_told_why_not(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "payments-oncall"}
+    support = made.person("support", "view_parkedmessage", "requeue")
+    text = Page(client_of(support).get(HELP)).text
+    why = "You need the permission “Can discard and restore messages”. Ask: payments-oncall."
+
+    assert "✓ Can requeue messages allowed" in text
+    assert f"✕ Can discard and restore messages not allowed {why}" in text
+
+
+def test_what_takes_more_than_its_own_permission_says_what_is_missing() -> None:
+    known = mine(made.person("editor", "edit_requeue", "bulk_requeue"))
+
+    assert known["Can edit a message and requeue it"] == "You need the permission “Can see message bodies and headers”."
+    assert known["Can requeue many messages at once"] == "You need the permission “Can requeue messages”."
+
+
+@pytest.mark.parametrize("editable", [{}, {"payment.*": False}])
+def test_where_nothing_is_to_be_edited_nobody_may(lead: User, settings: Any, editable: dict[str, bool]) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": editable}
+    why = mine(lead)["Can edit a message and requeue it"]
+
+    assert why == "No message is to be edited in this project (EDITABLE)."
+
+
+def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, settings: Any) -> None:
+    clerk = made.person("clerk")
+    before = Page(client_of(clerk).get(HELP)).text
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: True}
+
+    assert RULES not in before
+    assert RULES in Page(client_of(clerk).get(HELP)).text
+    assert RULES not in Page(client_of(lead).get(HELP)).text
+
+
+@pytest.mark.parametrize("name", ["errorgroup", "parkedmessage", "requeuerun", "operatoraction", "livestatus"])
+def test_each_page_has_the_dialog_and_the_way_to_the_page(lead: User, name: str) -> None:
+    page = Page(client_of(lead).get(f"{ADMIN}{name}/"))
+
+    assert page.links["Keys and my permissions"] == HELP
+    assert "My permissions ✓ Can view parked message allowed" in page.text
+
+
+def test_whoever_is_let_into_the_admin_sees_the_help_and_nobody_else() -> None:
+    nobody = made.person("nobody")
+    nobody.is_staff = False
+    nobody.save()
+
+    assert client_of(made.person("new")).get(HELP).status_code == 200
+    assert client_of(nobody).get(HELP).status_code == 302
