@@ -5,8 +5,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.awaiting import Batch, Waiter
 from django_rmq_retry.broker.base import ERRORS, Outcome
 from django_rmq_retry.broker.confirming import ConfirmChannel, Done, Pending
 from django_rmq_retry.broker.connection import Connection
@@ -22,7 +24,6 @@ LOOK = 0.1
 """Seconds between two looks at the deadlines."""
 GRACE = 1.0
 """Seconds beyond a deadline within which the I/O thread has said what became of a publish."""
-STILL = "the I/O thread does not answer"
 
 
 class PikaPublisher:
@@ -43,7 +44,7 @@ class PikaPublisher:
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed, else raise what became of it."""
-        waiter = _Waiter()
+        waiter = Waiter()
         self._hand_over(message, waiter.done, timeout)
         outcome, said = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
         if outcome is not Outcome.CONFIRMED:
@@ -53,16 +54,30 @@ class PikaPublisher:
         """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
         if window < 1:
             raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
-        batch = _Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
-        for message in messages:
-            batch.begin(message)
-            self._hand_over(message, batch.ender(message), timeout)
-            if batch.failure is not None:
-                break
+        batch = Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
+        try:
+            for message in messages:
+                self._begin(batch, message, timeout)
+                if batch.failure is not None:
+                    break
+        except BaseException as error:
+            # Of the caller's own, between two messages, or one that cannot be written: the others have left.
+            with suppress(PublishError):
+                batch.wait()
+            error.add_note(f"{batch.confirmed} messages of this batch were confirmed.")
+            raise
         batch.wait()
         if batch.failure is not None:
             raise batch.failure
         return batch.confirmed
+
+    def _begin(self, batch: Batch, message: Message, timeout: float | None) -> None:
+        batch.begin(message)
+        try:
+            self._hand_over(message, batch.ender(message), timeout)
+        except BaseException:
+            batch.leave_out()
+            raise
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         """Hand over and go on; ``done`` is called on the I/O thread, at once where the message cannot be written."""
@@ -188,59 +203,3 @@ class PikaPublisher:
         self._looking = bool(self._waiting) or any(channel.busy for channel in self._channels.values())
         if self._looking:
             self._io.later(LOOK, self._look)
-
-
-class _Waiter:
-    """A thread that waits for one outcome. A bare lock: an Event costs twice as much, and publishes are many."""
-
-    __slots__ = ("_gate", "outcome", "said")
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self.outcome = Outcome.UNKNOWN
-        self.said = ""
-
-    def done(self, outcome: Outcome, said: str) -> None:
-        self.outcome, self.said = outcome, said
-        self._gate.release()
-
-    def wait(self, timeout: float) -> tuple[Outcome, str]:
-        # The I/O thread ends every publish at its deadline; the time-out is for one that stands still.
-        if not self._gate.acquire(timeout=timeout):
-            return Outcome.UNKNOWN, STILL
-        return self.outcome, self.said
-
-
-class _Batch:
-    """Many publishes under way at once, at most a window of them."""
-
-    def __init__(self, window: int, timeout: float) -> None:
-        self.confirmed = 0
-        self.failure: PublishError | None = None
-        self._window = threading.BoundedSemaphore(window)
-        self._size = window
-        self._timeout = timeout
-        self._place = "", ""
-
-    def begin(self, message: Message) -> None:
-        self._place = message.exchange, message.routing_key
-        self._acquire()
-
-    def ender(self, message: Message) -> Done:
-        def done(outcome: Outcome, said: str) -> None:
-            if outcome is Outcome.CONFIRMED:
-                self.confirmed += 1
-            elif self.failure is None:
-                self.failure = ERRORS[outcome](message.exchange, message.routing_key, said=said)
-            self._window.release()
-
-        return done
-
-    def wait(self) -> None:
-        for _ in range(self._size):
-            self._acquire()
-
-    def _acquire(self) -> None:
-        if not self._window.acquire(timeout=self._timeout):
-            raise ERRORS[Outcome.UNKNOWN](*self._place, said=STILL)

@@ -20,6 +20,7 @@ from django_rmq_retry.core.errors import (
 )
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import Properties
 from tests.broker.between import between
 from tests.broker.live import io_thread, publishing, to
 from tests.tooling.node import Node, free_ports
@@ -256,6 +257,36 @@ def test_a_batch_stops_at_its_first_failure_and_tells_of_it_when_all_have_ended(
         publisher.publish_many(messages, window=3)
 
     assert 5 <= depth(amqp, "q") <= 12
+
+
+def test_a_batch_whose_messages_break_off_waits_for_those_that_have_left(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+
+    def messages() -> Iterator[Message]:
+        yield from [to("q")] * 5
+        raise KeyError("the next payment")
+
+    with publishing(broker_url) as publisher:
+        with pytest.raises(KeyError) as broken:
+            publisher.publish_many(messages(), window=3)
+
+        assert depth(amqp, "q") == 5
+    assert broken.value.__notes__ == ["5 messages of this batch were confirmed."]
+
+
+def test_a_batch_with_a_message_that_cannot_be_written_sends_those_before_it(
+    broker_url: str, amqp: BlockingChannel
+) -> None:
+    classic(amqp, "q")
+    unwritable = Message(body=b"", routing_key="q", properties=Properties(message_id="m" * 300))
+    with publishing(broker_url) as publisher, within(5):
+        with pytest.raises(ValueError, match="300") as broken:
+            publisher.publish_many([to("q"), to("q"), unwritable, to("q")], window=10)
+
+        assert depth(amqp, "q") == 2
+    assert broken.value.__notes__ == ["2 messages of this batch were confirmed."]
 
 
 def test_a_window_must_let_something_through(broker_url: str) -> None:
