@@ -6,8 +6,8 @@ import json
 import os
 import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any
 
@@ -71,12 +71,14 @@ class RmqCommand(BaseCommand):
             options["no_color"] = True
         try:
             super().execute(*args, **options)
-            self.stdout.flush()
         except BrokenPipeError:
-            # The reader (head, less) has enough. Nothing is left for the flush at exit to trip over.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _hush()
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
+        finally:
+            # Also before an exit code of ours: Python's own flush would make 120 of it.
+            with _ending_quietly():
+                self.stdout.flush()
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
@@ -134,6 +136,19 @@ class RmqCommand(BaseCommand):
             answer = input()
         if answer.strip().lower() != "yes":
             raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        _hush()
+
+
+def _hush() -> None:
+    """The reader (head, less) has enough: nothing is left for the flush at exit to trip over."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def add_yes(parser: CommandParser) -> None:

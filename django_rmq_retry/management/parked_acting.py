@@ -229,7 +229,8 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
     try:
         ended = Follower(command, run.pk).follow(wait=options["wait"])
     except KeyboardInterrupt:
-        command.say(f"Run {run.pk} goes on with the next consumer. To end it: rmq_parked run {run.pk} --stop")
+        again = f"rmq_parked run {run.pk}"
+        command.say(f"Run {run.pk} goes on with the next consumer, or with {again}. To end it: {again} --stop")
         raise
     return _tell(command, ended, options, code_of(ended))
 

@@ -1,6 +1,10 @@
 """Follows a run: a bar on a terminal, a line now and then elsewhere; always on stderr."""
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django_rmq_retry.management.base import Exit, RmqCommand
 from django_rmq_retry.models import RequeueRun, RunState
@@ -30,7 +34,8 @@ class Follower:
         try:
             while True:
                 drive = drive or Drive(self._run, me("rmq_parked"))
-                pause = drive.step()
+                with self._whole():
+                    pause = drive.step()
                 run = RequeueRun.objects.get(pk=self._run)
                 self._show(run)
                 if run.state not in DRIVEN:
@@ -49,6 +54,28 @@ class Follower:
                 drive.end()
             if self._terminal:
                 self._write("\r\x1b[K")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ctrl-C waits until what is being sent is confirmed and noted; a second one does not."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        asked = threading.Event()
+
+        def interrupt(_number: int, _frame: object) -> None:
+            if asked.is_set():
+                raise KeyboardInterrupt
+            asked.set()
+            self._command.say("Finishing what is being sent. Ctrl-C again stops at once.")
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if asked.is_set():
+            raise KeyboardInterrupt
 
     def _show(self, run: RequeueRun) -> None:
         if self._terminal:
