@@ -142,7 +142,8 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
             command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
     for one in some:
         at = clock(one.started_at, terminal=command.stdout.isatty())
-        command.line(f"try {one.number:<12} {at}  {one.seconds:.3f} s  {one.verdict}  {one.error}: {one.error_text}")
+        error = f"{one.error}: {one.error_text}".replace("\n", " ")
+        command.line(f"try {one.number:<12} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
     if body is not None:
         command.line()
         command.line(body)

@@ -1,0 +1,75 @@
+"""Each documented exit code, by a command that ends with it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_rmq_retry.management.base import Exit
+from django_rmq_retry.models import State
+from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from tests.commands.running import run
+from tests.operating.made import ANN, record
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
+PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
+COMMANDS = {
+    Exit.DONE: "rmq_parked list",
+    Exit.ERROR: "rmq_audit verify",
+    Exit.USAGE: "rmq_parked requeue",
+    Exit.UNREACHABLE: "rmq_status",
+    Exit.DRIFT: "rmq_parked requeue --selection forged",
+    Exit.PARTLY: "rmq_parked discard {gone} --why test",
+    Exit.NOTHING: "rmq_parked list --key nobody",
+    Exit.UNCONFIRMED: "rmq_parked discard --all --why test",
+}
+ELSEWHERE = {
+    Exit.UNHEALTHY: "test_a_broker_without_our_queues_is_not_healthy",
+    Exit.INTERRUPTED: "test_ctrl_c_while_a_run_is_followed",
+}
+"""These need more than words."""
+
+
+@pytest.fixture
+def records(settings: Any) -> dict[str, int]:
+    """Two messages, one of them not open any more, and an audit log in which somebody wrote."""
+    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
+    record()
+    gone = record(state=State.REQUEUED)
+    discard(Selection.of_ids([record().pk]), ANN, why="test")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'made up'")
+    return {"gone": gone.pk}
+
+
+@pytest.mark.parametrize("code", COMMANDS)
+def test_a_command_ends_with(code: Exit, records: dict[str, int]) -> None:
+    assert run(*COMMANDS[code].format(**records).split()).code == code
+
+
+@pytest.mark.usefixtures("project")
+def test_a_broker_without_our_queues_is_not_healthy() -> None:
+    assert run("rmq_status", "--check").code == Exit.UNHEALTHY
+
+
+def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = start(Selection.of_ids([record().pk]), ANN)
+
+    def interrupted(_drive: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_rmq_retry.management.progress.Drive.step", interrupted)
+
+    assert run("rmq_parked", "run", str(made.pk)).code == Exit.INTERRUPTED
+
+
+def test_every_code_is_documented_and_tested() -> None:
+    codes = PAGE.read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+
+    assert {int(found) for found in re.findall(r"^\| (\d+) \|", codes, re.MULTILINE)} == {code.value for code in Exit}
+    assert set(COMMANDS) | set(ELSEWHERE) == set(Exit)
+    assert all(name in globals() for name in ELSEWHERE.values())

@@ -1,0 +1,130 @@
+"""The outputs that people and scripts know: on a terminal, into a pipe, as JSON; kept as files."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_rmq_retry.models import RequeueRun, RunState, Verb
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from tests.admin.made import attempt
+from tests.commands.keeping import WAYS, golden, into_pipes, on_terminal
+from tests.operating.made import group, record
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
+DATABASE = {
+    "list": ("rmq_parked", "list"),
+    "list_none": ("rmq_parked", "list", "--key", "PAY-1"),
+    "groups": ("rmq_parked", "groups"),
+    "show": ("rmq_parked", "show", "812", "--body", "pretty", "--tries", "all"),
+    "show_none": ("rmq_parked", "show", "1"),
+    "requeue": ("rmq_parked", "requeue", "--group", "41", "--dry-run"),
+    "requeue_refused": ("rmq_parked", "requeue", "--group", "41", "--to", "payments.chrge"),
+    "runs": ("rmq_parked", "runs"),
+    "run": ("rmq_parked", "run", "73"),
+    "run_paused": ("rmq_parked", "run", "74"),
+    "audit_list": ("rmq_audit", "list"),
+    "audit_verify": ("rmq_audit", "verify"),
+    "topology": ("rmq_topology",),
+}
+BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan")}
+WITHOUT_JSON = {"topology", "show_none", "requeue_refused"}
+
+
+@pytest.fixture(autouse=True)
+def night(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal with colours, always at the same moment."""
+    monkeypatch.setattr(timezone, "now", lambda: NOW)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "DJANGO_COLORS", "PYTHON_COLORS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ago(**span: float) -> datetime:
+    return NOW - timedelta(**span)
+
+
+@pytest.fixture
+def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
+    """Two causes with three messages, two runs, two acts."""
+    bank = group("b" * 40, id=41, culprit="bank.gateway:post", title="GatewayTimeout", first_seen=ago(minutes=52))
+    closed = group("c" * 40, id=42, title="AccountClosed", reason="permanent error", last_seen=ago(hours=3))
+    one = record(
+        **_named(812, key="PAY-88121", group=bank, parked_at=ago(seconds=40)),
+        body=b'{"iban": "DE89370400440532013000", "amount": 100.00}',
+        content_type="application/json",
+        attempts=2,
+    )
+    record(**_named(813, group=bank, parked_at=ago(minutes=11), succeeded_at=ago(minutes=10)))
+    record(**_named(814, group=closed, parked_at=ago(hours=3), error="AccountClosed\x1b[2J", reason="permanent error"))
+    for number in (1, 2):
+        attempt(one, number, at=ago(minutes=3 - number), error="GatewayTimeout")
+    _runs()
+    note(Actor(name="ann", source="admin", ip="10.0.0.7"), Verb.DISCARD, reason="duplicate", message=812, group=41)
+    shell = Actor(name="root", behalf="root@ops-1", source="cli")
+    note(shell, Verb.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
+
+
+def _named(number: int, **fields: Any) -> dict[str, Any]:
+    """A record that is the same in every run."""
+    names = {"identity": f"message:{number}", "copy": f"{number:064x}", "message_id": f"9f3c-{number}"}
+    text = {"type": "payment.transfer", "handler": "transfer", "error_text": "no answer\nwithin 30 s"}
+    return {"id": number, "error": "GatewayTimeout", **names, **text, **fields}
+
+
+def _runs() -> None:
+    common: dict[str, Any] = {"by": "ann", "selection": {}, "created_at": ago(minutes=9), "started_at": ago(minutes=9)}
+    counts = {"total": 211, "sent": 210, "processed": 207, "failed": 3, "skipped": 1}
+    ended = {"state": RunState.FINISHED, "finished_at": ago(minutes=8), "reason": "INC-553"}
+    RequeueRun.objects.create(pk=73, **common, **counts, **ended)
+    paused = {"state": RunState.PAUSED, "why": "60 % of 10 outcomes failed again.", "stop_at": 20}
+    RequeueRun.objects.create(pk=74, **common, total=40, sent=10, processed=4, failed=6, **paused)
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DATABASE)
+def test_what_is_told_of_the_records(name: str, way: str) -> None:
+    told = WAYS[way](*DATABASE[name])
+
+    assert told == golden(f"{name}.{way}", told)
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize("name", [name for name in DATABASE if name not in WITHOUT_JSON])
+def test_what_programs_are_told_of_the_records(name: str) -> None:
+    told = into_pipes(*DATABASE[name], "--json")
+
+    assert told == golden(f"{name}.json", told)
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", BROKER)
+def test_what_is_told_of_the_broker(name: str, way: str) -> None:
+    told = WAYS[way](*BROKER[name])
+
+    assert told == golden(f"{name}.{way}", told)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("name", BROKER)
+def test_what_programs_are_told_of_a_broker_without_our_queues(name: str) -> None:
+    told = into_pipes(*BROKER[name], "--json")
+
+    assert told == golden(f"{name}.json", told)
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_are_left_out_where_they_are_not_wanted(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = on_terminal("rmq_audit", "verify")
+    monkeypatch.setenv(name, value)
+    plain = on_terminal("rmq_audit", "verify")
+
+    assert coloured == "\\e[32;1mThe log is whole: 2 rows.\\e[0m\n[exit 0]\n"
+    assert plain == "The log is whole: 2 rows.\n[exit 0]\n"
+    assert on_terminal("rmq_audit", "--force-color", "verify") == coloured
