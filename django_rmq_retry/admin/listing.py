@@ -4,12 +4,15 @@ from typing import Any
 
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
+from django.db.models import Subquery
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.functional import cached_property
 
 from django_rmq_retry.admin import allowing
 from django_rmq_retry.admin.filters import Word
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.admin.newer import AFTER, SINCE
+from django_rmq_retry.models import ParkedMessage, State
 
 MOST_COUNTED = 10_000
 
@@ -46,13 +49,21 @@ class MessageList(ChangeList):
     """What is chosen by words, as a selection says it; rows that the project's rules hide are left out."""
 
     capped = False
+    newest = 0
+    """The highest number that was given when the list was read."""
 
     def get_results(self, request: HttpRequest) -> None:
+        self.as_of = timezone.now()
+        last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]
+        self.queryset = self.queryset.annotate(newest=Subquery(last))
         super().get_results(request)
         self.capped = bool(getattr(self.paginator, "capped", False))
         if not self.result_count:
             # That nothing fits is known from an index; the rows might be looked for in the whole table.
             self.result_list = []
+        for row in self.result_list:
+            # Of a worker whose clock is ahead: it is on this page, so it is not newer.
+            self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
         self.result_list = [row for row in self.result_list if not allowing.refusal(request, "view", row)]
 
     def words(self) -> dict[str, Any]:
@@ -75,6 +86,13 @@ class MessageList(ChangeList):
         if self.query:
             found.append(("", self.query, self.get_query_string(remove=["q"])))
         return found
+
+    @property
+    def newer(self) -> str:
+        """What the bar above the list asks for; nothing where what is parked anew would not be listed."""
+        if self.query or State.PARKED not in self.words().get("state", [State.PARKED]):
+            return ""
+        return self.get_query_string({SINCE: self.as_of.isoformat(), AFTER: self.newest})
 
     @property
     def last_time(self) -> str:

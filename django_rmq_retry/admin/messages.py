@@ -16,7 +16,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import allowing, deciding, detail, editing, exporting, opening, rows
+from django_rmq_retry.admin import allowing, deciding, detail, editing, exporting, newer, opening, rows
 from django_rmq_retry.admin.departed import remembered
 from django_rmq_retry.admin.filters import FILTERS
 from django_rmq_retry.admin.listing import MessageList, MessagePaginator
@@ -29,6 +29,7 @@ PAGES: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
     ("discard/", "discard", deciding.discarding),
     ("hold/", "hold", deciding.holding),
     ("export/", "export", exporting.messages),
+    ("newer/", "newer", newer.view),
     ("<int:pk>/edit/", "edit", remembered(editing.view)),
 )
 POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (

@@ -91,6 +91,7 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
         {"text": "{}", "store": "1", "reason": "r"},
         ("view_parkedmessage", "edit_requeue", "view_payload", "requeue"),
     ),
+    ("get", "parkedmessage_newer", "", {"since": "2026-11-21T03:00:00Z", "after": "0"}, ("view_parkedmessage",)),
     ("get", "errorgroup_help", "", {}, ()),
     ("get", "errorgroup_note", "group", {}, ("view_errorgroup", "note_errorgroup")),
     ("post", "errorgroup_note", "group", {"note": "n"}, ("view_errorgroup", "note_errorgroup")),

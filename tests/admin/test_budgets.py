@@ -35,6 +35,7 @@ BUDGETS = {
     "parkedmessage/?reason=retries+exhausted&cycle_min=1": 2,
     "parkedmessage/?q={key}": 1,
     "parkedmessage/?q=shared": 4,
+    "parkedmessage/newer/?queue=payments.main&since=2026-11-21T03:00:00Z&after=0": 1,
     "parkedmessage/{message}/change/": 6,
     "errorgroup/": 5,
     "errorgroup/?by=queue": 1,

@@ -52,7 +52,7 @@ MAY: dict[str, set[str]] = {
     "post_parkedmessage_reveal_iban": {"support", "lead"},
     "get_parkedmessage_edit": {"lead"},
     "post_parkedmessage_edit_{}_1_r": {"lead"},
-    "get_errorgroup_help": ALL,
+    "get_parkedmessage_newer_2026-11-21T03:00:00Z_0": ALL,
     "get_errorgroup_help": ALL,
     "get_errorgroup_note": ALL - {"auditor"},
     "post_errorgroup_note_n": ALL - {"auditor"},

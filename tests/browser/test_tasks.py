@@ -197,6 +197,36 @@ def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> No
     assert not support.page.locator("dialog").is_visible()
 
 
+@pytest.mark.parametrize("width", [1100, 320])
+def test_new_messages_are_told_above_a_list_whose_rows_stay(sit: Sit, width: int) -> None:
+    lead = sit(width=width)
+    lead.go(f"{LIST}?group=1")
+    live = lead.page.locator("[data-rmq-live]")
+    # As if the list had been opened before they were parked, and asked now.
+    live.evaluate(
+        "one => { one.dataset.rmqLive = one.dataset.rmqLive.replace(/since=[^&]*/, 'since=2020-01-01T00:00Z'); }"
+    )
+    rows = lead.page.locator("#result_list").bounding_box()
+    lead.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    lead.page.get_by_text("new parked messages").wait_for()
+    told = lead.page.locator("#result_list").bounding_box()
+    barriers = lead.barriers()
+    lead.click("new parked messages")
+    lead.page.wait_for_load_state("load")
+
+    assert told == rows
+    assert (barriers, lead.complaints) == ([], [])
+    assert lead.page.url.endswith("?group=1")
+
+
+def test_a_list_without_scripts_has_no_bar_of_new_messages(sit: Sit) -> None:
+    lead = sit(scripts=False)
+    lead.go(LIST)
+
+    assert lead.page.locator(".rmq-news").count() == 1
+    assert not lead.page.locator(".rmq-news").is_visible()
+
+
 def test_a_list_can_be_kept_from_moving(sit: Sit) -> None:
     lead = sit()
     asked: list[str] = []

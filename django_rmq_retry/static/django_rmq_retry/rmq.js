@@ -5,7 +5,7 @@
   const $$ = (what, where = document) => [...where.querySelectorAll(what)];
   const pulse = $("[data-rmq-pulse]");
   const live = $("[data-rmq-live]");
-  let paused = false, missed = 0, timer = 0;
+  let paused = false, missed = 0, timer = 0, shown = "";
 
   const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
   const usual = () => (live ? Number(live.dataset.rmqEvery) : 5) * 1000;
@@ -43,6 +43,8 @@
   }
 
   function swap(text) {
+    if (text === shown) return;
+    shown = text;
     const open = $$("details", live).map((one) => one.open);
     const focused = document.activeElement, place = $$("a, button, summary", live).indexOf(focused);
     const fresh = new DOMParser().parseFromString(text, "text/html");
