@@ -17,6 +17,7 @@ from django_rmq_retry.operating.refusals import NotAllowed, NothingChosen, Outda
 from django_rmq_retry.operating.selecting import Selection
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+MOST = 10**9
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 FILTERS: Mapping[str, tuple[str, str]] = {
     "group": ("N", "of this error group"),
@@ -120,6 +121,13 @@ def moment(text: str) -> datetime:
 def later(text: str) -> datetime:
     """An argument: a time, or in how long."""
     return _moment(text, ahead=True)
+
+
+def positive(text: str) -> int:
+    """An argument: how many, at least 1."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
+        raise argparse.ArgumentTypeError(f"takes a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def clock(at: datetime | None, *, terminal: bool) -> str:

@@ -9,13 +9,14 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.core.indenting import indented
 from django_rmq_retry.core.masking import decoded, is_json, masked
 from django_rmq_retry.management.base import Exit, Options, RmqCommand
-from django_rmq_retry.management.choosing import add_choice, clock, selection_of
+from django_rmq_retry.management.choosing import add_choice, clock, positive, selection_of
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, RequeueRun, State, Verb
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.operating.exporting import as_data
 from django_rmq_retry.operating.trending import parked_lately
+from django_rmq_retry.operating.walking import Place, pages
 from django_rmq_retry.records.history import attempts_of
 
 LIMIT = 50
@@ -26,11 +27,14 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     """The subcommands with their options."""
     listed = add("list", help="the messages, the latest first")
     add_choice(listed)
-    listed.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"at most so many; {LIMIT} by default")
-    listed.add_argument("--jsonl", action="store_true", help="one JSON object a line, without a limit")
+    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most so many; {LIMIT} by default")
+    listed.add_argument(
+        "--after", metavar="PLACE", help="those behind a message: its number, or what a page calls next"
+    )
+    listed.add_argument("--jsonl", action="store_true", help="one JSON object a line; all of them without --limit")
     groups = add("groups", help="the causes, the largest first")
     groups.add_argument("--all", action="store_true", help="also those of which nothing is parked any more")
-    groups.add_argument("--limit", type=int, default=LIMIT, metavar="N")
+    groups.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
     show = add("show", help="one message with its attempts")
     show.add_argument("id", type=int, metavar="ID")
     show.add_argument("--body", choices=BODIES, default="none", help="how to show the body; it is masked")
@@ -38,30 +42,52 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     show.add_argument("--reveal", action="store_true", help="without a mask; the audit log remembers it")
     runs = add("runs", help="the requeue runs, the latest first")
     runs.add_argument("--active", action="store_true", help="only those that have not ended")
-    runs.add_argument("--limit", type=int, default=LIMIT, metavar="N")
+    runs.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
     chosen = selection_of(options, states=State.PARKED, narrow=False)
-    rows = chosen.queryset().select_related("group").prefetch_related("keys").order_by("-parked_at", "-pk")
+    rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
+    after, limit = _place(options["after"]), options["limit"]
     if options["jsonl"]:
-        for row in rows.iterator(chunk_size=100):
-            command.stdout.write(json.dumps(as_data(row)))
-        return Exit.DONE if chosen.count else Exit.NOTHING
-    found = list(rows.defer("body", "properties")[: options["limit"]])
+        lines = 0
+        for page in pages(rows, after=after, limit=limit):
+            lines += len(page)
+            for row in page:
+                command.stdout.write(json.dumps(as_data(row)))
+        return Exit.DONE if lines else Exit.NOTHING
+    # One more than is shown tells whether there are more.
+    most = limit or LIMIT
+    more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
+    found = more[:most]
+    following = str(Place.of(found[-1])) if len(more) > most else None
     if options["json"]:
-        command.document("parked_list/1", total=chosen.count, items=[as_data(row) for row in found])
+        items = [as_data(row) for row in found]
+        command.document("parked_list/1", total=chosen.count, items=items, next=following)
         return Exit.DONE if found else Exit.NOTHING
-    terminal = command.stdout.isatty()
-    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
-    table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
     if not found:
         command.say("Nothing matches.")
         return Exit.NOTHING
+    terminal = command.stdout.isatty()
+    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
+    table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
     command.table([head, *table])
-    if chosen.count > len(found):
-        command.say(f"{len(found)} of {chosen.count}; more with --limit.")
+    if following:
+        command.say(f"{len(found)} of {chosen.count}; more with --limit, or go on with --after {following}")
     return Exit.DONE
+
+
+def _place(given: str | None) -> Place | None:
+    if given is None:
+        return None
+    try:
+        found = Place.read(given)
+    except ValueError:
+        said = f"--after takes the number of a record, or what a page calls next, not {given!r}."
+        raise CommandError(said, returncode=Exit.USAGE) from None
+    if found is None:
+        raise CommandError(f"There is no message {given}.", returncode=Exit.NOTHING)
+    return found
 
 
 def show_groups(command: RmqCommand, options: Options) -> Exit:

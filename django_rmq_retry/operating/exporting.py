@@ -131,7 +131,11 @@ def _table(rows: QuerySet[ParkedMessage]) -> Iterator[list[object]]:
 
 
 def _streamed(rows: QuerySet[ParkedMessage]) -> Iterator[ParkedMessage]:
-    return rows.order_by("pk").select_related("group").prefetch_related("keys").iterator(chunk_size=CHUNK)
+    """A statement for each chunk: some databases hand over a whole result at once, with all its bodies."""
+    ordered, after = rows.order_by("pk").select_related("group").prefetch_related("keys"), 0
+    while chunk := list(ordered.filter(pk__gt=after)[:CHUNK]):
+        yield from chunk
+        after = chunk[-1].pk
 
 
 def _plain(value: object) -> Any:

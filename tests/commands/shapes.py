@@ -99,7 +99,7 @@ ITEM = {
 }
 CHANGED = {"changed": int, "left": int}
 DOCUMENTS: dict[str, dict[str, Any]] = {
-    "parked_list/1": {"total": int, "items": [MESSAGE]},
+    "parked_list/1": {"total": int, "items": [MESSAGE], "next": (None, str)},
     "parked_groups/1": {"items": [GROUP], "next": (None, str)},
     "parked_show/1": {"message": MESSAGE, "detail": str, "attempts": [ATTEMPT], "body": (None, str)},
     "parked_runs/1": {"items": [RUN]},

@@ -1,6 +1,7 @@
 """Each documented exit code, by a command that ends with it."""
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,26 @@ def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("django_rmq_retry.management.progress.Drive.step", interrupted)
 
     assert run("rmq_parked", "run", str(made.pk)).code == Exit.INTERRUPTED
+
+
+@pytest.mark.parametrize(("times", "noted"), [(1, ["noted"]), (2, [])])
+def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
+    times: int, noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = start(Selection.of_ids([record().pk]), ANN)
+    done: list[str] = []
+
+    def step(_drive: object) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        done.append("noted")
+
+    monkeypatch.setattr("django_rmq_retry.management.progress.Drive.step", step)
+    told = run("rmq_parked", "run", str(made.pk))
+
+    assert (told.code, done) == (Exit.INTERRUPTED, noted)
+    assert told.err.startswith("Finishing what is being sent. Ctrl-C again stops at once.\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_code_is_documented_and_tested() -> None:

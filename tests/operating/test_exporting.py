@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_rmq_retry.models import OperatorAction, ParkedMessage
 from django_rmq_retry.operating.exporting import Payload, audit_lines, export, neutral
@@ -54,6 +56,16 @@ def test_masked_fields_are_absent() -> None:
     assert row["body"] == '{"card": {"pan": "•••"}, "amount": 1.10}'
     assert row["headers"] == {"authorization": "•••", "tenant": "a"}
     assert "properties_base64" not in row
+
+
+def test_an_export_reads_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq_retry.operating.exporting.CHUNK", 2)
+    ids = [record().pk for _ in range(5)]
+    with CaptureQueriesContext(connection) as asked:
+        told = [row["id"] for row in exported(Payload.WHOLE)]
+    read = [one["sql"] for one in asked.captured_queries if "properties" in one["sql"]]
+
+    assert (told, len(read), [sql for sql in read if "LIMIT 2" not in sql]) == (ids, 4, [])
 
 
 def test_a_whole_export_has_the_exact_bytes() -> None:

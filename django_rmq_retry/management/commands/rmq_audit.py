@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes
-from django_rmq_retry.management.choosing import age, clock, moment
+from django_rmq_retry.management.choosing import age, clock, moment, positive
 from django_rmq_retry.models import OperatorAction, Verb
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import verify
@@ -25,7 +25,7 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
         listed = acts.add_parser("list", help="what was done, the latest first")
-        listed.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
+        listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
         out = acts.add_parser("export", help="as JSON lines or as a table, to stdout")
         out.add_argument("--csv", action="store_true")
         for one in (listed, out):
