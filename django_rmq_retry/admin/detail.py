@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import Count, OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -15,11 +15,16 @@ from django_rmq_retry.admin.cards import plain_words
 from django_rmq_retry.admin.heading import heading
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.admin.timeline import timeline
+from django_rmq_retry.core.deaths import rejections
+from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.properties import decode_properties
 from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, State
 from django_rmq_retry.records.history import attempts_of
 
 ATTEMPTS = 20
 ACTS = 20
+MOST_TOLD = 2**31 - 1
+"""x-death can be forged; no column holds more."""
 
 
 def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
@@ -35,6 +40,7 @@ def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str
         message=message,
         plain=plain_words(message.group),
         summary=_summary(message),
+        unrecorded=_unrecorded(message),
         parked_by=labels.PARKED_BY.get(message.by, message.by),
         resolution=labels.resolution(message.resolution),
         acts=acts_of(pages, request, message),
@@ -83,9 +89,36 @@ def _found(object_id: str) -> ParkedMessage:
     same = ParkedMessage.objects.filter(state=OuterRef("state"))
     newer = same.filter(parked_at__gt=OuterRef("parked_at")).order_by("parked_at", "pk").values("pk")[:1]
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
-    beside = ParkedMessage.objects.filter(pk=message.pk).values_list(Subquery(newer), Subquery(older)).first()
-    message.newer, message.older = beside or (None, None)  # type: ignore[attr-defined]  # for the template only
+    known = attempts_of(message).filter(cycle=message.cycle, number__lte=_told(message)).exclude(verdict="ack")
+    counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
+    asked = (Subquery(newer), Subquery(older), Subquery(counted))
+    beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
+    message.newer, message.older, message.known = beside or (None, None, None)  # type: ignore[attr-defined]  # for here
     return message
+
+
+def _told(message: ParkedMessage) -> int:
+    """How many attempts of this cycle the message itself bears: by our own count, or by the broker's."""
+    try:
+        headers = decode_properties(bytes(message.properties)).headers
+    except UndecodableHeaders:
+        return message.attempts
+    return max(message.attempts, min(rejections(headers, message.queue), MOST_TOLD))
+
+
+def _unrecorded(message: Any) -> str:
+    """A warning where the history lacks attempts that the message tells of; what it tells is of its last arrival."""
+    told, known = _told(message), message.known or 0
+    if told <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
+        return ""
+    said = ngettext(
+        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempt was not recorded: "
+        "its consumer crashed, or was an older version or another program.",
+        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempts were not recorded: "
+        "their consumer crashed, or was an older version or another program.",
+        told - known,
+    )
+    return said % {"told": told, "known": known, "count": told - known}
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:

@@ -256,6 +256,43 @@ def test_an_edited_message_shows_its_version_and_its_original(page: Client) -> N
     assert page.post(at(one, "body"), {"version": "1"}).content == b'{"amount": 1}'
 
 
+def deaths(queue: str, count: int) -> bytes:
+    entry = {"queue": queue, "reason": "rejected", "count": count, "exchange": "", "routing-keys": [queue]}
+    return made.properties({"x-death": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "death", "said"),
+    [
+        (5, 0, "tells of 5 attempts, the history has 3. 2 attempts were not recorded: their consumer crashed"),
+        (3, 4, "tells of 4 attempts, the history has 3. 1 attempt was not recorded: its consumer crashed"),
+        (3, 2**40, "tells of 2147483647 attempts, the history has 3."),
+    ],
+)
+def test_attempts_that_were_not_recorded_are_told(page: Client, attempts: int, death: int, said: str) -> None:
+    one = made.message(attempts=attempts, cycle=2, properties=deaths("payments.main", death))
+    for number in (1, 2, 3):
+        made.attempt(one, number, cycle=2)
+    for number in range(1, 6):
+        made.attempt(one, number, cycle=1)
+    made.attempt(one, 4, cycle=2, verdict="ack")
+    made.attempt(one, 3, cycle=2)
+
+    assert said in Page(page.get(at(one))).text
+
+
+def test_a_whole_history_is_not_doubted(page: Client) -> None:
+    told = made.message(attempts=25, properties=deaths("payments.main", 25))
+    for number in range(1, 26):
+        made.attempt(told, number)
+    elsewhere = made.message(attempts=0, properties=deaths("another.queue", 7))
+    odd = made.message(attempts=0, properties=b"\xff\xff")
+    requeued = made.message(state=State.REQUEUED, cycle=2, requeued_at=timezone.now())
+
+    for message in (told, elsewhere, odd, requeued):
+        assert "not recorded" not in Page(page.get(at(message))).text
+
+
 def test_a_message_that_is_gone_is_404(page: Client) -> None:
     assert page.get("/admin/rmq_retry/parkedmessage/17/change/").status_code == 404
     assert page.get("/admin/rmq_retry/parkedmessage/999999999999999999999999/change/").status_code == 404
