@@ -332,6 +332,16 @@ def test_the_type_of_a_queue_must_be_said_again(rig: Rig) -> None:
     client.queue("c", {"x-queue-type": "classic"})
 
 
+def test_a_queue_that_was_declared_as_classic_is_named_so(rig: Rig) -> None:
+    client, other = rig.connect(), rig.connect()
+    client.queue("c", {"x-queue-type": "classic"})
+    start = f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'c' in vhost '{vhost_name(rig)}': "
+
+    assert refusal(other, declare("c", queue_type="quorum")) == start + "received 'quorum' but current is 'classic'"
+    client.queue("c")
+    client.queue("c", {"x-queue-type": "classic"})
+
+
 def test_an_exchange_of_an_unknown_type_ends_the_connection_on_3_10(rig: Rig) -> None:
     told = refusal(rig.connect(), lambda c: c.exchange("e", "bogus"))
 

@@ -171,12 +171,15 @@ class QueueSpec:
         check_equal("durable", self.thing, current=self.durable, received=other.durable)
         check_equal("auto_delete", self.thing, current=self.auto_delete, received=other.auto_delete)
         names = tuple(name for name in _CHECKS if behaviour.delayed_retry or name not in _DELAYING)
-        check_arguments(names, self.thing, current=_typed(self, behaviour), received=_typed(other, behaviour))
+        check_arguments(
+            names, self.thing, current=_typed(self, other, behaviour), received=_typed(other, self, behaviour)
+        )
 
 
-def _typed(spec: QueueSpec, behaviour: Behaviour) -> Mapping[str, object]:
+def _typed(spec: QueueSpec, other: QueueSpec, behaviour: Behaviour) -> Mapping[str, object]:
+    """The arguments as they are held against those of another declaration."""
     if behaviour.names_classic:
         return {"x-queue-type": "classic", **spec.arguments}
-    if spec.arguments.get("x-queue-type") == "classic":
+    if spec.arguments.get("x-queue-type") == "classic" and "x-queue-type" not in other.arguments:
         return {name: value for name, value in spec.arguments.items() if name != "x-queue-type"}
     return spec.arguments
