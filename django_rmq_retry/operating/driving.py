@@ -16,7 +16,7 @@ from django_rmq_retry.operating.holding import release_due
 from django_rmq_retry.operating.locking import database
 from django_rmq_retry.operating.pacing import SLICE
 from django_rmq_retry.operating.requeueing import me
-from django_rmq_retry.operating.running import DRIVEN, Drive
+from django_rmq_retry.operating.running import TO_DRIVE, Drive
 from django_rmq_retry.records.probing import absent
 
 log = logging.getLogger("django_rmq_retry")
@@ -119,5 +119,5 @@ def undriven(most: int) -> list[int]:
         return []
     now = timezone.now()
     free = Q(leased_until__isnull=True) | Q(leased_until__lt=now)
-    rows = RequeueRun.objects.using(database()).filter(free, state__in=DRIVEN)
+    rows = RequeueRun.objects.using(database()).filter(free, TO_DRIVE)
     return list(rows.order_by("pk").values_list("pk", flat=True)[:most])

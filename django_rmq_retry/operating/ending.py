@@ -1,4 +1,7 @@
-"""The end of a run: when everything is sent it waits for outcomes, and then its numbers are counted once more."""
+"""The end of a run: when everything is sent it waits for outcomes, and then its numbers are counted once more.
+
+One that is stopped lets go of what it has not sent, part by part.
+"""
 
 from datetime import timedelta
 
@@ -12,6 +15,8 @@ from django_rmq_retry.operating.locking import database, locked_run, steadily
 
 OUTCOMES = timedelta(hours=1)
 """So long a run waits for outcomes after its last message was sent."""
+PART = 2000
+"""Items of one transaction."""
 
 
 def advance(run: int, driver: str) -> str:
@@ -41,6 +46,27 @@ def _advance(run: int, driver: str) -> str:
             count(known)
         known.save(using=using, update_fields=[*COUNTED, "state", "why", "finished_at", "leased_until"])
         return known.state
+
+
+def release(run: int) -> bool:
+    """Leave out the next items that a stopped run has not sent; whether there may be more of them."""
+    return steadily(lambda: _release(run))
+
+
+def _release(run: int) -> bool:
+    using, now = database(), timezone.now()
+    with transaction.atomic(using=using):
+        known = locked_run(run)
+        if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
+            return False
+        pending = Item.objects.using(using).filter(run=run, state=ItemState.PENDING)
+        mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
+        part = pending if mark is None else pending.filter(place__lte=mark)
+        known.skipped += part.update(state=ItemState.SKIPPED, why=words.STOPPED, ended_at=now)
+        if mark is None:
+            known.finished_at = now
+        known.save(using=using, update_fields=["skipped", "finished_at"])
+    return mark is not None
 
 
 def recount(run: int) -> None:

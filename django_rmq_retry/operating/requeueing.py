@@ -19,7 +19,7 @@ from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.operating.checking import INCLUDABLE, Terms
 from django_rmq_retry.operating.claiming import sweep
 from django_rmq_retry.operating.locking import database, steadily
-from django_rmq_retry.operating.materialising import freeze
+from django_rmq_retry.operating.materialising import at_once, freeze, postpone
 from django_rmq_retry.operating.refusals import NothingChosen, Refused
 from django_rmq_retry.operating.running import drive
 from django_rmq_retry.operating.selecting import Selection
@@ -44,7 +44,7 @@ def start(
     confirmed_permanent: bool = False,
     planned: bool = False,
 ) -> RequeueRun:
-    """Freeze a selection as a run that any driver takes up; nothing is sent yet.
+    """Freeze a selection as a run that any driver takes up; nothing is sent yet. A large one is listed by its driver.
 
     ``include`` names findings of ``checking`` whose messages are sent all the same. Messages that share a business key
     are sent one after another, each after the outcome of the one before, unless "duplicates" is included.
@@ -76,9 +76,11 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
     run.pk = None
     with transaction.atomic(using=using):
         run.save(using=using, force_insert=True)
-        freeze(run, selection, terms)
+        (freeze if at_once(selection) else postpone)(run, selection, terms)
         selection.check(run.total)
-        facts: dict[str, Any] = {"selection": run.selection, "rate": run.rate, "left_out": run.skipped}
+        facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
+        if at_once(selection):
+            facts["left_out"] = run.skipped
         options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
         facts |= {name: value for name, value in options.items() if value}
         if terms.include or terms.confirmed_permanent:
@@ -125,13 +127,17 @@ def me(what: str) -> str:
     return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
 
 
+UNFIT = (Role.PARKED, Role.WAITING, Role.SUSPECTS)
+"""Queues in which no handler looks for new messages: only this app sends there, by its own rules."""
+
+
 def checked_target(target: str) -> str:
     """A queue that the project declares and that is meant for messages to be handled."""
     if not target:
         return ""
     declared = registry.topology().queues
-    if target not in declared or declared[target].role in (Role.PARKED, Role.WAITING):
-        fit = [name for name, one in declared.items() if one.role not in (Role.PARKED, Role.WAITING)]
+    if target not in declared or declared[target].role in UNFIT:
+        fit = [name for name, one in declared.items() if one.role not in UNFIT]
         said = _("%(queue)r is no queue to requeue to. Declared are: %(known)s.")
         raise Refused(said % {"queue": target, "known": ", ".join(fit) or "-"})
     return target

@@ -19,9 +19,10 @@ from django_rmq_retry.operating import words
 from django_rmq_retry.operating.choosing import Choice
 from django_rmq_retry.operating.claiming import Claim, claim, lasts, leave_out, sweep
 from django_rmq_retry.operating.depths import BrokersDepths, Depths
-from django_rmq_retry.operating.ending import advance, recount
+from django_rmq_retry.operating.ending import advance, recount, release
 from django_rmq_retry.operating.guarding import canary, tripped
 from django_rmq_retry.operating.locking import database, locked_run, steadily
+from django_rmq_retry.operating.materialising import list_part, listing
 from django_rmq_retry.operating.pacing import SLICE, Pace
 from django_rmq_retry.operating.sending import copy_for, publish, timeout_for
 from django_rmq_retry.operating.settling import Answer, settle
@@ -32,6 +33,8 @@ SWEEP = 5.0
 AWAY = 1.0
 """Seconds between two looks whether the broker is back."""
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
+TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
+"""Also a stopped run that has not let go of all its messages."""
 Clock = Callable[[], float]
 
 
@@ -62,6 +65,8 @@ class Drive:
         if self._clock() - self._swept >= SWEEP:
             sweep()
             self._swept = self._clock()
+        if run.state == RunState.STOPPED or listing(run):
+            return self._before_or_after(run)
         if run.state == RunState.WAITING:
             return self._advance()
         if not self._reachable(run):
@@ -71,6 +76,13 @@ class Drive:
             self._set(run, state=RunState.RUNNING, why="", started_at=timezone.now())
             return 0.0
         return self._slice(run)
+
+    def _before_or_after(self, run: RequeueRun) -> float | None:
+        """Nothing is sent yet, or not any more: its items are written, or let go of, a part at a time."""
+        if run.state == RunState.STOPPED:
+            return 0.0 if release(run.pk) else None
+        list_part(run.pk, self.driver)
+        return 0.0
 
     def end(self) -> None:
         """Leave the run to whoever comes next."""
@@ -83,14 +95,14 @@ class Drive:
         """The run, if it is to be driven and by nobody else."""
         now = timezone.now()
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
-        rows = _runs().filter(free, pk=self.run, state__in=DRIVEN)
+        rows = _runs().filter(free, TO_DRIVE, pk=self.run)
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
-        run = _runs().filter(pk=self.run).first() if self._mine else None
-        if run is not None and self._swept == float("-inf"):
+        run = _runs().filter(TO_DRIVE, pk=self.run).first() if self._mine else None
+        if run is not None and self._swept == float("-inf") and not listing(run) and run.state in DRIVEN:
             # Whoever drove it before may have been killed between a publish and its note.
             recount(run.pk)
             run.refresh_from_db()
-        return run if run is not None and run.state in DRIVEN else None
+        return run
 
     def _reachable(self, run: RequeueRun) -> bool:
         """Asked only where there is doubt: a publish would tell as well, but takes longer to fail."""

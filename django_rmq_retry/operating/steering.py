@@ -1,22 +1,26 @@
 """What a person does to a run under way: pause it, go on, change its rate, stop it."""
 
+import time
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.core.verdict import short
-from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState, Verb
+from django_rmq_retry.models import RequeueRun, RunState, Verb
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.operating import words
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.operating.ending import release
 from django_rmq_retry.operating.guarding import tripped
 from django_rmq_retry.operating.locking import database, locked_run, steadily
+from django_rmq_retry.operating.materialising import listed, listing
 from django_rmq_retry.operating.refusals import NothingChosen, Outdated, Refused
 
 FASTEST = 10_000.0
+PATIENCE = 0.5
+"""Seconds for which whoever stops a run lets go of its messages; whoever drives runs goes on with the rest."""
 
 
 def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
@@ -47,8 +51,13 @@ def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun
 
 def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Send nothing more, for good. What was not sent stays parked; outcomes of what was are still noted."""
-    changes = {"state": RunState.STOPPED, "why": short(reason, 255), "finished_at": timezone.now()}
-    return _steer(run, actor, Verb.STOP, ACTIVE, reason=reason, changes=changes)
+    changes = {"state": RunState.STOPPED, "why": short(reason, 255)}
+    stopped = _steer(run, actor, Verb.STOP, ACTIVE, reason=reason, changes=changes)
+    until = time.monotonic() + PATIENCE
+    while release(run) and time.monotonic() < until:
+        pass
+    stopped.refresh_from_db(using=database())
+    return stopped
 
 
 def checked_rate(rate: float) -> float:
@@ -71,18 +80,14 @@ def _steer(
                 raise Outdated(said % {"run": run, "state": known.get_state_display()})
             before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary", "stop_at")}
             RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
-            if verb == Verb.STOP:
-                _leave_out_pending(run)
+            if verb == Verb.STOP and listing(known):
+                counted = known.total
+                listed(known)
+                known.save(using=database(), update_fields=["selection", "total"])
+                known.total = counted
             after = {name: changes[name] for name in before}
             note(actor, verb, reason=reason, run=run, count=known.total, facts={"before": before, "after": after})
         known.refresh_from_db(using=database())
         return known
 
     return steadily(act)
-
-
-def _leave_out_pending(run: int) -> None:
-    pending = Item.objects.using(database()).filter(run=run, state=ItemState.PENDING)
-    count = pending.update(state=ItemState.SKIPPED, why=words.STOPPED, ended_at=timezone.now())
-    known = RequeueRun.objects.using(database()).get(pk=run)
-    RequeueRun.objects.using(database()).filter(pk=run).update(skipped=known.skipped + count)

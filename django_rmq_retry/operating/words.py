@@ -20,6 +20,7 @@ NOT_CONFIRMED = _("The broker did not confirm it in time. It may have been deliv
 KEY_FAILED = _("An earlier message with the same business key failed again or has no outcome.")
 STOPPED = _("The run was stopped before it was sent.")
 
+LISTING = _("Its messages are being listed; then it begins to send.")
 BROKER_AWAY = _("No connection to the broker. It goes on by itself.")
 QUEUE_DEEP = _("The queue holds more messages than this run waits for. It goes on by itself.")
 DEPTH_UNKNOWN = _("The broker does not say how many messages the queue holds. It goes on when that is known.")

@@ -1,4 +1,4 @@
-"""A process that drives a run and is killed at a step: ``python -m tests.operating.dying RUN STEP NTH``."""
+"""A process that drives a run and is killed at a step: ``python -m tests.operating.dying RUN KIND STEP NTH``."""
 
 import os
 import signal
@@ -23,6 +23,19 @@ STEPS = {
     "after a note": ("running.settle", "after"),
     "at the end": ("running.advance", "before"),
 }
+LISTING_STEPS = {
+    "before a part": ("running.list_part", "before"),
+    "in a part, before its commit": ("materialising._insert", "after"),
+    "after a part": ("running.list_part", "after"),
+}
+LETTING_GO_STEPS = {
+    "before a part": ("running.release", "before"),
+    "in a part, before its commit": ("ending.locked_run", "after"),
+    "after a part": ("running.release", "after"),
+}
+KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS}
+PART = 3
+"""Items that are written, or let go of, in one transaction."""
 
 
 def die() -> None:
@@ -49,7 +62,7 @@ def dying(function: Callable[..., Any], when: str, nth: int) -> Callable[..., An
     return called
 
 
-def main(run: int, step: str, nth: int) -> None:
+def main(run: int, kind: str, step: str, nth: int) -> None:
     settings.configure(
         SECRET_KEY="only-for-tests",
         USE_TZ=True,
@@ -58,12 +71,14 @@ def main(run: int, step: str, nth: int) -> None:
         RMQ_RETRY={"URL": os.environ["RMQ_URL"]},
     )
     django.setup()
-    path, when = STEPS[step]
+    for place in ("materialising", "ending"):
+        import_module(f"django_rmq_retry.operating.{place}").PART = PART  # type: ignore[attr-defined]
+    path, when = KINDS[kind][step]
     module, name = path.split(".")
-    place = import_module(f"django_rmq_retry.operating.{module}")
-    setattr(place, name, dying(getattr(place, name), when, nth))
+    found = import_module(f"django_rmq_retry.operating.{module}")
+    setattr(found, name, dying(getattr(found, name), when, nth))
     import_module("django_rmq_retry.operating.running").drive(run, "doomed", outcomes=False)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,18 @@ from django.db import connections
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.models.messages import OPEN
+from django_rmq_retry.operating import ending, materialising, steering
 from django_rmq_retry.operating.auditing import verify
 from django_rmq_retry.operating.discarding import discard
 from django_rmq_retry.operating.requeueing import requeue, start
 from django_rmq_retry.operating.running import drive
 from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.steering import stop
 from django_rmq_retry.records.counting import recount
 from django_rmq_retry.records.tickets import Ticket, bearer
-from tests.operating.dying import STEPS
+from tests.operating.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operating.made import ANN, QUEUE, record
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -111,19 +113,25 @@ def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> 
     assert (recount(), list(verify())) == (0, [])
 
 
+def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
+    """A process that drives a run dies at a step, and its lease has run out at that time."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.operating.dying", str(run.pk), *words],
+        cwd=ROOT, env={**os.environ, **own.environment, "RMQ_URL": broker_url}, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL
+    past = timezone.now() - timedelta(seconds=1)
+    RequeueRun.objects.update(leased_until=past)
+    return past
+
+
 @pytest.mark.parametrize(("step", "nth"), [(step, nth) for step in STEPS for nth in (1, 2) if (step, nth) != ENDS_ONCE])
 def test_a_killed_driver_leaves_a_run_that_goes_on(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     messages = [record() for _ in range(8)]
     run = start(Selection.of_ids([one.pk for one in messages]), ANN, rate=100)
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.operating.dying", str(run.pk), step, str(nth)],
-        cwd=ROOT, env={**os.environ, **own.environment, "RMQ_URL": broker_url}, timeout=60, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -signal.SIGKILL
-    past = timezone.now() - timedelta(seconds=1)
-    RequeueRun.objects.update(leased_until=past)
+    past = killed(own, broker_url, run, "sending", step, str(nth))
     ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
     run = drive(run.pk, "heir", outcomes=False)
     found = copies(wired)
@@ -140,3 +148,104 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
     assert run.sent + run.unconfirmed == 8
     assert run.state in (RunState.WAITING, RunState.FINISHED)
     assert recount() == 0
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a few messages are as large as others of many thousands."""
+    monkeypatch.setattr(materialising, "AT_ONCE", 0)
+    monkeypatch.setattr(materialising, "PART", PART)
+    monkeypatch.setattr(ending, "PART", PART)
+    monkeypatch.setattr(steering, "PATIENCE", -1.0)
+
+
+def large(count: int = 8) -> RequeueRun:
+    for _ in range(count):
+        record()
+    # A process that dies knows no handlers.
+    return start(Selection.of_filter({"state": ["parked"]}), ANN, rate=1000, include=["unhandled"])
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("step", LISTING_STEPS)
+def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_nothing_twice(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    run = large()
+    killed(own, broker_url, run, "listing", step, str(nth))
+    later = record()
+    run = drive(run.pk, "heir", outcomes=False)
+
+    assert copies(wired) == dict.fromkeys(ParkedMessage.objects.exclude(pk=later.pk).values_list("pk", flat=True), 1)
+    assert list(run.items.order_by("place").values_list("place", flat=True)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (run.total, run.sent, run.skipped, run.why) == (8, 8, 0, "")
+    assert recount() == 0
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", LETTING_GO_STEPS)
+def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
+    own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
+) -> None:
+    run = large(11)
+    while materialising.listing(RequeueRun.objects.get(pk=run.pk)):
+        RequeueRun.objects.filter(pk=run.pk).update(driver="lister")
+        materialising.list_part(run.pk, "lister")
+    stop(run.pk, ANN, reason="wrong ones")
+    killed(own, broker_url, run, "letting go", step, str(nth))
+    run = drive(run.pk, "heir")
+
+    assert (run.state, run.total, run.skipped, run.sent) == (RunState.STOPPED, 11, 11, 0)
+    assert run.finished_at is not None
+    assert Counter(run.items.values_list("state", flat=True)) == {ItemState.SKIPPED: 11}
+    assert (copies(wired), recount(), list(verify())) == ({}, 0, [])
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_two_who_start_the_same_large_run_send_each_message_once(wired: BlockingChannel) -> None:
+    messages = [record() for _ in range(20)]
+    selection = Selection.of_filter({"state": ["parked"]})
+
+    def act(number: int) -> object:
+        return drive(start(selection, ANN, rate=1000).pk, f"driver {number}", for_seconds=20, outcomes=False)
+
+    together(act, 2)
+
+    assert copies(wired) == {one.pk: 1 for one in messages}
+    assert sum(RequeueRun.objects.values_list("sent", flat=True)) == 20
+    assert (recount(), list(verify())) == (0, [])
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_several_who_list_one_run_list_each_message_once() -> None:
+    run = large(30)
+    RequeueRun.objects.filter(pk=run.pk).update(driver="each")
+
+    def act(_number: int) -> None:
+        for _ in range(6):
+            materialising.list_part(run.pk, "each")
+
+    together(act, 3)
+    run = RequeueRun.objects.get(pk=run.pk)
+
+    assert sorted(run.items.values_list("place", flat=True)) == list(range(1, 31))
+    assert (run.total, materialising.listing(run)) == (30, False)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_from_the_moment_a_run_is_stopped_nothing_is_sent(wired: BlockingChannel) -> None:
+    run = large(30)
+
+    def act(number: int) -> object:
+        return stop(run.pk, ANN) if number else drive(run.pk, "driver", for_seconds=20, outcomes=False)
+
+    together(act, 2)
+    run = drive(run.pk, "the last")
+    found = copies(wired)
+
+    assert set(found.values()) <= {1}
+    assert (run.state, run.sent + run.skipped, run.sent) == (RunState.STOPPED, run.total, sum(found.values()))
+    assert run.items.filter(state__in=[ItemState.PENDING, ItemState.CLAIMED]).count() == 0
+    assert (recount(), list(verify())) == (0, [])
