@@ -12,11 +12,10 @@ from django_rmq_retry import registry
 from django_rmq_retry.admin import allowing, choosing, labels, looking
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.broker.gauging import Level
-from django_rmq_retry.core.declarations import Role
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.checking import Finding, Report, Terms, report
 from django_rmq_retry.operating.refusals import Refused
-from django_rmq_retry.operating.requeueing import REASON_FROM, start
+from django_rmq_retry.operating.requeueing import REASON_FROM, UNFIT, start
 from django_rmq_retry.operating.selecting import Selection
 
 TYPED_FROM = 1000
@@ -219,4 +218,4 @@ def _levels(found: Report, seen: looking.Look) -> list[tuple[str, int, Level | N
 
 def _targets() -> list[str]:
     queues = registry.topology().queues
-    return [name for name, one in queues.items() if one.role not in (Role.PARKED, Role.WAITING)]
+    return [name for name, one in queues.items() if one.role not in UNFIT]

@@ -10,8 +10,10 @@ from django.core import signing
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry import Fixed, RetryThenPark, handler, registry
 from django_rmq_retry.admin import looking
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.declarations import Role
+from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.operating.selecting import Selection
 from tests.admin import made
@@ -261,3 +263,21 @@ def test_the_list_of_runs_says_what_came_of_each(page: Client) -> None:
 
     assert "Nothing was requeued yet." in Page(empty).text
     assert "Sending" in Page(full).text
+
+
+@pytest.mark.parametrize("role", [Role.SUSPECTS, Role.PARKED, Role.WAITING])
+def test_a_queue_that_nobody_should_send_to_is_neither_offered_nor_taken(
+    page: Client, sent: list[Message], role: Role
+) -> None:
+    @handler("ledger.post", policy=RetryThenPark(attempts=2, backoff=Fixed(10)))
+    def post(message: Delivery) -> None:
+        """Nothing."""
+
+    queue = next(name for name, one in registry.topology().queues.items() if one.role is role)
+    preview = previewed(page, message=made.message().pk)
+    started = press(page, preview, "Requeue 1 message", target=queue)
+
+    assert preview.context["targets"] == ["payments.main", "ledger.post"]
+    assert started.status_code == 422
+    assert f"'{queue}' is no queue to requeue to." in Page(started).text
+    assert sent == []
