@@ -117,8 +117,11 @@ def rmq_spark(counts: Sequence[int], title: str, height: int = 24) -> SafeString
 @register.simple_tag(takes_context=True)
 def rmq_nonce(context: Context) -> SafeString:
     """The nonce of a strict policy, of Django's own middleware or of django-csp; nothing where there is none."""
-    nonce = context.get("csp_nonce") or getattr(context.get("request"), "csp_nonce", "")
-    return format_html(' nonce="{}"', nonce) if nonce else SafeString("")
+    nonce = context.get("csp_nonce")
+    if nonce is None:
+        nonce = getattr(context.get("request"), "csp_nonce", "")
+    # Django makes its own when it is written for the first time; before that it counts as none.
+    return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
 
 
 def badge(state: str, said: Any = None) -> SafeString:
