@@ -12,7 +12,13 @@ from enum import IntEnum
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    no_translations,
+)
 
 from django_rmq_retry.broker.holding import WouldLose
 from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
@@ -80,6 +86,8 @@ class RmqCommand(BaseCommand):
             with _ending_quietly():
                 self.stdout.flush()
 
+    # The sentences that the admin shares with the commands would stand among English ones.
+    @no_translations
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
             code = self.run(options)

@@ -53,7 +53,7 @@ def test_a_code_is_the_processs_exit_code() -> None:
         Command(Exit.UNHEALTHY).handle()
 
     assert ended.value.code == 8
-    assert Command(Exit.DONE).handle() is None  # type: ignore[func-returns-value]
+    assert Command(Exit.DONE).handle() is None
 
 
 def test_ctrl_c_is_code_130() -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_rmq_retry.models import RequeueRun, RunState, Verb
 from django_rmq_retry.operating.actors import Actor
@@ -99,6 +99,17 @@ def test_what_programs_are_told_of_the_records(name: str) -> None:
     told = into_pipes(*DATABASE[name], "--json")
 
     assert told == golden(f"{name}.json", told)
+
+
+@pytest.mark.usefixtures("records")
+@pytest.mark.parametrize("name", DATABASE)
+def test_it_is_told_in_english_wherever_the_project_is_at_home(name: str) -> None:
+    with translation.override("de"):
+        told = into_pipes(*DATABASE[name])
+        language = translation.get_language()
+
+    assert told == golden(f"{name}.pipe", told)
+    assert language == "de"
 
 
 @pytest.mark.usefixtures("declared")
