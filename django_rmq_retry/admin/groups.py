@@ -19,7 +19,7 @@ from django_rmq_retry.admin.cards import cards, lasting, oldest_open, plain_word
 from django_rmq_retry.admin.listing import MOST_COUNTED
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.admin.rows import COLUMNS, LEFT_OUT, cells
-from django_rmq_retry.admin.tracing import latest_trace
+from django_rmq_retry.admin.tracing import latest
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
 
 PER_PAGE = 25
@@ -85,6 +85,8 @@ class ErrorGroupAdmin(Pages):
             raise Http404(_("There is no such error group."))
         trend = trends_of([group.pk])[group.pk]
         sees = not allowing.refusal(request, "view")
+        no_trace = allowing.refusal(request, "view_traceback")
+        trace, deploys = latest(group.fingerprint, traced=not no_trace)
         return self.page(
             request,
             "errorgroup/group.html",
@@ -94,8 +96,9 @@ class ErrorGroupAdmin(Pages):
             plain=plain_words(group),
             lasting=lasting(group),
             acts=self._acts(request, group, alone=True),
-            why_no_trace=allowing.refusal(request, "view_traceback"),
-            trace=None if allowing.refusal(request, "view_traceback") else latest_trace(group.fingerprint),
+            why_no_trace=no_trace,
+            trace=trace,
+            deploys=deploys,
             types=_types(group),
             rows=[(one, cells(one)) for one in _newest(group) if not allowing.refusal(request, "view", one)]
             if sees

@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from django.db.models import Case, F, JSONField, Subquery, Value, When
+
 from django_rmq_retry.models import Attempt
+
+LOOKED_AT = 200
+"""The newest attempts of a group, for its deploys."""
+DEPLOYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,23 @@ def trace_of(attempt: Attempt) -> Trace | None:
     return Trace(attempt=attempt, causes=causes) if causes else None
 
 
-def latest_trace(fingerprint: str) -> Trace | None:
-    """How it failed last in a group."""
-    attempt = Attempt.objects.filter(fingerprint=fingerprint).order_by("-started_at").defer("logs").first()
-    return trace_of(attempt) if attempt else None
+def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[str, datetime | None]]]:
+    """How it failed last in a group, and the deploys that its newest attempts ran under, by one question.
+
+    Of each deploy since when, the newest first; of the one at the end of what was looked at nobody knows.
+    """
+    attempts = Attempt.objects.filter(fingerprint=fingerprint).order_by("-started_at", "-pk")
+    # Of one row only: a chain is long.
+    newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
+    told = Case(*newest, default=Value(None), output_field=JSONField(null=True))
+    rows = list(attempts.defer("chain", "logs", "error_text").annotate(told=told)[:LOOKED_AT])
+    since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
+    if len(rows) == LOOKED_AT and rows[-1].deploy:
+        since[rows[-1].deploy] = None
+    if not rows or not traced:
+        return None, list(since.items())[:DEPLOYS]
+    rows[0].chain = rows[0].told
+    return trace_of(rows[0]), list(since.items())[:DEPLOYS]
 
 
 def _causes(chain: Any) -> Iterator[Cause]:

@@ -3,7 +3,7 @@
 import re
 import socket
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 import django_rmq_retry
 from django_rmq_retry import wiring
-from django_rmq_retry.admin import looking
+from django_rmq_retry.admin import looking, tracing
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State, Verb
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
@@ -87,6 +87,33 @@ def test_the_page_of_a_group_tells_its_cause(page: Client) -> None:
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert "payment.transfer 1" in text
     assert "PAY-1" in text
+
+
+def test_the_page_of_a_group_tells_under_which_deploys_it_failed(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause, noon = made.group(), timezone.make_aware(datetime(2026, 1, 5, 12, 0))  # noqa: DTZ001 - made aware
+    one = made.message(cause)
+    for minutes, deploy in enumerate(["old", "old", "a1b2c3", "a1b2c3", ""]):
+        at = noon + timedelta(minutes=minutes)
+        made.attempt(one, minutes + 1, at=at, deploy=deploy, fingerprint=cause.fingerprint)
+    made.attempt(one, 6, deploy="other", fingerprint="of another group")
+    whole = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+    monkeypatch.setattr(tracing, "LOOKED_AT", 4)
+    cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
+
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
+    assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Try one first" in cut
+    assert "other" not in whole
+    assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
+
+
+def test_deploys_are_told_to_whoever_may_not_see_tracebacks_too() -> None:
+    cause = made.group()
+    made.attempt(made.message(cause), 1, fingerprint=cause.fingerprint)
+    looker = client_of(made.person("looker", "view_errorgroup"))
+    response = looker.get(f"{GROUPS}{cause.pk}/change/")
+
+    assert "Deploys: a1b2c3 (from" in Page(response).text
+    assert "gateway.py" not in response.content.decode()
 
 
 def test_nothing_parked_is_said_in_words(page: Client) -> None:
