@@ -1,11 +1,11 @@
 """What all commands have in common: exit codes, where output goes, how it looks, and how to ask."""
 
+import argparse
 import datetime
 import difflib
 import json
 import os
 import sys
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -43,7 +43,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, DjangoHelpFormatter):
     """Django's order of options, and examples as they are written."""
 
 
@@ -165,6 +165,18 @@ def add_yes(parser: CommandParser) -> None:
 
 def add_json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def add_common(parser: CommandParser) -> None:
+    """Django's own options behind the name of an act too: it takes them before it only."""
+    for name in ("--no-color", "--force-color", "--traceback"):
+        parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    levels = range(4)
+    parser.add_argument(
+        "-v", "--verbosity", type=int, choices=levels, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
 
 
 def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: Exit = Exit.USAGE) -> None:

@@ -138,4 +138,15 @@ def test_colours_are_left_out_where_they_are_not_wanted(name: str, value: str, m
 
     assert coloured == "\\e[32;1mThe log is whole: 2 rows.\\e[0m\n[exit 0]\n"
     assert plain == "The log is whole: 2 rows.\n[exit 0]\n"
-    assert on_terminal("rmq_audit", "--force-color", "verify") == coloured
+    for words in (("--force-color", "verify"), ("verify", "--force-color")):
+        assert on_terminal("rmq_audit", *words) == coloured
+
+
+@pytest.mark.usefixtures("records")
+def test_djangos_own_options_may_stand_before_and_behind_the_act() -> None:
+    plain = on_terminal("rmq_audit", "--no-color", "verify")
+
+    assert (
+        on_terminal("rmq_audit", "verify", "--no-color", "-v", "2") == plain == "The log is whole: 2 rows.\n[exit 0]\n"
+    )
+    assert into_pipes("rmq_parked", "list", "--settings", "tests.settings", "--traceback").endswith("[exit 0]\n")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.management.choosing import age, clock, moment, positive
 from django_rmq_retry.models import OperatorAction, Verb
 from django_rmq_retry.operating.actors import Actor
@@ -41,6 +41,8 @@ class Command(RmqCommand):
         add_yes(old)
         for one in (listed, checked, old):
             add_json(one)
+        for one in (listed, out, checked, old):
+            add_common(one)
 
     def run(self, options: Options) -> Exit | None:
         acts = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}

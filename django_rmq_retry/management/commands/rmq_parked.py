@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_rmq_retry.management import parked_acting, parked_changing, parked_looking
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json
 from django_rmq_retry.management.choosing import refused
 from django_rmq_retry.operating.refusals import Refused
 
@@ -42,6 +42,7 @@ class Command(RmqCommand):
         def add(name: str, **words: Any) -> CommandParser:
             made: CommandParser = acts.add_parser(name, description=words["help"], **words)
             add_json(made)
+            add_common(made)
             return made
 
         for module in (parked_looking, parked_acting, parked_changing):
