@@ -1,10 +1,13 @@
 """The audit log: who did what, when, why. Nobody changes it here; who may not see others' acts sees the own ones."""
 
+from copy import copy
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -12,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, npgettext
 
 from django_rmq_retry.admin import allowing, exporting, labels
 from django_rmq_retry.admin.listing import CappedPaginator
@@ -64,6 +67,18 @@ class ByRun(ByNumber):
     parameter_name = "run"
 
 
+class ActList(ChangeList):
+    """The log: its name is that of the whole, not of its rows."""
+
+    @property
+    def counted(self) -> "ActList":
+        """The same, with a name for as many rows as there are, for the line below them."""
+        name = npgettext("counted", "act", "acts", self.result_count)
+        same = copy(self)
+        same.opts = SimpleNamespace(verbose_name=name, verbose_name_plural=name)  # type: ignore[assignment]  # names only
+        return same
+
+
 @admin.register(OperatorAction)
 class OperatorActionAdmin(Pages):
     """Rows, the newest first, with a page for the facts of each."""
@@ -93,6 +108,9 @@ class OperatorActionAdmin(Pages):
             if number is not None:
                 return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), _subject(act, number))
         return cut(act.subject) or NOTHING
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return ActList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)

@@ -95,14 +95,14 @@ def test_the_page_of_a_group_tells_under_which_deploys_it_failed(page: Client, m
     for minutes, deploy in enumerate(["old", "old", "a1b2c3", "a1b2c3", ""]):
         at = noon + timedelta(minutes=minutes)
         made.attempt(one, minutes + 1, at=at, deploy=deploy, fingerprint=cause.fingerprint)
-    made.attempt(one, 6, deploy="other", fingerprint="of another group")
+    made.attempt(one, 6, deploy="ffff99", fingerprint="of another group")
     whole = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
     monkeypatch.setattr(tracing, "LOOKED_AT", 4)
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old Try one first" in cut
-    assert "other" not in whole
+    assert "ffff99" not in whole
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in whole
 
 
@@ -146,6 +146,30 @@ def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() ->
     assert "PAY-others" in content
     assert "PAY-own" not in content
     assert "'=cmd()" in content
+
+
+@pytest.mark.parametrize(
+    ("language", "count", "said"),
+    [
+        ("en", 1, "1 act"),
+        ("en", 18, "18 acts"),
+        ("de", 18, "18 Einträge"),
+        ("fr", 1, "1 entrée"),
+        ("ru", 2, "2 записи"),
+        ("ru", 18, "18 записей"),
+        ("uk", 18, "18 записів"),
+        ("zh-hans", 18, "18 条记录"),
+    ],
+)
+def test_the_audit_log_counts_acts_and_not_logs(
+    page: Client, settings: Any, language: str, count: int, said: str
+) -> None:
+    settings.LANGUAGE_CODE = language
+    for number in range(count):
+        note(ANN, Verb.DISCARD, message=number + 1)
+    text = Page(page.get(AUDIT)).text
+
+    assert re.search(rf"{said}(?!\w)", text)
 
 
 @pytest.mark.django_db(transaction=True)
