@@ -1,0 +1,67 @@
+"""Traps that no other test stands beside: see docs/traps.md."""
+
+import ast
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks.registry import registry as checks
+
+import django_rmq_retry
+from django_rmq_retry import handler, registry, wiring
+from django_rmq_retry.core.codec import JSON
+from django_rmq_retry.core.errors import UndecodableBody
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.models import Item, ItemState
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.requeueing import requeue
+from tests.admin.conftest import Kept
+from tests.operating.made import ANN, QUEUE, record
+
+RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "joblib"}
+
+
+def test_no_module_of_ours_imports_what_runs_what_it_reads() -> None:
+    found = {}
+    for path in Path(django_rmq_retry.__file__).parent.rglob("*.py"):
+        tree = ast.walk(ast.parse(path.read_text()))
+        names = {one.names[0].name if isinstance(one, ast.Import) else str(one.module) for one in tree
+                 if isinstance(one, (ast.Import, ast.ImportFrom))}  # fmt: skip
+        if bad := {name.split(".")[0] for name in names} & RUNS_WHAT_IT_READS:
+            found[path.name] = bad
+
+    assert found == {}
+
+
+def test_a_pickle_is_a_body_that_nobody_can_read() -> None:
+    with pytest.raises(UndecodableBody):
+        JSON.decode(pickle.dumps({"amount": 1}))
+
+
+def test_checks_of_ours_ask_no_database() -> None:
+    """This test may ask none: a check that did would fail it. So they also run before the first migrate."""
+    known = checks.get_checks(include_deployment_checks=True)
+    ours = [check for check in known if check.__module__.startswith("django_rmq_retry.")]
+    problems = [problem for check in ours for problem in check(app_configs=None, databases=None) or ()]
+
+    assert ours
+    assert [problem.msg for problem in problems if not str(problem.id).startswith("rmq_retry.")] == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
+    kept = Kept()
+    with registry.isolated(), wiring.replaced(kept, lambda _exclusive: kept):
+
+        @handler(QUEUE)
+        def charge(message: Delivery) -> None:
+            """Nothing."""
+
+        large: dict[str, Any] = {f"h{number}": "x" * 30_000 for number in range(10)}
+        messages = [record(), record(headers=large), record()]
+        run = requeue([one.pk for one in messages], by=ANN, wait=5.0)
+
+    ended = Item.objects.filter(run=run).order_by("place").values_list("state", "why")
+    assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, words.UNWRITABLE), (ItemState.SENT, "")]
+    assert len(kept.messages) == 2
