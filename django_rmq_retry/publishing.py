@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -57,10 +57,22 @@ async def apublish(
     return await adispatch(message, timeout=timeout)
 
 
-def publish_many(messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-    """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed."""
+def publish_many(
+    messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None, at_once: bool = False
+) -> int:
+    """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed.
+
+    Inside ``transaction.atomic()`` they leave on commit, unless ``at_once``; then it returns how many will.
+    """
     _check_timeout(timeout)
-    return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
+    using = None if at_once else wiring.open_transaction()
+    if using is None:
+        return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
+    kept = list(messages)
+    for message in kept:
+        _check_writable(message)
+    transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
+    return len(kept)
 
 
 def message_of(
@@ -105,12 +117,13 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
     """Send a message now, or on commit where a transaction is open."""
     _check_timeout(timeout)
     name = message.properties.message_id or ""
-    if at_once or not wiring.in_transaction():
+    using = None if at_once else wiring.open_transaction()
+    if using is None:
         wiring.publisher().publish(message, timeout=timeout)
     else:
         _check_writable(message)
         # Robust: one that fails must not keep the messages after it from leaving.
-        transaction.on_commit(lambda: _after_commit(message, timeout), robust=True)
+        transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
     return name
 
 
@@ -147,6 +160,18 @@ def _after_commit(message: Message, timeout: float | None) -> None:
             message.properties.message_id,
             error,
             extra={"event": "unpublished", "message_id": message.properties.message_id},
+        )
+        raise
+
+
+def _all_after_commit(messages: Sequence[Message], window: int, timeout: float | None) -> None:
+    try:
+        wiring.publisher().publish_many(messages, window=window, timeout=timeout)
+    except Exception as error:
+        log.critical(
+            "Committed, but of %s messages some were not published: %s",
+            *(len(messages), error),
+            extra={"event": "unpublished", "message_ids": [message.properties.message_id for message in messages]},
         )
         raise
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from django_rmq_retry import wiring
 from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON
-from django_rmq_retry.core.errors import CallFailed
+from django_rmq_retry.core.errors import CallFailed, ConfigurationError
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.stamps import ANSWER, FAILED
 from django_rmq_retry.core.subscription import Subscription
@@ -45,6 +45,8 @@ async def acall(
 
 def _question(data: object, subscription: Subscription, options: Options, timeout: float) -> Message:
     check_seconds("timeout=…", timeout)
+    if options.correlation_id is not None:
+        raise ConfigurationError("call(…) makes its own correlation_id=…, by which it knows the answer: leave it out.")
     known = replace(options, correlation_id=uuid.uuid4().hex)
     return message_of(data, options=known, subscription=subscription)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from django.db import transaction
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_rmq_retry.broker.base import Caller, Publisher
 from django_rmq_retry.broker.calling import PikaCaller
@@ -49,8 +50,19 @@ def stands_in() -> bool:
 
 
 def in_transaction() -> bool:
-    """Whether a commit is to come. What a TestCase wraps around a test never commits: a stand-in looks through it."""
-    connection = transaction.get_connection()
+    """Whether a commit is to come."""
+    return open_transaction() is not None
+
+
+def open_transaction() -> str | None:
+    """The database whose commit is to come: the default one before others that are open as well."""
+    begun = [connection for connection in connections.all(initialized_only=True) if _commits(connection)]
+    names = [connection.alias for connection in begun]
+    return DEFAULT_DB_ALIAS if DEFAULT_DB_ALIAS in names else next(iter(names), None)
+
+
+def _commits(connection: BaseDatabaseWrapper) -> bool:
+    """What a TestCase wraps around a test never commits: a stand-in looks through it."""
     if not connection.in_atomic_block or _stand_in is None:
         return bool(connection.in_atomic_block)
     return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)

@@ -42,7 +42,8 @@ class Post:
             raise ERRORS[Outcome.RETURNED](message.exchange, message.routing_key)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-        self.sent += messages
+        for message in messages:
+            self.publish(message, timeout=timeout)
         return len(self.sent)
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
@@ -133,6 +134,40 @@ class TestTransactions:
         (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
         assert record.message_id == name  # type: ignore[attr-defined]  # from extra
         assert "Committed, but message" in record.getMessage()
+
+    def test_many_leave_on_commit_as_well(self, post: Post) -> None:
+        with transaction.atomic():
+            assert publish_many(message_of(number, routing_key="q") for number in range(3)) == 3
+            assert post.keys == []
+
+        assert post.keys == ["q", "q", "q"]
+
+    def test_a_rollback_takes_many_back(self, post: Post) -> None:
+        with transaction.atomic():
+            publish_many([message_of(1, routing_key="q")])
+            publish_many([message_of(1, routing_key="urgent")], at_once=True)
+            transaction.set_rollback(True)
+
+        assert post.keys == ["urgent"]
+
+    def test_one_of_many_that_cannot_be_written_fails_inside_the_transaction(self, post: Post) -> None:
+        with pytest.raises(ValueError, match="takes 300 bytes"), transaction.atomic():
+            publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
+
+        assert post.keys == []
+
+    def test_many_of_which_one_fails_after_the_commit_are_named(
+        self, post: Post, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        post.bad.add("bad")
+        messages = [message_of(1, routing_key=key) for key in ("first", "bad")]
+        with transaction.atomic():
+            publish_many(messages)
+            publish(1, routing_key="last")
+
+        assert post.keys == ["first", "bad", "last"]
+        (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
+        assert record.message_ids == [one.properties.message_id for one in messages]  # type: ignore[attr-defined]  # from extra
 
     @pytest.mark.parametrize("error", [RuntimeError("x"), OSError("y"), ValueError("z")])
     def test_whatever_fails_after_the_commit_names_the_message(
@@ -271,6 +306,29 @@ def test_whoever_gave_up_waiting_harms_nobody(post: Post, monkeypatch: pytest.Mo
 
     asyncio.run(impatient())
     late[0](Outcome.CONFIRMED, "")
+
+
+@pytest.mark.usefixtures("own_database")
+def test_a_transaction_of_another_database_is_waited_for(post: Post) -> None:
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="lost")
+        publish_many([message_of(1, routing_key="lost")])
+        transaction.set_rollback(True, using="own")
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="kept")
+        assert post.keys == []
+
+    assert post.keys == ["kept"]
+
+
+@pytest.mark.usefixtures("own_database")
+def test_the_default_database_is_waited_for_before_another(post: Post) -> None:
+    with transaction.atomic():
+        with transaction.atomic(using="own"):
+            publish(1, routing_key="q")
+        assert post.keys == []
+
+    assert post.keys == ["q"]
 
 
 @pytest.mark.usefixtures("transactional_db")

@@ -144,3 +144,8 @@ def test_a_time_that_is_none_is_refused_before_anything_is_asked(timeout: Any, a
 def test_a_call_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable):
         call(1, subscription=subscribed(), options=Options(delay=5))
+
+
+def test_a_correlation_id_of_the_callers_own_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="makes its own correlation_id"):
+        call(1, subscription=subscribed(), options=Options(correlation_id="mine"))
