@@ -3,6 +3,10 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
+
+# Debian's packages ask this script before they start a service: the tests start their own.
+POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def may_install() -> bool:
@@ -19,6 +23,19 @@ def install(*packages: str) -> None:
     """Install quietly; a failure is told, and the tests then say what is missing."""
     apt("update")
     apt("install", "--yes", "--no-install-recommends", *packages)
+
+
+def install_stopped(*packages: str) -> None:
+    """Install without starting a service."""
+    ours = not POLICY.exists()
+    if ours:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        install(*packages)
+    finally:
+        if ours:
+            POLICY.unlink()
 
 
 def apt(*words: str) -> None:

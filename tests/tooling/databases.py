@@ -49,10 +49,21 @@ class Kind:
             "TEST": {"NAME": f"test_rmq_retry_{os.getpid()}", **self.test},
         }
 
-    def lack(self) -> str:
-        """Why it cannot be used, as a sentence; empty where it can."""
+    def undriven(self) -> str:
+        """Why nothing of Python's can talk to it, as a sentence; empty where something can."""
         if find_spec(self.driver) is None:
             return f"{self.package} is not installed. Run `pip install --group databases`."
+        return ""
+
+    def answers(self) -> bool:
+        """Whether anything listens where it should be."""
+        return not self._silence()
+
+    def lack(self) -> str:
+        """Why it cannot be used, as a sentence; empty where it can."""
+        return self.undriven() or self._silence()
+
+    def _silence(self) -> str:
         parts = urlsplit(self.url)
         address = (parts.hostname or "127.0.0.1", parts.port or PORTS[self.engine])
         try:

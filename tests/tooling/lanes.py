@@ -8,13 +8,15 @@ found; the other lanes leave out what is marked `slow`, and the rooms that know 
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.tooling import databases
+from tests.tooling import databases, servers
 
 ROOT = Path(__file__).parents[2]
 # the interpreters a Django supports, the preferred one first
@@ -49,21 +51,32 @@ def run_tests(name: str, python: str, arguments: list[str], **environment: str) 
     summary = "pytest said nothing"
     told = {**os.environ, **environment}
     with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
-        for line in run.stdout or ():
-            print(line, end="", flush=True)
-            plain = COLOUR.sub("", line).strip()
-            summary = plain if SUMMARY.search(plain) else summary
+        try:
+            for line in run.stdout or ():
+                print(line, end="", flush=True)
+                plain = COLOUR.sub("", line).strip()
+                summary = plain if SUMMARY.search(plain) else summary
+        except BaseException:
+            run.terminate()
+            raise
     return Result(name=name, summary=summary, code=run.returncode)
 
 
 def run_database(kind: str, arguments: list[str]) -> Result:
     """Run what is marked `database` on this one; its absence is an error where everything is asked for."""
-    lack = databases.KINDS[kind].lack()
-    if lack:
-        return Result(
-            name=kind, summary=f"NOT RUN: {lack}", code=1 if os.environ.get("RMQ_TEST_REQUIRE") == "all" else 0
-        )
-    result = run_tests(kind, sys.executable, ["-m", "database", *arguments], RMQ_TEST_DATABASE=kind)
+    known = databases.KINDS[kind]
+    with ExitStack() as stack:
+        told = {"RMQ_TEST_DATABASE": kind}
+        try:
+            if servers.wanted(kind):
+                told[known.variable] = stack.enter_context(servers.private(kind))
+            lack = "" if known.variable in told else known.lack()
+        except servers.Broken as broken:
+            lack = str(broken)
+        if lack:
+            required = os.environ.get("RMQ_TEST_REQUIRE") == "all"
+            return Result(name=kind, summary=f"NOT RUN: {lack}", code=1 if required else 0)
+        result = run_tests(kind, sys.executable, ["-m", "database", *arguments], **told)
     return replace(result, code=0) if result.code == NOTHING else result
 
 
@@ -106,5 +119,11 @@ def main(arguments: list[str]) -> int:
     return next((result.code for result in results if result.code), 0)
 
 
+def interrupted(number: int, _frame: object) -> None:
+    """So that what was started is ended by whoever started it."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupted)
     sys.exit(main(sys.argv[1:]))

@@ -1,20 +1,17 @@
-"""Says which RabbitMQ, clients and browser the tests will use; root on a Debian gets what is missing.
+"""Says which RabbitMQ, databases, clients and browser the tests will use; root on a Debian gets what is missing.
 
 RMQ_TEST_INSTALL=never keeps it from that.
 """
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 from tests.tooling import apt
 from tests.tooling.browser import provide_browser
 from tests.tooling.clients import provide_clients
 from tests.tooling.installs import install_for
+from tests.tooling.servers import provide_databases
 from tests.tooling.services import DEFAULT, Broker, Unavailable, named_broker
-
-# Debian's packages ask this script before they start a service: the tests start their own nodes
-POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def provide() -> str:
@@ -41,18 +38,11 @@ def service() -> Broker | None:
 def install() -> None:
     """Install rabbitmq-server without starting its service."""
     print("RabbitMQ: installing rabbitmq-server by apt-get, its service stays off", flush=True)
-    ours = not POLICY.exists()
-    if ours:
-        POLICY.write_text("#!/bin/sh\nexit 101\n")
-        POLICY.chmod(0o755)
-    try:
-        apt.install("rabbitmq-server")
-    finally:
-        if ours:
-            POLICY.unlink()
+    apt.install_stopped("rabbitmq-server")
 
 
 if __name__ == "__main__":
     print(provide(), flush=True)
+    print(provide_databases(), flush=True)
     print(provide_clients(), flush=True)
     print(provide_browser(), flush=True)

@@ -1,0 +1,151 @@
+"""Database servers of the tests' own: what they start is gone afterwards, however it ends."""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.tooling import apt, databases, servers
+from tests.tooling.waiting import wait_until
+
+ROOT = Path(__file__).parents[1]
+WAITS = """
+import signal, sys
+from tests.tooling import lanes, servers
+signal.signal(signal.SIGTERM, lanes.interrupted)
+with servers.private(sys.argv[1]) as url:
+    print(url, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture(params=list(servers.SERVERS))
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if not servers.SERVERS[found].programs:
+        pytest.skip(f"{servers.SERVERS[found].package} is not installed")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where nothing is said of databases, and all drivers are there."""
+    for name in ("RMQ_TEST_DATABASES", *(known.variable for known in databases.KINDS.values())):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(databases, "find_spec", lambda driver: driver)
+
+
+def answers(url: str) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), 2):
+        return True
+    return False
+
+
+def left_by(kind: str, pid: int) -> list[Path]:
+    """Its folders, once another one has been made."""
+    servers.folder_for(servers.SERVERS[kind]).cleanup()
+    return list(Path(tempfile.gettempdir()).glob(f"rmqdb-{pid}-*"))
+
+
+@pytest.mark.slow
+def test_a_server_is_there_while_it_is_needed_and_gone_with_its_files_afterwards(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+    make = servers.folder_for
+
+    def folder_for(server: servers.Server) -> "tempfile.TemporaryDirectory[str]":
+        made = make(server)
+        folders.append(Path(made.name))
+        return made
+
+    monkeypatch.setattr(servers, "folder_for", folder_for)
+    with suppress(ZeroDivisionError), servers.private(kind) as url:
+        assert answers(url)
+        raise ZeroDivisionError
+
+    assert not answers(url)
+    assert [folder.exists() for folder in folders] == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_does_not_outlive_who_started_it(kind: str, sign: signal.Signals) -> None:
+    command = [sys.executable, "-c", WAITS, kind]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert answers(url)
+        process.send_signal(sign)
+        code = process.wait(30)
+
+    assert code == (128 + signal.SIGTERM if sign == signal.SIGTERM else -signal.SIGKILL)
+    wait_until(lambda: not answers(url), what="the server ends")
+    wait_until(lambda: not left_by(kind, process.pid), what="the next one has cleared up")
+
+
+def test_one_that_does_not_start_tells_its_last_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(servers, "free_ports", lambda _count: [port])
+
+        with pytest.raises(servers.Broken, match="did not start"), servers.private(kind):
+            pass
+
+
+def test_a_server_that_somebody_named_is_the_one_that_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMQ_TEST_DATABASES", "private")
+    assert servers.wanted(kind)
+    monkeypatch.setenv(databases.KINDS[kind].variable, "x://127.0.0.1:1/x")
+
+    assert not servers.wanted(kind)
+
+
+def test_one_that_answers_is_used_and_none_is_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases.Kind, "_silence", lambda _: "")
+    assert not servers.wanted(kind)
+    monkeypatch.setattr(databases.Kind, "_silence", lambda _: "nothing answers")
+    assert servers.wanted(kind)
+    monkeypatch.setattr(databases, "find_spec", lambda _: None)
+
+    assert not servers.wanted(kind)
+
+
+def test_what_is_missing_is_installed_without_its_service_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed: list[str] = []
+    monkeypatch.setattr(databases.Kind, "_silence", lambda _: "nothing answers")
+    monkeypatch.setattr(
+        servers.Server, "programs", property(lambda self: {"x": "x"} if self.package in installed else {})
+    )
+    monkeypatch.setattr(apt, "install_stopped", installed.append)
+    monkeypatch.setattr(apt, "may_install", lambda: False)
+    assert servers.provide_databases().count("none. Install") == 2
+    assert installed == []
+    monkeypatch.setattr(apt, "may_install", lambda: True)
+
+    assert servers.provide_databases() == (
+        "PostgreSQL: a private server of the tests' own.\nMariaDB: a private server of the tests' own."
+    )
+    assert installed == ["postgresql", "mariadb-server"]
+
+
+def test_no_service_starts_while_packages_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    policy, seen = tmp_path / "policy-rc.d", []
+    monkeypatch.setattr(apt, "POLICY", policy)
+    monkeypatch.setattr(
+        apt, "install", lambda *names: seen.append((names, policy.read_text(), policy.stat().st_mode & 0o111))
+    )
+    apt.install_stopped("postgresql")
+
+    assert seen == [(("postgresql",), "#!/bin/sh\nexit 101\n", 0o111)]
+    assert not policy.exists()
