@@ -1,13 +1,17 @@
-"""Edit and requeue: the text as it is, then what changes, then a reason. What was typed is never lost."""
+"""Edit and requeue: the text as it is, then what changes and what speaks against sending it, then a reason.
+
+What was typed is never lost.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import allowing, detail
+from django_rmq_retry.admin import allowing, detail, looking, preview
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import EMPTY, Headers
@@ -15,8 +19,10 @@ from django_rmq_retry.core.properties import decode_properties
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.operating import heading
 from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.checking import Report, report
 from django_rmq_retry.operating.editing import Proposal, editable, propose, store, text_of
 from django_rmq_retry.operating.refusals import Refused
+from django_rmq_retry.operating.requeueing import start
 from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.operating.sending import contents
 
@@ -66,14 +72,31 @@ def view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     if "back" in request.POST or proposal.problems:
         return _form(pages, request, message, draft.text, draft=draft, problems=proposal.problems)
     wrong = ""
-    if "store" in request.POST:
+    if "store" in request.POST or "send" in request.POST:
         try:
             store(pk, Actor.of_request(request), proposal, version=draft.version, reason=draft.reason)
-            token = Selection.of_ids([pk]).token()
-            return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': token})}")
+            return _stored(pages, request, Selection.of_ids([pk]), draft.reason)
         except Refused as refused:
             wrong = str(refused)
     return _review(pages, request, message, draft, proposal=proposal, wrong=wrong)
+
+
+def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
+    """To the run that sends it, on the preview's usual terms; to the preview where that has something to ask."""
+    usual = preview.Wish()
+    if "send" in request.POST and _ready(report(selection)):
+        terms: dict[str, Any] = {"rate": usual.rate, "max_depth": usual.max_depth, "stop_at": usual.stop_at}
+        try:
+            run = start(selection, Actor.of_request(request), reason=reason, **terms)
+            return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+        except Refused as refused:
+            messages.warning(request, str(refused))
+    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
+
+
+def _ready(found: Report) -> bool:
+    """Whether nothing is left to decide before it is sent."""
+    return bool(found.sendable) and not looking.look().away
 
 
 def _forbidden(request: HttpRequest, message: ParkedMessage) -> str:
@@ -106,6 +129,7 @@ def _form(pages: Pages, request: HttpRequest, message: ParkedMessage, text: str,
 def _review(
     pages: Pages, request: HttpRequest, message: ParkedMessage, draft: Draft, *, proposal: Proposal, wrong: str
 ) -> HttpResponse:
+    found, seen = report(Selection.of_ids([message.pk])), looking.look()
     return pages.page(
         request,
         "parkedmessage/review.html",
@@ -115,6 +139,10 @@ def _review(
         draft=draft,
         carried=[(f"{FIELD}{place}", text) for place, text in enumerate(draft.headers.values())],
         proposal=proposal,
+        findings=[(one, preview.said(one)) for one in found.findings],
+        look=seen,
+        levels=preview.levels(found, seen),
+        ready=_ready(found),
         wrong={"all": wrong} if wrong else {},
     )
 

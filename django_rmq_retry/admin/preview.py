@@ -185,7 +185,7 @@ def _page(
         wish=wish,
         report=found,
         findings=[
-            (choosing.seen(request, one), _said(one), one.name in wish.include)
+            (choosing.seen(request, one), said(one), one.name in wish.include)
             for one in found.findings
             if one.name != "permanent"
         ],
@@ -197,22 +197,24 @@ def _page(
         targets=_targets(),
         sample=choosing.sample(request, selection),
         look=seen,
-        levels=_levels(found, seen),
+        levels=levels(found, seen),
         wrong=wrong,
         forbidden=forbidden,
         disabled=bool(forbidden) or not found.sendable or bool(seen.away),
     )
 
 
-def _said(finding: Finding) -> str:
+def said(finding: Finding) -> str:
+    """What was found, in words and numbers."""
     return str(SAID[finding.name] % {"count": finding.count})
 
 
-def _levels(found: Report, seen: looking.Look) -> list[tuple[str, int, Level | None, list[str]]]:
-    levels = [(queue, count, seen.level(queue)) for queue, count in found.queues[:5]]
+def levels(found: Report, seen: looking.Look) -> list[tuple[str, int, Level | None, list[str]]]:
+    """Where messages would go, how many, and how it looks there."""
+    there = [(queue, count, seen.level(queue)) for queue, count in found.queues[:5]]
     return [
         (queue, count, level, list(map(labels.trouble, level.problems if level else ())))
-        for queue, count, level in levels
+        for queue, count, level in there
     ]
 
 

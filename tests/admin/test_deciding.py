@@ -7,7 +7,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, State
+from django_rmq_retry.admin import looking
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.operating.auditing import verify
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -122,6 +124,53 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
     assert bytes(again(one).body) == b'\n{"amount": 100.00}'
     assert "1 is sent as it was edited" in Page(preview).text
+
+
+def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, sent: list[Message]) -> None:
+    edited(settings)
+    one = made.message(business_key="PAY-1")
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    silent = press(page, review, "Requeue the edited message")
+    before = list(sent)
+    run_page = press(page, silent, "Requeue the edited message", reason="customer's wish")
+    run = RequeueRun.objects.get()
+    press(page, run_page, "Continue here")
+
+    assert "payments.main: 1 message goes there" in Page(review).text
+    assert ("Say why the message is edited." in Page(silent).text, before) == (True, [])
+    assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
+    assert (run.reason, run.max_depth, run.stop_at) == ("customer's wish", 1000, 20.0)
+    assert [message.body for message in sent] == [b'{"amount": 1.10}']
+
+
+def test_an_edited_message_that_something_speaks_against_goes_to_the_preview(
+    page: Client, settings: Any, sent: list[Message]
+) -> None:
+    edited(settings)
+    one = made.message(made.group(reason="permanent error"))
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    forged = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
+
+    assert "1 has a permanent error: a requeue alone will not help" in Page(review).text
+    assert "Requeue the edited message" not in Page(review).text
+    assert "I fixed the cause" in Page(forged).text
+    assert (MessageVersion.objects.count(), RequeueRun.objects.count(), sent) == (1, 0, [])
+
+
+def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
+    page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(settings)
+    away = looking.Look(at=timezone.now(), away="refused", since=timezone.now())
+    monkeypatch.setattr(looking, "look", lambda: away)
+    one = made.message()
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
+    stored = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
+
+    assert "The broker does not answer." in Page(review).text
+    assert "Requeue the edited message" not in Page(review).text
+    assert "Plan: start when the broker is back" in Page(stored).text
+    assert RequeueRun.objects.count() == 0
 
 
 def test_a_broken_edit_says_where_and_keeps_what_was_typed(page: Client, settings: Any) -> None:
