@@ -198,7 +198,7 @@ def test_threads_that_never_work_are_told() -> None:
         ({"URL": "amqps://bank:pw@rabbit.bank/pay"}, ["W023"]),
         ({"URL": ["amqps://bank:pw@rabbit.bank/pay"]}, ["W023"]),
         ({"URL": SAFE_URL, "PASSWORD": "pw", "MANAGEMENT_URL": "https://bank:pw@rabbit.bank:15671"}, ["W023"]),
-        ({}, ["W024"]),
+        ({}, ["E024"]),
         ({"URL": SAFE_URL, "PASSWORD": "pw", "TLS": {"VERIFY": False}}, ["W025"]),
         ({"URL": lambda: pytest.fail("a check asked for the URL")}, []),
     ],
@@ -206,6 +206,16 @@ def test_threads_that_never_work_are_told() -> None:
 def test_what_is_wrong_in_production_is_told_before_a_deployment(keys: dict[str, Any], expected: list[str]) -> None:
     assert ids(found(deploy=True, **keys)) == expected
     assert ids(found(deploy=False, **keys)) == []
+
+
+def test_the_embedded_broker_is_refused_where_debug_is_off_and_warned_of_where_it_is_on() -> None:
+    (refused,) = found(deploy=True)
+    with override_settings(DEBUG=True):
+        warned = found(deploy=True)
+
+    assert refused.is_serious()
+    assert sorted(ids(warned)) == ["W024", "W026"]
+    assert not any(message.is_serious() for message in warned)
 
 
 def test_a_worker_with_debug_on_is_told() -> None:

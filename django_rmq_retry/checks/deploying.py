@@ -10,7 +10,7 @@ from django.views.debug import get_default_exception_reporter_filter
 
 from django_rmq_retry.broker.address import GUEST, Access
 from django_rmq_retry.broker.urls import Secret
-from django_rmq_retry.checks.saying import TAG, warning, with_settings
+from django_rmq_retry.checks.saying import TAG, error, warning, with_settings
 from django_rmq_retry.conf import Settings
 
 LONG_HEARTBEAT = 60
@@ -34,8 +34,10 @@ def check_deployment(settings: Settings) -> Iterator[CheckMessage]:
 
 def _access(access: Access) -> Iterable[CheckMessage]:
     if access.embedded:
-        yield warning(
-            "W024",
+        # Whoever has turned DEBUG off means it: then the deployment is refused.
+        say, number = (warning, "W024") if project.DEBUG else (error, "E024")
+        yield say(
+            number,
             "The broker is embedded://, which is for development and tests: one process, one file, no users.",
             hint="Set RMQ_RETRY['URL'] to a RabbitMQ, as amqps://user:password@host/vhost.",
         )
