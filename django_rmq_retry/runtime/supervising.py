@@ -16,8 +16,12 @@ from django_rmq_retry.runtime.shutdown import AT_ONCE, SIGNALS
 
 log = logging.getLogger("django_rmq_retry")
 
+DONE = 74
+"""A child's exit code: it has done what was asked. Not 0, for with that a handler may end its process itself."""
 RENEW = 75
 """A child's exit code: it has ended in good order, and a fresh one is wanted in its place."""
+UNASKED = 1
+"""The exit code that stands for a child's 0."""
 HOPELESS = (3, 4)
 """Exit codes that no fresh process mends: no broker for one that waits for none, a queue that cannot be consumed."""
 QUICK = 10.0
@@ -43,7 +47,7 @@ class Child:
 
 
 class Supervisor:
-    """``run`` returns the exit code of the whole in the parent; in each child it returns what ``work`` returns."""
+    """``run`` returns the exit code of the whole in the parent; in each child what it is to end with."""
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class Supervisor:
         # The interpreter's end puts the default handlers back: a signal sent to all twice would then kill it.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        return code
+        return code or DONE
 
     def _outlive_nobody(self) -> None:
         os.read(self._lifeline, 1)
@@ -149,9 +153,9 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         pid, child.pid = child.pid, 0
-        child.code = 0 if code in (0, RENEW) else 128 - code if code < 0 else code
+        child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or UNASKED
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
-        child.over = code == 0 or self._deadline is not None
+        child.over = code == DONE or self._deadline is not None
         if child.code:
             said = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         else:

@@ -115,6 +115,20 @@ def test_children_that_have_done_what_was_asked_are_not_replaced(start: Start, t
     assert (code, len(pids(tmp_path))) == (0, 2)
 
 
+def test_one_that_a_handler_ended_as_if_all_were_well_is_replaced(start: Start, tmp_path: Path) -> None:
+    code, output = said(start(1, "leave", "0"))
+
+    assert (code, len(pids(tmp_path))) == (0, 2)
+    assert "ended with exit code 0; a fresh one starts in" in output
+
+
+def test_ones_that_handlers_end_again_and_again_end_all_with_a_code_that_tells(start: Start, tmp_path: Path) -> None:
+    code, output = said(start(1, "leave"))
+
+    assert (code, len(pids(tmp_path))) == (1, 5)
+    assert "ended with exit code 0, 5 times in a row; ending all" in output
+
+
 def test_one_that_always_fails_ends_all_with_its_code(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "1", "die", "1"))
 

@@ -58,6 +58,7 @@ RAISING: dict[str, Callable[[dict[str, Any]], object]] = {
 DOING: dict[str, Callable[[dict[str, Any]], object]] = {
     "wait": lambda data: wait_for(data["for"]),
     "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "leave": lambda _: os._exit(0),
     "warn": lambda _: log.warning("stock is low"),
     "warn and fail": lambda _: warn_and_fail(),
     "eat": lambda data: EATEN.append(os.urandom(1) * (data["mb"] << 20)),
