@@ -15,7 +15,7 @@ from django_rmq_retry.broker.base import ERRORS, Outcome
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON, Codec
-from django_rmq_retry.core.errors import ConfigurationError, NotDelayable
+from django_rmq_retry.core.errors import ConfigurationError, NotDelayable, NotExpirable
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.core.subscription import Subscription
@@ -88,6 +88,8 @@ def message_of(
     if subscription is not None:
         exchange, routing_key, options = _addressed(subscription, exchange, routing_key, options)
         codec = subscription.codec
+        if options.expiration is not None and not subscription.policy.via.parks:
+            raise NotExpirable(subscription.name, type(subscription.policy.via).__name__)
     headers = checked_headers(options.headers)
     check(options)
     expiration = None if options.expiration is None else milliseconds(options.expiration)

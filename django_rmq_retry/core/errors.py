@@ -174,5 +174,18 @@ class NotDelayable(ConfigurationError):
         )
 
 
+class NotExpirable(ConfigurationError):
+    """An expiration was asked for where nobody parks what expires."""
+
+    def __init__(self, handler: str, carrier: str) -> None:
+        self.handler = handler
+        self.carrier = carrier
+        super().__init__(
+            f"Handler {handler} cannot be published to with expiration=…: its carrier {carrier} sends what expires in "
+            "the queue round its loop, where RabbitMQ drops it, instead of parking it. Leave expiration out, or use "
+            "via=Ladder()."
+        )
+
+
 class BrokerUnfit(RmqRetryError):
     """The broker cannot do what a handler's carrier needs of it."""

@@ -54,6 +54,8 @@ class Carrier(ABC):
     """Whether a retry carries with it what the message tells of itself."""
     laned = True
     """Whether a retry can be carried from the suspects' queue as well as from the work queue."""
+    parks = True
+    """Whether what the broker itself gives up of the work queue is parked."""
     waits = False
     """Whether the broker can hold a message back for a delay of any length."""
 

@@ -35,6 +35,7 @@ class DeadLetter(Carrier):
     back_key: str | None = None
 
     laned = False
+    parks = False
     stamps = False
 
     def __post_init__(self) -> None:

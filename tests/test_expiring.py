@@ -1,0 +1,47 @@
+"""An expiration goes to handlers whose expired messages are parked, and to no other."""
+
+import pytest
+
+from django_rmq_retry.core.carriers import DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.core.carriers.base import Carrier
+from django_rmq_retry.core.errors import NotExpirable
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.subscription import intakes
+from django_rmq_retry.options import Options
+from django_rmq_retry.publishing import message_of
+from tests.core.made import subscription
+
+LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
+
+
+def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
+    with pytest.raises(NotExpirable) as caught:
+        message_of(1, options=Options(expiration=5), subscription=subscription(RetryThenPark(via=LOOP)))
+
+    assert (caught.value.handler, caught.value.carrier) == ("payments.handlers.charge", "DeadLetter")
+    assert str(caught.value) == (
+        "Handler payments.handlers.charge cannot be published to with expiration=…: its carrier DeadLetter sends what "
+        "expires in the queue round its loop, where RabbitMQ drops it, instead of parking it. Leave expiration out, "
+        "or use via=Ladder()."
+    )
+
+
+def test_without_an_expiration_it_is_published_to() -> None:
+    message = message_of(1, subscription=subscription(RetryThenPark(via=LOOP)))
+
+    assert message.properties.expiration is None
+
+
+@pytest.mark.parametrize(
+    "via",
+    [Ladder(), WaitQueue("wait-exchange", "wait-queue"), Requeue(), Republish(), Native(5)],
+    ids=lambda via: type(via).__name__,
+)
+def test_where_an_expired_message_is_parked_it_may_expire(via: Carrier) -> None:
+    charge = subscription(RetryThenPark(attempts=2, via=via))
+    message = message_of(1, options=Options(expiration=5), subscription=charge)
+    work = layout(intakes([charge])).queues["payments"].arguments
+
+    assert message.properties.expiration == "5000"
+    assert (work["x-dead-letter-exchange"], work["x-dead-letter-routing-key"]) == ("", "payments.parked")
