@@ -17,7 +17,7 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 import django_rmq_retry
-from django_rmq_retry import OneShot, RetryThenPark, conf, handler, registry, signals, wiring
+from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, handler, registry, signals, wiring
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.core import errors
 from django_rmq_retry.core.message import Delivery, Message
@@ -50,7 +50,7 @@ class Stored:
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The reader's own project, with the two handlers that the pages speak of, and a broker."""
+    """The reader's own project, with the handlers that the pages speak of, and a broker."""
     monkeypatch.setattr(wiring, "publisher", Stored)
     monkeypatch.setattr(wiring, "caller", lambda **_options: Stored())
     for one in vars(signals).values():
@@ -60,6 +60,7 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         handlers = ModuleType("payments.handlers")
         handlers.__dict__["charge"] = handler("payments.charge", policy=RetryThenPark(), name="charge")(print)
         handlers.__dict__["quote"] = handler("rates.quote", policy=OneShot(), name="quote")(print)
+        handlers.__dict__["post"] = handler("ledger.post", policy=StopTheLine(), name="post")(print)
         monkeypatch.setitem(sys.modules, "payments.handlers", handlers)
         yield
 
