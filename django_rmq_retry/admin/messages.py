@@ -129,8 +129,12 @@ class ParkedMessageAdmin(Pages):
 
     @migrated
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view", detail.found_or_404(object_id))
-        return self.refused(request, why) if why else super().history_view(request, object_id, extra_context)
+        def shown(_pages: Pages, request: HttpRequest, number: str) -> HttpResponse:
+            why = allowing.refusal(request, "view", detail.found_or_404(number))
+            stock = super(ParkedMessageAdmin, self).history_view
+            return self.refused(request, why) if why else stock(request, number, extra_context)
+
+        return remembered(shown)(self, request, object_id)
 
     def get_urls(self) -> list[Any]:
         return [*self._pages(PAGES, lambda view: view), *self._pages(POSTED, require_POST), *super().get_urls()]
