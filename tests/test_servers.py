@@ -90,6 +90,7 @@ def test_a_server_does_not_outlive_who_started_it(kind: str, sign: signal.Signal
     wait_until(lambda: not left_by(kind, process.pid), what="the next one has cleared up")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_start_tells_its_last_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
