@@ -23,11 +23,12 @@ from django_rmq_retry import (
     StopTheLine,
     WaitQueue,
     handler,
+    publish,
     registry,
     wiring,
 )
 from django_rmq_retry.core.carriers import Carrier
-from django_rmq_retry.core.errors import BrokerUnfit, PublishUnknown
+from django_rmq_retry.core.errors import BrokerUnfit, MessageNacked, MessageReturned, PublishUnknown
 from django_rmq_retry.testing import NeverQuiet, RmqTest
 from tests.embedded.served import served
 from tests.tooling.vhosts import Vhost
@@ -118,6 +119,24 @@ def test_a_call_is_answered(rmq: RmqTest, exclusive: bool) -> None:
 
     assert quote.call(1, timeout=10, exclusive=exclusive) == 2
     assert len(rmq.attempts(quote)) == 1
+
+
+def test_a_full_queue_refuses_and_says_so(rmq: RmqTest) -> None:
+    @handler(Queue("payments.charge", type="classic", max_length=1, overflow="reject-publish"), name="charge")
+    def charge(_message: Delivery) -> None: ...
+
+    charge.publish(1)
+    with pytest.raises(MessageNacked):
+        charge.publish(2)
+
+    assert rmq.drain() == 1
+
+
+def test_a_message_that_no_queue_takes_comes_back(rmq: RmqTest) -> None:
+    with pytest.raises(MessageReturned):
+        publish(1, routing_key="nowhere")
+
+    assert rmq.drain() == 0
 
 
 def test_a_lost_confirm_is_unknown_and_the_message_is_handled(rmq: RmqTest) -> None:
