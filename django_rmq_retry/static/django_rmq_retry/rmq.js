@@ -30,7 +30,9 @@
       const answer = await fetch(address, asked);
       if (answer.redirected || answer.status === 401 || answer.status === 403) { paused = true; return say(pulse ? pulse.dataset.textSignedOut : ""); }
       if (!answer.ok) throw new Error(String(answer.status));
-      swap(await answer.text());
+      const text = await answer.text();
+      if (paused) return;
+      swap(text);
       missed = 0;
       live.classList.remove("rmq-stale");
       if (pulse) say(pulse.dataset.textEvery);
