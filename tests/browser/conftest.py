@@ -4,7 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,21 @@ def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - what it lacks is tol
 
 @pytest.fixture
 def sit(chromium: Any, site: str) -> Iterator[Sit]:
-    """Somebody signs in: sit("lead", scheme="dark", width=320, scripts=False)."""
+    """Somebody signs in: sit("lead", scheme="dark", width=320, scripts=False, cookies={"policy": "nonce"})."""
     contexts = []
 
-    def down(name: str = "lead", *, scheme: str = "light", width: int = 1280, scripts: bool = True) -> Person:
+    def down(
+        name: str = "lead",
+        *,
+        scheme: str = "light",
+        width: int = 1280,
+        scripts: bool = True,
+        language: str = "en-GB",
+        cookies: Mapping[str, str] | None = None,
+    ) -> Person:
         options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "java_script_enabled": scripts}
-        context = chromium.new_context(**options)
+        context = chromium.new_context(**options, locale=language)
+        context.add_cookies([{"name": key, "value": value, "url": site} for key, value in (cookies or {}).items()])
         contexts.append(context)
         context.set_default_timeout(60_000)
         person = Person(context.new_page(), site, axe().read_text())

@@ -4,7 +4,8 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.contrib.staticfiles.handlers import StaticFilesHandler
@@ -14,14 +15,26 @@ from django.core.wsgi import get_wsgi_application
 from django.utils import timezone
 
 from django_rmq_retry import handler, wiring
+from django_rmq_retry.admin import looking
 from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.gauging import Level
+from django_rmq_retry.core.declarations import Role
 from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.models import Item, ItemState, MessageVersion, ParkedMessage, RequeueRun, RunState, State, Verb
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.records.outcomes import succeeded
 from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.admin import made
 from tests.admin.conftest import Kept
+from tests.browser.settings import asked
 
+LATER = ("Nonce",)
+"""Causes that are made after everything else."""
 GROUPS = ("One", "All", "Canary", "Edit", "Discard", "Hold", "Plain", "Pause", "Stop")
+HEADERS: dict[str, object] = {"tenant": "north", "authorization": "Bearer x", "x-death": "y"}
 sent: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
 
 
@@ -67,6 +80,53 @@ def fill() -> None:
     whole = made.message(made.group(), business_key="WHOLE-1", keys=["WHOLE-1", "ACC-1"])
     for number in range(1, 6):
         made.attempt(whole, number, fingerprint=whole.group.fingerprint)
+    fill_states(now)
+    for name in LATER:
+        cause = made.group(title=f"{name}Error")
+        for place in range(3):
+            made.message(cause, business_key=f"{name.upper()}-{place}")
+
+
+def fill_states(now: datetime) -> None:
+    """A message and a run in each state, with everything that is told only there; an act of each kind."""
+    ann = Actor(name="ann", source="cli")
+    known = []
+    for state in State:
+        resolved: dict[str, Any] = {
+            "resolved_at": now,
+            "resolution": "duplicate: INC-553",
+            "held_until": now + timedelta(days=2),
+        }
+        one = made.message(state=state, unconfirmed=True, succeeded_at=now, copies=2, business_key=state, **resolved)
+        made.attempt(one, 5)
+        known.append(one)
+    cause = made.group(title="EditedError", reason=Reason.PERMANENT, regressed_at=now, muted=True)
+    edited = made.message(cause, business_key="EDITED", version=2, properties=made.properties(HEADERS))
+    fields = {"body": b'{"amount": "2.00"}', "properties": edited.properties, "sha256": "f" * 64}
+    MessageVersion.objects.create(message=edited, number=2, at=now, by="ann", reason="wrong amount", **fields)
+    known += [edited, *ParkedMessage.objects.filter(business_key__startswith="PLAIN")]
+    for run_state in RunState:
+        counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
+        run = RequeueRun.objects.create(
+            by="ann", created_at=now, state=run_state, why=words.GUARD, stop_at=20, **counts
+        )
+        for place, (kind, one) in enumerate(zip(ItemState, known, strict=False)):
+            Item.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=words.LATE)
+    for verb in Verb:
+        note(ann, verb, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
+
+
+def looked() -> looking.Look:
+    """A broker with troubles; away for those whose browser says so."""
+    now = timezone.now()
+    if getattr(asked, "broker", "") == "away":
+        return looking.Look(at=now, away="connection refused", since=now)
+    levels = (
+        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",)),
+        Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
+    )
+    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
+    return looking.Look(at=now, levels=levels, blind=blind)
 
 
 def serve() -> None:
@@ -79,6 +139,7 @@ def serve() -> None:
     def transfer(message: Delivery) -> None:
         """Nothing."""
 
+    looking.look = looked
     kept = Handled()
     with wiring.replaced(kept, lambda _exclusive: kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)

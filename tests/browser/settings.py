@@ -1,15 +1,18 @@
 """The project that the browser looks at: a database in a file, a policy that allows nothing inline."""
 
+import importlib.util
 import os
+import threading
 from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
 from tests.settings import INSTALLED_APPS as APPS
 from tests.settings import MIDDLEWARE as BETWEEN
-from tests.settings import SECRET_KEY, TEMPLATES, USE_TZ
+from tests.settings import SECRET_KEY, USE_TZ
+from tests.settings import TEMPLATES as PLAIN
 
-__all__ = ["SECRET_KEY", "TEMPLATES", "USE_TZ"]
+__all__ = ["SECRET_KEY", "USE_TZ"]
 
 ROOT_URLCONF = "tests.urls"
 DEBUG = False
@@ -17,7 +20,26 @@ ALLOWED_HOSTS = ["127.0.0.1"]
 STATIC_URL = "/static/"
 TIME_ZONE = "UTC"
 INSTALLED_APPS = [*APPS, "django.contrib.staticfiles"]
-MIDDLEWARE = ["tests.browser.settings.strict", *BETWEEN, "django.middleware.csrf.CsrfViewMiddleware"]
+NONCES = importlib.util.find_spec("django.middleware.csp") is not None
+"""Whether this Django makes nonces; the admin's own files bear them from 6.1 on."""
+MIDDLEWARE = [
+    "tests.browser.settings.strict",
+    *(["django.middleware.csp.ContentSecurityPolicyMiddleware"] if NONCES else []),
+    *BETWEEN,
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+]
+TEMPLATES = [
+    {
+        **PLAIN[0],
+        "OPTIONS": {
+            "context_processors": [
+                *PLAIN[0]["OPTIONS"]["context_processors"],  # type: ignore[index]  # a dict of strings and lists
+                *(["django.template.context_processors.csp"] if NONCES else []),
+            ]
+        },
+    }
+]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
@@ -38,12 +60,23 @@ POLICY = (
 )
 
 
+BY_NONCE = (
+    *("default-src 'none'", "script-src {nonce}", "style-src {nonce}", "img-src 'self'", "form-action 'self'"),
+    "connect-src 'self'",
+)
+asked = threading.local()
+"""How the broker is to look to whoever asks in this thread: "" or "away"."""
+
+
 def strict(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """The strictest policy that pages with files of their own can live under."""
+    """The strictest policy that pages with files of their own can live under; or one that goes by nonces alone."""
 
     def answered(request: HttpRequest) -> HttpResponse:
+        asked.broker = request.COOKIES.get("broker", "")
         response = get_response(request)
-        response.headers["Content-Security-Policy"] = POLICY
+        nonce = getattr(request, "_csp_nonce", "")
+        by_nonce = "; ".join(BY_NONCE).replace("{nonce}", f"'nonce-{nonce}'")
+        response.headers["Content-Security-Policy"] = by_nonce if request.COOKIES.get("policy") == "nonce" else POLICY
         return response
 
     return answered

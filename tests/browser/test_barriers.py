@@ -1,43 +1,186 @@
 """Nobody is kept out: no finding of axe, nothing that a strict policy blocks, in light and dark, wide and narrow."""
 
+from itertools import product
 from typing import Any
 
+import django
 import pytest
+from django.contrib import admin
+from django.urls import resolve
 
+from django_rmq_retry.models import RunState, State
 from tests.browser.conftest import Sit
 
-MESSAGE = "/admin/rmq_retry/parkedmessage"
+ADMIN = "/admin/rmq_retry"
+MESSAGE, RUN = f"{ADMIN}/parkedmessage", f"{ADMIN}/requeuerun"
+AUDIT, STATUS = f"{ADMIN}/operatoraction", f"{ADMIN}/livestatus"
+EDITED = 30 + len(State)
+"""The message that was edited; before it there is one in each state."""
 PAGES = {
-    "groups": "/admin/rmq_retry/errorgroup/",
-    "groups by queue": "/admin/rmq_retry/errorgroup/?by=queue",
-    "group": "/admin/rmq_retry/errorgroup/1/change/",
-    "help": "/admin/rmq_retry/errorgroup/help/",
-    "note": "/admin/rmq_retry/errorgroup/1/note/",
+    "groups": f"{ADMIN}/errorgroup/",
+    "groups by queue": f"{ADMIN}/errorgroup/?by=queue",
+    "muted groups": f"{ADMIN}/errorgroup/?show=muted",
+    "no group": f"{ADMIN}/errorgroup/?q=nothing",
+    "group": f"{ADMIN}/errorgroup/1/change/",
+    "help": f"{ADMIN}/errorgroup/help/",
+    "note": f"{ADMIN}/errorgroup/1/note/",
     "messages": f"{MESSAGE}/",
+    "all messages": f"{MESSAGE}/?state=all",
     "nothing found": f"{MESSAGE}/?queue=nobody.knows",
     "message": f"{MESSAGE}/29/change/",
     "hostile message": f"{MESSAGE}/28/change/",
+    **{f"message {state}": f"{MESSAGE}/{30 + place}/change/" for place, state in enumerate(State)},
+    "edited message": f"{MESSAGE}/{EDITED}/change/",
+    "its original": f"{MESSAGE}/{EDITED}/change/?version=1",
     "edit": f"{MESSAGE}/29/edit/",
     "discard": f"{MESSAGE}/discard/?group=1",
     "hold": f"{MESSAGE}/hold/?group=1",
     "export": f"{MESSAGE}/export/?group=1",
-    "preview": "/admin/rmq_retry/requeuerun/preview/?group=1",
-    "runs": "/admin/rmq_retry/requeuerun/",
-    "audit": "/admin/rmq_retry/operatoraction/",
-    "status": "/admin/rmq_retry/livestatus/",
+    "preview": f"{RUN}/preview/?group=1",
+    "preview of one first": f"{RUN}/preview/?group=1&canary=1",
+    "preview of what is permanent": f"{RUN}/preview/?message={EDITED}",
+    "preview of nothing": f"{RUN}/preview/?sel=made-up",
+    "runs": f"{RUN}/",
+    **{f"run {state}": f"{RUN}/{1 + place}/change/" for place, state in enumerate(RunState)},
+    "audit": f"{AUDIT}/",
+    "act": f"{AUDIT}/1/change/",
+    "audit export": f"{AUDIT}/export/",
+    "status": f"{STATUS}/",
 }
+ANSWERS = {
+    *("parkedmessage_restore", "parkedmessage_release", "parkedmessage_reveal", "parkedmessage_body"),
+    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer"),
+}
+"""Addresses that answer with a file, with a part of a page or with another page."""
+DJANGOS = ("add", "delete", "history")
+TWO = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
+SEEN = pytest.mark.parametrize(("scheme", "width"), list(product(["light", "dark"], [1280, 320])))
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 320), ("dark", 320)])
+def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
+    """What keeps people out, by page."""
+    barriers = {}
+    for name, address in addresses.items():
+        person.go(address)
+        barriers[name] = person.barriers()
+    return {name: some for name, some in barriers.items() if some}
+
+
+def test_every_page_is_looked_at() -> None:
+    """A page that is new is to be put into the list above."""
+    pages = [pages for model, pages in admin.site._registry.items() if model._meta.app_label == "rmq_retry"]
+    ours = {str(url.name) for one in pages for url in one.get_urls() if url.name}
+    looked = {resolve(address.partition("?")[0]).url_name for address in PAGES.values()}
+
+    missing = {name for name in ours - looked if name.split("_")[-1] not in DJANGOS}
+    assert missing == {f"rmq_retry_{name}" for name in ANSWERS}
+
+
+@SEEN
 def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width)
-    found = {}
-    for name, address in PAGES.items():
-        lead.go(address)
-        found[name] = lead.barriers()
 
-    assert {name: barriers for name, barriers in found.items() if barriers} == {}
+    assert found(lead, PAGES) == {}
     assert lead.complaints == []
+
+
+@TWO
+def test_pages_have_no_barriers_while_the_broker_is_away(sit: Sit, scheme: str, width: int) -> None:
+    lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
+    pages = {name: PAGES[name] for name in ("status", "preview", "run running", "message", "groups")}
+
+    assert found(lead, pages) == {}
+    lead.go(PAGES["status"])
+    lead.sees("No connection to the broker since")
+    assert lead.complaints == []
+
+
+@TWO
+def test_forms_that_are_filled_in_wrongly_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+    lead = sit(scheme=scheme, width=width)
+    barriers = {}
+    lead.go(PAGES["edit"])
+    lead.fill("#rmq-text", '{"a": NaN}')
+    lead.click("Review the changes")
+    lead.page.locator("#rmq-wrong").wait_for()
+    barriers["edit with errors"] = lead.barriers()
+    lead.fill("#rmq-text", '{"iban": 1, "iban": 2}')
+    lead.click("Review the changes")
+    lead.page.locator("#rmq-reason").wait_for()
+    barriers["review"] = lead.barriers()
+    lead.click("Store and preview the requeue")
+    lead.page.locator("#rmq-wrong").wait_for()
+    barriers["review without a reason"] = lead.barriers()
+    for name, button in (("discard", "Discard 3 messages"), ("hold", "Hold 3 messages")):
+        lead.go(PAGES[name])
+        lead.page.evaluate("for (const form of document.forms) form.noValidate = true")
+        if name == "hold":
+            lead.page.check("input[value=at]")
+        lead.click(button)
+        lead.page.locator("#rmq-wrong").wait_for()
+        barriers[f"{name} with errors"] = lead.barriers()
+    lead.go(PAGES["preview of what is permanent"])
+    lead.page.evaluate("for (const one of document.querySelectorAll('[disabled]')) one.disabled = false")
+    lead.click("Requeue 0 messages")
+    lead.page.locator("#rmq-wrong").wait_for()
+    barriers["preview with errors"] = lead.barriers()
+
+    assert {name: some for name, some in barriers.items() if some} == {}
+    assert lead.complaints == []
+
+
+@TWO
+def test_pages_that_refuse_have_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+    support = sit("support", scheme=scheme, width=width)
+    names = ("message", "group", "edit", "discard", "export", "audit", "status", "runs", "preview")
+
+    assert found(support, {name: PAGES[name] for name in names}) == {}
+    support.go(PAGES["discard"])
+    support.sees("You need the permission")
+    assert support.complaints == []
+
+
+NONCES = pytest.mark.skipif(django.VERSION < (6, 1), reason="the admin's own files bear no nonce before Django 6.1")
+
+
+@NONCES
+def test_a_policy_of_nonces_alone_blocks_nothing(sit: Sit) -> None:
+    lead = sit(cookies={"policy": "nonce"})
+    for address in PAGES.values():
+        lead.go(address)
+
+    assert lead.complaints == []
+
+
+@NONCES
+def test_what_people_come_for_works_under_nonces_alone(sit: Sit) -> None:
+    lead = sit(cookies={"policy": "nonce"})
+    lead.go(PAGES["groups"])
+    lead.page.wait_for_event("request", lambda request: "fragment=1" in request.url)
+    lead.page.keyboard.press("?")
+    lead.page.locator("dialog[open]").wait_for()
+    lead.click("Close", within="dialog")
+    lead.click("Requeue 3…", within=".rmq-card:has-text('NonceError')")
+    lead.click("Requeue 3 messages")
+    lead.sees("Finished")
+    colour = lead.page.evaluate("getComputedStyle(document.querySelector('.rmq-badge')).borderRadius")
+    lead.go(PAGES["message"])
+    lead.click("Activity")
+
+    assert lead.page.locator("#rmq-activity").is_visible()
+    assert not lead.page.locator("#rmq-body").is_visible()
+    assert colour == "999px"
+    assert lead.complaints == []
+
+
+@NONCES
+def test_what_the_policy_blocks_is_noticed(sit: Sit) -> None:
+    lead = sit(cookies={"policy": "nonce"})
+    lead.go(PAGES["groups"])
+    lead.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
+    lead.page.evaluate("document.body.setAttribute('style', 'color: red')")
+
+    assert len(lead.complaints) == 2
 
 
 def test_a_page_with_disabled_buttons_has_no_barriers(sit: Sit) -> None:

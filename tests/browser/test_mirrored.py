@@ -1,0 +1,47 @@
+"""From right to left: pages that are laid out the other way round, with arrows that point where reading goes."""
+
+import pytest
+
+from tests.browser.conftest import Sit
+from tests.browser.test_barriers import PAGES
+
+DIRECTION = "getComputedStyle(document.documentElement).direction"
+TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arrow')]
+  .filter((one) => one.checkVisibility())
+  .map((one) => [one.textContent.trim(), getComputedStyle(one).transform.startsWith('matrix(-1')])"""
+ARROWS = {"→", "↻"}
+
+
+@pytest.mark.parametrize("language", ["ar", "he"])
+def test_pages_are_mirrored_and_fit_a_telephone(sit: Sit, language: str) -> None:
+    lead = sit(language=language, width=390)
+    wrong, signs = {}, set()
+    for name, address in PAGES.items():
+        lead.go(address)
+        if lead.page.evaluate(DIRECTION) != "rtl" or "wider than the screen" in lead.barriers():
+            wrong[name] = lead.page.evaluate(DIRECTION)
+        signs |= {(sign, turned) for sign, turned in lead.page.evaluate(TURNED)}
+
+    assert wrong == {}
+    assert {sign for sign, turned in signs if turned} == ARROWS
+    assert {sign for sign, turned in signs if not turned} & ARROWS == set()
+    assert lead.complaints == []
+
+
+def test_what_machines_wrote_is_read_from_the_left(sit: Sit) -> None:
+    lead = sit(language="he")
+    lead.go(PAGES["message"])
+    directions = "(all) => all.map((one) => getComputedStyle(one).direction)"
+    places = {place: lead.page.eval_on_selector_all(f".rmq {place}", directions) for place in ("pre", "time", "code")}
+    lead.go(PAGES["edit"])
+    places["textarea"] = lead.page.eval_on_selector_all(".rmq textarea", directions)
+
+    assert {place: set(found) for place, found in places.items()} == {place: {"ltr"} for place in places}
+
+
+def test_nothing_is_turned_where_one_reads_from_the_left(sit: Sit) -> None:
+    lead = sit()
+    lead.go(PAGES["message requeued"])
+
+    assert lead.page.evaluate(DIRECTION) == "ltr"
+    assert {turned for _sign, turned in lead.page.evaluate(TURNED)} == {False}
