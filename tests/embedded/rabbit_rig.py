@@ -87,8 +87,8 @@ class RabbitClient:
     def bind(self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, object] | None = None) -> None:
         self.channel.queue_bind(queue, exchange, key, arguments=dict(arguments or {}))
 
-    def unbind(self, queue: str, exchange: str, key: str = "") -> None:
-        self.channel.queue_unbind(queue, exchange, key)
+    def unbind(self, queue: str, exchange: str, key: str = "", arguments: Mapping[str, object] | None = None) -> None:
+        self.channel.queue_unbind(queue, exchange, key, arguments=dict(arguments or {}))
 
     def bind_exchange(self, destination: str, source: str, key: str = "") -> None:
         self.channel.exchange_bind(destination, source, key)

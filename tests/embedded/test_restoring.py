@@ -269,6 +269,18 @@ def test_a_delayed_retry_goes_on_to_wait(store: FileStore) -> None:
     assert late == [(True, 1)]
 
 
+def test_bindings_whose_values_are_of_two_types_stay_two(store: FileStore) -> None:
+    vhost = EngineRig("4.0", store).vhost
+    channel = vhost.connect().channel(1)
+    channel.queue_declare("q", durable=True)
+    for value in (1, True, Decimal(1), 1.0, [1], [True], "z", b"z"):
+        channel.queue_bind("q", "amq.headers", "", {"a": value})
+    channel.queue_unbind("q", "amq.headers", "", {"a": True})
+    kept = [one.arguments["a"] for one in restored(store).router.exchanges["amq.headers"].bindings]
+
+    assert list(map(repr, kept)) == ["1", "Decimal('1')", "1.0", "[1]", "[True]", "'z'", "b'z'"]
+
+
 def test_what_was_put_behind_all_others_stays_there(store: FileStore) -> None:
     vhost = EngineRig("3.10", store).vhost
     channel = vhost.connect().channel(1)

@@ -1,6 +1,7 @@
 """Where a message goes: exchange types, bindings, alternates, copies."""
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 import pytest
 
@@ -84,6 +85,14 @@ def test_a_topic_exchange_routes_by_words(rig: Rig, pattern: str, key: str, pass
         ({"x-match": "all-with-x", "x-a": 1}, {"x-a": 2}, False),
         ({"x-match": "all", "a": True}, {"a": 1}, False),
         ({"x-match": "all", "a": "1"}, {"a": 1}, False),
+        ({"a": Decimal(1)}, {"a": 1}, False),
+        ({"a": 1}, {"a": Decimal(1)}, False),
+        ({"a": Decimal(1)}, {"a": Decimal(1)}, True),
+        ({"a": b"z"}, {"a": "z"}, True),
+        ({"a": [1]}, {"a": [True]}, False),
+        ({"a": [1, "z"]}, {"a": [1, "z"]}, True),
+        ({"a": {"b": 1}}, {"a": {"b": True}}, False),
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, True),
         ({}, {"a": 1}, True),
         ({"x-match": "any"}, {"a": 1}, False),
     ],
@@ -97,6 +106,35 @@ def test_a_headers_exchange_compares_headers(
     client.bind("q", "e", "", asked)
 
     assert (client.publish("", "x", exchange="e", mandatory=True, headers=headers) == "ack") == passes
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "alike"),
+    [
+        (1, True, False),
+        (False, 0, False),
+        (1, Decimal(1), False),
+        ([1], [True], False),
+        ({"b": 1}, {"b": True}, False),
+        ("z", b"z", True),
+    ],
+)
+def test_bindings_whose_values_are_of_two_types_are_two(rig: Rig, first: object, second: object, alike: bool) -> None:
+    client = rig.connect()
+    client.exchange("e", "headers")
+    queues(client, "q")
+
+    def outcomes() -> list[str]:
+        said: list[Mapping[str, object]] = [{"a": first}, {"a": second}]
+        return [client.publish("", "x", exchange="e", mandatory=True, headers=headers) for headers in said]
+
+    client.bind("q", "e", "", {"a": first})
+    client.bind("q", "e", "", {"a": second})
+    both = outcomes()
+    client.unbind("q", "e", "", {"a": second})
+
+    assert both == ["ack", "ack"]
+    assert outcomes() == ["ack", "ack" if alike else "returned"]
 
 
 def test_exchanges_bound_to_exchanges_pass_on_once_even_in_a_circle(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from django_rmq_retry.core.topology import matches
 from django_rmq_retry.embedded.engine.messages import Message
 from django_rmq_retry.embedded.engine.queues import Queue
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.engine.terms import same, shown_value, type_name
+from django_rmq_retry.embedded.engine.terms import identical, same, shown_value, type_name
 
 TYPES = ("direct", "fanout", "topic", "headers")
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
@@ -32,7 +32,9 @@ class Binding:
 
     def like(self, other: "Binding") -> bool:
         return (
-            self.destination is other.destination and self.key == other.key and dict(self.arguments) == other.arguments
+            self.destination is other.destination
+            and self.key == other.key
+            and identical(dict(self.arguments), dict(other.arguments))
         )
 
 

@@ -27,10 +27,22 @@ def shown_value(value: object) -> str:
 
 
 def same(one: object, other: object) -> bool:
-    """Equality of table values: text and bytes are one, numbers of any width are one, true is not 1."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
+    """Equality of table values: text and bytes are one, numbers of any width are one, true and a decimal are not 1."""
+    if isinstance(one, (bool, Decimal, list, dict)) or isinstance(other, (bool, Decimal, list, dict)):
+        return identical(one, other)
     return plain(one) == plain(other)
+
+
+def identical(one: object, other: object) -> bool:
+    """Equality in value and type, which tells bindings apart; Python takes 1, True and 1.0 for one."""
+    if type(one) is not type(other):
+        return False
+    match one, other:
+        case dict(), dict():
+            return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+        case list(), list():
+            return len(one) == len(other) and all(map(identical, one, other))
+    return one == other
 
 
 def plain(value: object) -> object:
