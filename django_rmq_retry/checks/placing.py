@@ -7,8 +7,8 @@ from django.core.checks import CheckMessage, register
 from django_rmq_retry import registry
 from django_rmq_retry.checks.saying import TAG, error, warning, with_settings
 from django_rmq_retry.conf import Settings
-from django_rmq_retry.core.carriers import DeadLetter
 from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
+from django_rmq_retry.core.topology import NO_LIMIT, met_limit
 
 PREDEFINED = {
     "amq.direct": "direct",
@@ -18,6 +18,7 @@ PREDEFINED = {
     "amq.match": "headers",
 }
 DEAD_LETTERS = "x-dead-letter-exchange"
+LENGTHS = {"x-max-length", "x-max-length-bytes"}
 
 
 @register(TAG)
@@ -43,9 +44,8 @@ def _gives_up(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMess
 
 def _drops_oldest(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
     arguments = queue.arguments
-    limited = "x-max-length" in arguments or "x-max-length-bytes" in arguments
     drops = arguments.get("x-overflow", "drop-head") == "drop-head"
-    if arguments.get("x-queue-type") == "quorum" and limited and drops:
+    if arguments.get("x-queue-type") == "quorum" and LENGTHS & arguments.keys() and drops:
         yield warning(
             "W002",
             f"Quorum queue {queue.name!r} drops its oldest message when it is full (drop-head), so its dead-lettering "
@@ -126,11 +126,24 @@ def _exchanges(topology: Topology) -> Iterable[CheckMessage]:
 
 def _loops(topology: Topology) -> Iterable[CheckMessage]:
     for intake in registry.intakes():
-        in_a_loop = any(isinstance(subscription.policy.via, DeadLetter) for subscription in intake.subscriptions)
-        if in_a_loop and "x-message-ttl" in topology.queues[intake.queue.name].arguments:
+        parks = all(subscription.policy.via.parks for subscription in intake.subscriptions)
+        leaving = None if parks else _leaves_by_itself(topology.queues[intake.queue.name])
+        if leaving:
             yield error(
                 "E005",
-                f"Queue {intake.queue.name!r} has x-message-ttl and a dead-letter loop: what expires there goes round "
-                "without an attempt, and RabbitMQ 4 drops it.",
-                hint="Leave x-message-ttl out, or use via=Ladder().",
+                f"Queue {intake.queue.name!r} has {leaving}, and a dead-letter loop: what RabbitMQ gives up for that "
+                "goes round without an attempt, and is dropped or stays where nobody can take it.",
+                hint=f"Leave it to the layout (x-delivery-limit={NO_LIMIT}, no TTL, x-overflow='reject-publish'), or "
+                "use via=Ladder().",
             )
+
+
+def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
+    """How the broker may give a message up that no handler has seen, by all that is declared of its queue."""
+    arguments = queue.arguments
+    if "x-message-ttl" in arguments:
+        return f"x-message-ttl={arguments['x-message-ttl']!r}"
+    overflow = arguments.get("x-overflow", "drop-head")
+    if LENGTHS & arguments.keys() and overflow != "reject-publish":
+        return f"a length with x-overflow={overflow!r}"
+    return met_limit(arguments)

@@ -136,6 +136,16 @@ class Queue:
         return found
 
 
+def met_limit(arguments: Arguments) -> str | None:
+    """The delivery limit at which the broker gives a message of this queue up; None where it never comes to that."""
+    kind, limit = arguments.get("x-queue-type"), arguments.get("x-delivery-limit")
+    if limit is None:
+        return "no x-delivery-limit, which is 20 from RabbitMQ 4 on" if kind == "quorum" else None
+    # -1 is no limit at all where it can be declared: it is refused on RabbitMQ 3.
+    never = kind == "classic" or (isinstance(limit, int) and (limit == -1 or limit >= NO_LIMIT))
+    return None if never else f"x-delivery-limit={limit!r}"
+
+
 def milliseconds(seconds: float) -> int:
     """Rounded up: a wait is never shorter than asked."""
     return math.ceil(round(seconds * 1000, 6))

@@ -18,7 +18,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 
 ENOUGH = 25
-"""Looks one after another that find nothing: while a message changes queues, one look may miss it."""
+"""Looks one after another that agree: while a message changes queues, one look may miss it."""
 
 
 def looping(vhost: Vhost, **queue: Any) -> None:
@@ -41,17 +41,30 @@ def published(channel: BlockingChannel, **properties: Any) -> None:
     channel.basic_publish("", "work", b"{}", pika.BasicProperties(delivery_mode=2, **properties), mandatory=True)
 
 
-def nowhere(channel: BlockingChannel) -> None:
-    """Nobody can take it from any queue, and nobody will."""
+def returned(channel: BlockingChannel, *, times: int) -> None:
+    """Taken and given back by consumers that stop, again and again."""
+    for _ in range(times):
+        method, _, _ = wait_until(lambda: taken(channel), what="the message to come back")
+        channel.basic_reject(method.delivery_tag, requeue=True)
+
+
+def taken(channel: BlockingChannel) -> Any:
+    got = channel.basic_get("work")
+    return got if got[0] is not None else None
+
+
+def left(channel: BlockingChannel, count: int) -> None:
+    """So many can be taken, from whichever queue, and no more will come; none was parked."""
     looks = 0
 
-    def missing() -> bool:
+    def lasting() -> bool:
         nonlocal looks
-        found = sum(ready(channel, queue) for queue in ("work", "later", "parked"))
-        looks = 0 if found else looks + 1
+        found = ready(channel, "work") + ready(channel, "later")
+        looks = looks + 1 if found == count else 0
         return looks == ENOUGH
 
-    wait_until(missing, what="the message to be in no queue")
+    wait_until(lasting, what=f"{count} messages in the loop")
+    assert ready(channel, "parked") == 0
 
 
 @pytest.mark.parametrize("kind", ["quorum", None])
@@ -61,4 +74,32 @@ def test_what_expires_there_is_neither_attempted_nor_parked(
     looping(vhost, type=kind)
     published(amqp, expiration="100")
 
-    nowhere(amqp)
+    left(amqp, 0)
+
+
+def test_what_comes_to_its_delivery_limit_there_is_neither_attempted_nor_parked(
+    vhost: Vhost, amqp: BlockingChannel
+) -> None:
+    looping(vhost, arguments={"x-delivery-limit": 2})
+    published(amqp)
+
+    returned(amqp, times=3)
+
+    left(amqp, 0)
+
+
+def test_without_a_delivery_limit_it_is_twenty_from_rabbitmq_4_on(vhost: Vhost, amqp: BlockingChannel) -> None:
+    looping(vhost, arguments={"x-delivery-limit": None})
+    published(amqp)
+
+    returned(amqp, times=21)
+
+    left(amqp, 1 if vhost.version.startswith("3.") else 0)
+
+
+def test_what_is_pushed_out_there_is_neither_attempted_nor_parked(vhost: Vhost, amqp: BlockingChannel) -> None:
+    looping(vhost, max_length=2, arguments={"x-overflow": "drop-head"})
+    for _ in range(5):
+        published(amqp)
+
+    left(amqp, 2)

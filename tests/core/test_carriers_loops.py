@@ -248,6 +248,7 @@ def test_the_default_exchange_can_lead_into_the_retry_queue() -> None:
         ({"message_ttl": 60}, "a message_ttl"),
         ({"max_length": 10, "overflow": "drop-head"}, "overflow='drop-head'"),
         ({"delivery_limit": 5}, "delivery_limit=5"),
+        ({"delivery_limit": None}, "delivery_limit=None"),
     ],
 )
 def test_what_leaves_the_queue_without_a_rejection_would_be_lost_in_the_loop(

@@ -177,7 +177,8 @@ def _leaves_by_itself(work: Queue) -> str | None:
         return "a message_ttl"
     if work.bounded and work.overflow == "drop-head":
         return "overflow='drop-head'"
-    if work.type == "quorum" and work.delivery_limit is not None and work.delivery_limit < NO_LIMIT:
+    # Without one RabbitMQ 4 gives up after 20 returns.
+    if work.type == "quorum" and (work.delivery_limit is None or work.delivery_limit < NO_LIMIT):
         return f"delivery_limit={work.delivery_limit}"
     return None
 
