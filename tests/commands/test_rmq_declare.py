@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import DeadLetter, Queue, RetryThenPark, handler
 from django_rmq_retry.broker import holding
+from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.management.base import Exit
 from tests.commands.running import Terminal, run
 from tests.tooling.vhosts import Vhost
@@ -197,6 +199,50 @@ def test_pruning_without_a_yes_deletes_nothing(amqp: BlockingChannel, vhost: Vho
 
     assert ran.code == Exit.UNCONFIRMED
     assert "payments.charge.retry.7s" in vhost.queues()
+
+
+@pytest.fixture
+def lossy(project: Any) -> Any:
+    """A project one of whose queues would lose messages."""
+    cash = Queue("cash", arguments={"x-delivery-limit": 2})
+
+    @handler(cash, policy=RetryThenPark(via=DeadLetter(exchange="again", queue="cash.again", after=30)))
+    def charge(message: Delivery) -> None:
+        """Nothing."""
+
+    return project
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("lossy")
+def test_what_check_calls_an_error_is_not_declared(vhost: Vhost) -> None:
+    ran = run("rmq_declare")
+
+    assert (ran.code, ran.out) == (Exit.ERROR, "")
+    assert ran.err == (
+        "Queue 'cash' has x-delivery-limit=2, and a dead-letter loop: what RabbitMQ gives up for that goes round "
+        "without an attempt, and is dropped or stays where nobody can take it. Leave it to the layout "
+        "(x-delivery-limit=1000000, no TTL, x-overflow='reject-publish'), or use via=Ladder(). (rmq_retry.E005)\n"
+        "Nothing was declared."
+    )
+    assert vhost.queues() == {}
+
+
+@pytest.mark.on_both
+@pytest.mark.usefixtures("lossy")
+def test_a_plan_of_it_is_shown_with_the_error_beside_it() -> None:
+    ran = run("rmq_declare", "--plan")
+
+    assert (ran.code, ran.lines[-1]) == (Exit.DONE, ["12 to create."])
+    assert "(rmq_retry.E005)" in ran.err
+
+
+@pytest.mark.on_both
+def test_an_error_that_the_project_silenced_keeps_nothing_from_being_declared(lossy: Any, vhost: Vhost) -> None:
+    lossy.SILENCED_SYSTEM_CHECKS = ["rmq_retry.E005"]
+
+    assert run("rmq_declare").code == Exit.DONE
+    assert vhost.queues()["cash"]["arguments"]["x-delivery-limit"] == 2
 
 
 @pytest.mark.on_both

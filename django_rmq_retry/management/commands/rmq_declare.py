@@ -1,5 +1,6 @@
 """``manage.py rmq_declare``: the topology onto the broker, plan first."""
 
+from django.core.checks import run_checks
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import registry
@@ -7,6 +8,7 @@ from django_rmq_retry.broker.declaring import Declarer
 from django_rmq_retry.broker.deleting import Deleted, delete_queues, stale
 from django_rmq_retry.broker.plans import Plan, State
 from django_rmq_retry.broker.recreating import Recreated, Recreation
+from django_rmq_retry.checks.saying import TAG
 from django_rmq_retry.core.declarations import Topology
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
 from django_rmq_retry.management.reaching import declarer
@@ -35,8 +37,9 @@ class Command(RmqCommand):
             raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
         if options["recreate"]:
             check_known("queue", [options["recreate"]], topology.queues)
+        looks_only = options["check"] or options["plan"]
+        self._heed_checks(looks_only=looks_only)
         with declarer() as it:
-            looks_only = options["check"] or options["plan"]
             plan = it.plan(topology) if looks_only else it.declare(topology)
             recreated = self._recreate(it, topology, options) if options["recreate"] else None
             if recreated is not None:
@@ -60,6 +63,18 @@ class Command(RmqCommand):
         if pruned.refused:
             return Exit.PARTLY
         return Exit.DONE if (plan.fulfilled if options["check"] else plan.possible) else Exit.DRIFT
+
+    def _heed_checks(self, *, looks_only: bool) -> None:
+        """What ``check`` calls an error is not put onto a broker: it cannot be changed in place afterwards."""
+        wrong = [
+            f"{found.msg} {found.hint} ({found.id})"
+            for found in run_checks(tags=[TAG])
+            if found.is_serious() and not found.is_silenced()
+        ]
+        if wrong and not looks_only:
+            raise CommandError("\n".join([*wrong, "Nothing was declared."]), returncode=Exit.ERROR)
+        for sentence in wrong:
+            self.say(sentence)
 
     def _recreate(self, it: Declarer, topology: Topology, options: Options) -> Recreated:
         if it.inspector is not None:
