@@ -25,6 +25,7 @@ class Outcome(Enum):
     NACKED = "refused by a queue"
     UNKNOWN = "unknown: the broker did not say"
     UNSENT = "not sent"
+    TOO_LARGE = "not sent: too large for the broker"
 
 
 ERRORS: Mapping[Outcome, type[PublishError]] = {
@@ -32,6 +33,7 @@ ERRORS: Mapping[Outcome, type[PublishError]] = {
     Outcome.NACKED: MessageNacked,
     Outcome.UNKNOWN: PublishUnknown,
     Outcome.UNSENT: MessageUnsent,
+    Outcome.TOO_LARGE: MessageUnsent,
 }
 
 
@@ -65,6 +67,8 @@ class Line:
     queue: str
     prefetch: int
     ordered: bool = False
+    parks: bool = False
+    """Whether the queue itself sends what is rejected to the parked queue."""
     longest_hold: float = 600.0
     """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
 

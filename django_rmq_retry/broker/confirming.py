@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.broker.sizing import limit_in
 from django_rmq_retry.core.errors import HeadersTooLarge
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import decode_properties
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 Done = Callable[[Outcome, str], None]
 
 _MISSING = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
-_TOO_BIG = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
 
 class Pending:
@@ -74,26 +74,48 @@ class ConfirmChannel:
         if not self._open or self._channel is None:
             self._waiting.append(pending)
             return
+        frames = self._written(pending, self._channel.channel_number)
+        if frames:
+            self._count += 1
+            self._sent[self._count] = pending
+            self._connection.send_raw(frames)
+
+    def _written(self, pending: Pending, channel_number: int) -> bytes:
+        """As frames; nothing, if it has ended or waits until the broker has said whether it takes so large a body."""
         message = pending.message
         try:
-            frames = marshal_publish(
-                self._channel.channel_number,
-                pending.raw,
-                message.body,
-                exchange=message.exchange,
-                routing_key=message.routing_key,
-                mandatory=message.mandatory,
-                frame_max=self._connection.params.frame_max,
-            )
+            if len(message.body) <= self._connection.sizes.taken:
+                return marshal_publish(
+                    channel_number,
+                    pending.raw,
+                    message.body,
+                    exchange=message.exchange,
+                    routing_key=message.routing_key,
+                    mandatory=message.mandatory,
+                    frame_max=self._connection.params.frame_max,
+                )
         except (HeadersTooLarge, ValueError) as error:
             pending.end(Outcome.UNSENT, str(error))
-            return
         except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
             pending.end(Outcome.UNSENT, f"it cannot be written: {type(error).__name__}: {error}")
+        else:
+            self._doubt(pending)
+        return b""
+
+    def _doubt(self, pending: Pending) -> None:
+        """A body too large would close the channel, and leave what others have sent on it without an answer."""
+        sizes, size = self._connection.sizes, len(pending.message.body)
+        if sizes.limit is not None:
+            pending.end(Outcome.TOO_LARGE, _above(size, sizes.limit))
             return
-        self._count += 1
-        self._sent[self._count] = pending
-        self._connection.send_raw(frames)
+        # What comes after it stays behind it.
+        self._open = False
+        self._waiting.append(pending)
+        sizes.ask(size, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            self._ready(None)
 
     def unsent(self) -> list[Pending]:
         """What waits for the channel to open; it is no longer waited for."""
@@ -104,13 +126,15 @@ class ConfirmChannel:
         """The connection or channel is gone: nobody will say how these ended."""
         self._open = False
         sent, self._sent = self._sent, {}
-        missing, too_big = _MISSING.search(said), _TOO_BIG.search(said)
+        missing, limit = _MISSING.search(said), limit_in(said)
+        if limit is not None:
+            self._connection.sizes.learn(limit)
         for pending in sent.values():
             message = pending.message
             if missing and missing["exchange"] == message.exchange:
                 pending.end(Outcome.RETURNED, f"exchange {message.exchange!r} does not exist")
-            elif too_big and len(message.body) > int(too_big["limit"]):
-                pending.end(Outcome.UNSENT, f"{len(message.body)} bytes are above the broker's {too_big['limit']}")
+            elif limit is not None and len(message.body) > limit:
+                pending.end(Outcome.TOO_LARGE, _above(len(message.body), limit))
             else:
                 pending.end(Outcome.UNKNOWN, said)
 
@@ -180,3 +204,7 @@ class ConfirmChannel:
         self._connection.confirms.pop(channel.channel_number, None)
         self.lost(getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__)
         self._closed(self)
+
+
+def _above(size: int, limit: int) -> str:
+    return f"{size} bytes are above the broker's {limit}"

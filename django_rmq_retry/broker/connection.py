@@ -13,6 +13,7 @@ from pika.exceptions import ChannelClosedByClient, ConnectionWrongStateError
 from django_rmq_retry.broker.base import Server
 from django_rmq_retry.broker.delivering import DeliverTo, Places, Tags, cut
 from django_rmq_retry.broker.envelope import CLASS_BASIC, FRAME_END, FRAME_HEADER, FRAME_METHOD, read_header
+from django_rmq_retry.broker.sizing import Sizes
 
 # Every private name of pika that this package stands on, by the object that has it. A test goes through them.
 PRIVATE = {
@@ -54,6 +55,7 @@ class Connection(pika.SelectConnection):
         self._places = Places()
         self.confirms: dict[int, Callable[[int, bool], None]] = {}
         """By channel: who is told of the broker's acks (tag, multiple), straight from the received bytes."""
+        self.sizes = Sizes(self)
         super().__init__(*args, **kwargs)
 
     @property

@@ -1,6 +1,7 @@
 """Carries settlements out on the I/O thread: the copy first and confirmed, then the word to the broker."""
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 from django_rmq_retry.broker.base import Outcome, Publisher
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.core.deaths import well_formed
+from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("django_rmq_retry")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+LARGE_PAUSE = 300.0
+"""Seconds until a copy that is too large for the broker is tried again: only a changed broker will take it."""
+SPREAD = 0.25
+"""By so much of itself a pause is shorter or longer: copies that failed together are not to come together again."""
 
 
 class Settler:
@@ -122,23 +129,51 @@ class Settler:
             if outcome is Outcome.CONFIRMED:
                 line.tell(delivery, settlement.tell)
                 return
+            if outcome is Outcome.TOO_LARGE:
+                self._too_large(delivery, settlement, copy, said)
+                return
+            wait = _about(pause)
             log.error(
                 "A copy of message %r to %r is not stored (%s%s); the message stays in hand, next try in %.1f s.%s",
                 copy.properties.message_id,
                 copy.routing_key,
                 outcome.value,
                 f": {said}" if said else "",
-                pause,
+                wait,
                 " Declare what is missing with `manage.py rmq_declare`." if outcome is Outcome.RETURNED else "",
             )
             longer = min(pause * 2, LONGEST_PAUSE)
-            self._io.later(pause, lambda: self._copy_again(delivery, settlement, copy, longer))
+            self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
 
         self._publisher.send(copy, done)
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
         if _line(delivery).open:
             self._copy(delivery, settlement, copy, pause)
+
+    def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
+        """Stored under an older limit: within the broker it can still move, where its queue has a way to be parked."""
+        line = _line(delivery)
+        if line.line.parks and _rejectable(delivery):
+            log.error(
+                "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
+                "Raise max_message_size on the broker before it is requeued.",
+                copy.properties.message_id,
+                delivery.queue,
+                said,
+            )
+            line.tell(delivery, Tell.REJECT)
+            return
+        wait = _about(LARGE_PAUSE)
+        log.error(
+            "Message %r of queue %r is too large to be copied (%s); it stays in hand, and its place is taken until the "
+            "broker takes it: next try in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
+            copy.properties.message_id,
+            delivery.queue,
+            said,
+            wait,
+        )
+        self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
 
     def _copied_late(self, outcome: Outcome, said: str) -> None:
         self.copying -= 1
@@ -155,6 +190,18 @@ class Settler:
 def _line(delivery: Delivery) -> OpenLine:
     line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
     return line
+
+
+def _rejectable(delivery: Delivery) -> bool:
+    """Some headers make a broker lose or multiply what is rejected."""
+    try:
+        return well_formed(delivery.headers) and "CC" not in delivery.headers
+    except UndecodableHeaders:
+        return False
+
+
+def _about(pause: float) -> float:
+    return pause * random.uniform(1 - SPREAD, 1 + SPREAD)
 
 
 def _answered(outcome: Outcome, said: str) -> None:

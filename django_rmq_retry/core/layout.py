@@ -46,6 +46,15 @@ def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclar
     return (*found.exchanges.values(), *found.queues.values())
 
 
+def parks(intake: Intake) -> bool:
+    """Whether the broker parks what is rejected in the work queue; of one declared elsewhere nobody knows."""
+    if intake.queue.existing:
+        return False
+    arguments = _of_intake(intake).queues[intake.queue.name].arguments
+    target = arguments.get("x-dead-letter-exchange"), arguments.get("x-dead-letter-routing-key")
+    return target == ("", intake.park)
+
+
 def _bare(topology: Topology) -> Topology:
     """Only the names, which is all that can be asked for: what they are is another question."""
     return Topology(

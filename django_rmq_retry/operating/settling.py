@@ -102,6 +102,8 @@ def _ending(answer: Answer) -> tuple[str, bool]:
         return words.UNROUTABLE, True
     if answer.outcome is Outcome.NACKED:
         return words.QUEUE_FULL, False
+    if answer.outcome is Outcome.TOO_LARGE:
+        return words.UNWRITABLE, True
     if answer.outcome is Outcome.UNSENT:
         return (words.NOT_SENT, False) if answer.fit else (words.UNWRITABLE, True)
     return "", False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from django_rmq_retry.broker.base import Line, Server, Source
 from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
+from django_rmq_retry.core.layout import parks
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.subscription import Intake
@@ -221,6 +222,11 @@ class Consumer:
 
 def lines_of(intake: Intake, prefetch: int) -> list[Line]:
     """What is consumed for the handlers of one queue."""
-    work = Line(queue=intake.queue.name, prefetch=1 if intake.ordered else prefetch, ordered=intake.ordered)
+    work = Line(
+        queue=intake.queue.name,
+        prefetch=1 if intake.ordered else prefetch,
+        ordered=intake.ordered,
+        parks=parks(intake),
+    )
     # One suspect at a time: when it takes its worker along, no other message is charged with it.
-    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1)]
+    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1, parks=True)]

@@ -10,7 +10,7 @@ from pika import frame, spec
 
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.broker.confirming import ConfirmChannel, Pending
-from django_rmq_retry.broker.envelope import RawProperties
+from django_rmq_retry.broker.envelope import FRAME_OVERHEAD, RawProperties
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import encode_properties
@@ -28,6 +28,8 @@ class Confirms:
         self.ends: Ends = []
         self.closed: list[ConfirmChannel] = []
         at.connection.server_capabilities = {"publisher_confirms": True, "basic.nack": True}
+        # What pika works out when a broker has said how large its frames are.
+        at.connection._body_max_length = at.connection.frame_max - FRAME_OVERHEAD
         self.channel = ConfirmChannel(at.connection, closed=self.closed.append)
         self.feed(spec.Channel.OpenOk())
         self.feed(spec.Confirm.SelectOk())
@@ -161,7 +163,7 @@ def test_a_body_above_the_brokers_limit_was_not_stored_and_the_others_are_unknow
         spec.Channel.Close(406, "PRECONDITION_FAILED - message size 50 is larger than configured max size 20", 60, 40)
     )
 
-    assert confirms.outcomes == {"small": Outcome.UNKNOWN, "big": Outcome.UNSENT}
+    assert confirms.outcomes == {"small": Outcome.UNKNOWN, "big": Outcome.TOO_LARGE}
     assert confirms.ends[1][2] == "50 bytes are above the broker's 20"
 
 
@@ -194,3 +196,51 @@ def test_what_waits_for_its_channel_ends_at_its_deadline() -> None:
 
         assert ends == [("a", Outcome.UNSENT, "the channel did not open in time")]
         assert not channel.busy
+
+
+LARGE = to("q", b"x" * 5000, message_id="large")
+TOO_LARGE = "PRECONDITION_FAILED - message size 5000 is larger than configured max size 4500"
+
+
+def test_a_new_largest_body_is_asked_about_on_another_channel_and_keeps_its_place(confirms: Confirms) -> None:
+    confirms.send("before")
+    confirms.send("large", LARGE)
+    confirms.send("after")
+    confirms.feed(spec.Basic.Ack(1))
+    assert len(confirms.channel._sent) == 0
+
+    confirms.at.feed(method(spec.Channel.OpenOk(), channel=3) + method(spec.Basic.QosOk(), channel=3))
+    assert [pending.message for pending in confirms.channel._sent.values()] == [LARGE, to("q", message_id="after")]
+    confirms.send("as large", LARGE)
+    confirms.feed(spec.Basic.Ack(4, True))
+
+    assert [name for name, _, _ in confirms.ends] == ["before", "large", "after", "as large"]
+    assert set(confirms.outcomes.values()) == {Outcome.CONFIRMED}
+
+
+def test_a_body_too_large_ends_before_it_is_sent_and_disturbs_nobody(confirms: Confirms) -> None:
+    confirms.send("before")
+    confirms.send("large", LARGE)
+    confirms.send("after")
+    confirms.at.feed(method(spec.Channel.OpenOk(), channel=3))
+    confirms.at.feed(method(spec.Channel.Close(406, TOO_LARGE, 60, 40), channel=3))
+    confirms.send("again", LARGE)
+    confirms.feed(spec.Basic.Ack(2, True))
+
+    assert confirms.outcomes == {
+        "large": Outcome.TOO_LARGE,
+        "again": Outcome.TOO_LARGE,
+        "before": Outcome.CONFIRMED,
+        "after": Outcome.CONFIRMED,
+    }
+    assert confirms.ends[0][2] == "5000 bytes are above the broker's 4500"
+    assert confirms.closed == []
+
+
+def test_where_the_broker_does_not_say_how_much_it_takes_the_body_is_sent(confirms: Confirms) -> None:
+    confirms.send("large", LARGE)
+    confirms.at.feed(method(spec.Channel.OpenOk(), channel=3))
+    confirms.at.feed(method(spec.Channel.Close(403, "ACCESS_REFUSED - no write access", 60, 40), channel=3))
+    confirms.feed(spec.Basic.Ack(1))
+
+    assert confirms.outcomes == {"large": Outcome.CONFIRMED}

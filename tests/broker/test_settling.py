@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -9,8 +10,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.broker import settling as room
 from django_rmq_retry.broker.base import Line, Outcome
 from django_rmq_retry.broker.consuming import PikaSource
+from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
-from tests.broker.live import Held, Seen, consuming, to
+from tests.broker.live import Held, Seen, consuming, publishing, to
 from tests.broker.test_consuming import LINE, depth, fill, queue, quiet
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -100,6 +102,44 @@ def test_a_waiting_queue_that_is_missing_holds_the_message_until_it_is_declared(
 
     assert depth(amqp) == 0
     assert depth(amqp, "waiting") == 1
+
+
+def test_copies_that_failed_together_are_not_tried_again_together(
+    broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        spread.append((low, high))
+        return 0.02
+
+    monkeypatch.setattr("random.uniform", uniform)
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        tell(source, held, Outcome.NACKED)
+        tell(source, held, Outcome.CONFIRMED)
+        wait_until(lambda: in_hand(source) == 0)
+
+    assert spread == [(1 - room.SPREAD, 1 + room.SPREAD)]
+
+
+@pytest.mark.parametrize("headers", [Headers.of({"CC": ["other"]}), Headers.of({"x-death": [1, 2]})])
+def test_a_copy_too_large_stays_in_hand_where_a_rejection_would_harm_it(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture, headers: Headers
+) -> None:
+    queue(amqp)
+    with publishing(broker_url) as publisher:
+        publisher.publish(to("q", headers=headers))
+    held = Held()
+    with consuming(broker_url, replace(LINE, parks=True), publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        tell(source, held, Outcome.TOO_LARGE)
+        wait_until(lambda: "it stays in hand" in caplog.text)
+
+        assert in_hand(source) == 1
 
 
 def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: str, amqp: BlockingChannel) -> None:

@@ -8,7 +8,7 @@ from django_rmq_retry.core.backoff import Fixed, Steps
 from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
 from django_rmq_retry.core.declarations import BindingDeclaration, ExchangeDeclaration, Topology
 from django_rmq_retry.core.errors import ConfigurationError, TopologyConflict
-from django_rmq_retry.core.layout import layout, needed
+from django_rmq_retry.core.layout import layout, needed, parks
 from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.core.subscription import Match, Subscription, intakes
 from django_rmq_retry.core.topology import Exchange, Queue
@@ -269,3 +269,22 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
         ("QueueDeclaration", "parking-queue"),
         ("QueueDeclaration", "retry-queue"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("queue", "policy", "so"),
+    [
+        (Queue("q"), RetryThenPark(), True),
+        (Queue("q"), RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=1)), False),
+        (Queue("q", existing=True), RetryThenPark(), False),
+        (Queue("q", arguments={"x-dead-letter-exchange": None}), RetryThenPark(), False),
+        (Queue("q", arguments={"x-dead-letter-routing-key": "other"}), RetryThenPark(), False),
+    ],
+    ids=["ours", "loop", "somebody else's", "nowhere", "elsewhere"],
+)
+def test_only_a_queue_that_leads_to_the_parked_queue_parks_what_is_rejected(
+    queue: Queue, policy: Policy, so: bool
+) -> None:
+    (intake,) = intakes([subscription(policy, queue=queue)])
+
+    assert parks(intake) is so

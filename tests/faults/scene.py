@@ -94,6 +94,7 @@ class Scene:
         url: str = "",
         shutdown: float = 30,
         longest_hold: float = 600,
+        parks: bool = True,
         **settings: Any,
     ) -> Worker:
         """Start a consumer; it is subscribed some time later."""
@@ -106,6 +107,7 @@ class Scene:
             "breaks": breaks,
             "shutdown": shutdown,
             "longest_hold": longest_hold,
+            "parks": parks,
             "settings": {"URL": url or self.vhost.url, **settings},
         }
         (self.folder / f"worker-{number}.json").write_text(json.dumps(said))

@@ -39,7 +39,8 @@ def main(folder: Path, number: str) -> int:
         prefetch=said["prefetch"],
         limits=Limits(also=[orphaned], shutdown=said["shutdown"]),
     )
-    made._lines = tuple(replace(line, longest_hold=said["longest_hold"]) for line in made._lines)
+    told = {"longest_hold": said["longest_hold"], **({} if said["parks"] else {"parks": False})}
+    made._lines = tuple(replace(line, **told) for line in made._lines)
     shutdown.listen(made.stop)
     return made.run()
 

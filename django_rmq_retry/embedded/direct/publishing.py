@@ -115,5 +115,5 @@ def _refused(message: Message, refused: Refused) -> tuple[Outcome, str]:
     if "no exchange" in refused.reason:
         return Outcome.RETURNED, f"exchange {message.exchange!r} does not exist"
     if "larger than configured max size" in refused.reason:
-        return Outcome.UNSENT, f"{len(message.body)} bytes: {refused.reason}"
+        return Outcome.TOO_LARGE, f"{len(message.body)} bytes: {refused.reason}"
     return Outcome.UNKNOWN, refused.text
