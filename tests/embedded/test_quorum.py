@@ -84,6 +84,29 @@ def test_a_cut_connection_counts_as_a_failed_delivery(rig: Rig) -> None:
     assert (found.headers["x-delivery-count"], found.redelivered) == (1, True)
 
 
+def test_a_message_without_a_priority_has_4_on_version_4_3(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", QUORUM)
+    for priority in (2, 3, None, 4, None, 5, 0, None):
+        client.publish("q", "-" if priority is None else str(priority), priority=priority)
+    found = [client.get("q") for _ in range(8)]
+    orders = {(3, 10): "23-4-50-", (4, 0): "523-4-0-", (4, 3): "5-4--320"}
+
+    assert "".join(one.text for one in found if one) == orders[rig.version[0], rig.version[1]]
+
+
+def test_a_message_without_a_priority_expires_beside_the_low_ones_on_version_4_3(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    client.queue("dead")
+    client.publish("q", "low", priority=0, expiration="60000")
+    client.publish("q", "none", expiration="100")
+    alone = rig.version >= (4, 3)
+    dead = client.get("dead", within=5.0 if alone else 0.5)
+
+    assert (dead and dead.text) == ("none" if alone else None)
+
+
 @pytest.mark.slow
 def test_an_unused_queue_goes_at_a_tick_of_five_seconds(rig: Rig) -> None:
     client = rig.connect()

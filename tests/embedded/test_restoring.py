@@ -134,6 +134,17 @@ def test_what_clients_held_comes_back_as_redelivered_in_its_order(store: FileSto
     ]  # fmt: skip
 
 
+def test_a_message_without_a_priority_keeps_its_place_among_those_of_4(store: FileStore) -> None:
+    channel = EngineRig("4.3", store).vhost.connect().channel(1)
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+    for priority in (0, None, 4):
+        raw = encode_properties(Properties(priority=priority))
+        channel.publish("", "q", raw, str(priority).encode())
+    found = restored(store, version="4.3").router.queues["q"]
+
+    assert [entry.message.body for entry in found.ready] == [b"None", b"4", b"0"]
+
+
 def test_what_of_a_count_stays_behind_when_it_is_dead_lettered_is_kept(store: FileStore) -> None:
     channel = EngineRig("4.0", store).vhost.connect().channel(1)
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})

@@ -11,6 +11,8 @@ NEVER = float("inf")
 _HIGH = 5
 _TWO = 2
 _HIGH_RUN = 2
+_UNSAID = 4
+"""The priority, in 4.3's quorum queues, of a message that has none."""
 
 
 class Entry:
@@ -115,7 +117,7 @@ class Ready:
     def _lane_of(self, entry: Entry) -> Lane:
         """Lanes stand highest first; a classic queue takes a priority above its highest for its highest."""
         top = len(self._lanes) - 1
-        return self._lanes[top - min(entry.message.priority, top)]
+        return self._lanes[top - min(entry.message.priority or 0, top)]
 
     def _lane_back(self, entry: Entry) -> Lane:
         return self._lanes[0] if len(self._lanes) == 1 else self._lane_of(entry)
@@ -137,7 +139,7 @@ class TwoLanes(Ready):
         super().__init__(3, by_position=False)
 
     def _lane_of(self, entry: Entry) -> Lane:
-        return self._lanes[1 if entry.message.priority >= _HIGH else 2]
+        return self._lanes[1 if (entry.message.priority or 0) >= _HIGH else 2]
 
     def _lane_back(self, entry: Entry) -> Lane:
         return self._lanes[0]
@@ -168,6 +170,11 @@ class ManyLanes(Ready):
 
     def lines(self) -> tuple[Lane, ...]:
         return self._lanes
+
+    def _lane_of(self, entry: Entry) -> Lane:
+        top = len(self._lanes) - 1
+        priority = entry.message.priority
+        return self._lanes[top - min(_UNSAID if priority is None else priority, top)]
 
     def _size(self, entry: Entry) -> int:
         return len(entry.message.raw) + len(entry.message.body)

@@ -47,7 +47,7 @@ class Message:
         self.raw = raw
         self.body = body
         self.persistent = False
-        self.priority = 0
+        self.priority: int | None = None
         self.expiration: str | None = None
         self.more: tuple[str, ...] = ()
         """The keys of CC and BCC."""

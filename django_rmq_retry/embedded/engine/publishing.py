@@ -117,7 +117,7 @@ class Publishing(Declaring):
         if seen.mode not in (None, 1, PERSISTENT) and self.host.behaviour.strict_delivery_mode:
             raise Refused(406, f"invalid message: {{delivery_mode_unknown,{seen.mode}}}")
         message.persistent = seen.mode == PERSISTENT
-        message.priority = seen.priority or 0
+        message.priority = seen.priority
         if seen.has_headers:
             headers = checked_headers(message.raw)
             if "CC" in headers or "BCC" in headers:

@@ -43,7 +43,7 @@ def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str |
     message = Message(name_text(exchange), name_text(key), raw, body)
     if raw != _NO_PROPERTIES:
         seen = glance(raw)
-        message.persistent, message.priority = seen.mode == PERSISTENT, seen.priority or 0
+        message.persistent, message.priority = seen.mode == PERSISTENT, seen.priority
         if seen.expiration is not None:
             message.expiration = str(milliseconds(seen.expiration))
     if past is not None:
