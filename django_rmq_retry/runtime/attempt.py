@@ -53,8 +53,8 @@ class Attempts:
         self._only = {name: intake.subscriptions[0] for name, intake in self._intakes.items() if not intake.dispatches}
         self._out = surroundings
 
-    def settlement(self, delivery: Delivery) -> Settlement:
-        """Make the attempt and say how it is settled."""
+    def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
+        """Make the attempt and say how it is settled; ``begin`` is told before a handler is run."""
         began = self._out.clock()
         plain = not delivery.redelivered and not has_headers(delivery.raw)
         subscription = self._only.get(delivery.queue) if plain else None
@@ -65,7 +65,7 @@ class Attempts:
             if isinstance(found, Verdict):
                 return self._unhandled(delivery, found, began)
             subscription = found
-        return self._attempt(delivery, subscription, began)
+        return self._attempt(delivery, subscription, began, begin)
 
     def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
         """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
@@ -116,13 +116,17 @@ class Attempts:
         own = subscription.policy.via.returns(subscription.route, delivery)
         return park(Reason.CRASHED, f"{said}.") if own is not None and came_back >= limit + own else None
 
-    def _attempt(self, delivery: Delivery, subscription: Subscription, began: float) -> Settlement:
+    def _attempt(
+        self, delivery: Delivery, subscription: Subscription, began: float, begin: Callable[[Delivery], None] | None
+    ) -> Settlement:
         error: BaseException | None = None
         answer: object = None
         verdict = ACK
         with self._out.around():
             try:
                 _decode(delivery, subscription)
+                if begin is not None:
+                    begin(delivery)
                 answer = subscription.run(delivery)
             except UndecodableBody as undecodable:
                 error = undecodable

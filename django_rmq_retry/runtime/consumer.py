@@ -1,6 +1,5 @@
 """The consumer: takes deliveries from a source, has workers make attempts, settles them, and knows when to end."""
 
-import itertools
 import logging
 import queue
 import threading
@@ -16,6 +15,7 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.quota import Quota
 from django_rmq_retry.runtime.workers import Workers
 
 log = logging.getLogger("django_rmq_retry")
@@ -56,7 +56,11 @@ class Consumer:
         limits: Limits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
     ) -> None:
-        self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
+        most = limits.messages
+        # More than may be run would only go back, and a queue may count that as if its worker had gone away.
+        held = prefetch if most is None else min(prefetch, most)
+        self._quota = None if most is None else Quota(most, last=self._last_begun)
+        self._lines = tuple(line for intake in intakes for line in lines_of(intake, held))
         self._source = source
         self._attempts = attempts
         self._limits = limits
@@ -66,7 +70,6 @@ class Consumer:
         # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
-        self._begun = itertools.count(1)
         self._code = STOPPED
         self._lost_at = 0.0
         self._tries = 0
@@ -152,21 +155,32 @@ class Consumer:
         self._drained.set()
 
     def _work(self, delivery: Delivery) -> None:
-        most = self._limits.messages
-        number = next(self._begun) if most is not None else 0
-        if most is not None and number > most:
-            self._source.give_back([delivery])
+        quota = self._quota
+        if quota is not None and not quota.admits(delivery):
+            if self._over or quota.begun:
+                self._give_back_rest()
             return
         try:
-            settlement = self._attempts.settlement(delivery)
+            settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
         except BaseException:
             log.exception("The attempt itself failed; the message stays in hand for %s s", AFTER_MISHAP)
             # It stays in hand, for a return would count as a crash; and it was no attempt of the message's.
             delivery.attempt -= 1
             settlement = Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
         self._source.settle(delivery, settlement)
-        if most is not None and number == most:
-            self.stop(f"{most} messages were asked for")
+        if quota is not None:
+            for other in quota.end(delivery):
+                self.arrived(other)
+            if quota.used:
+                self.stop(f"{quota.most} messages were asked for")
+
+    def _last_begun(self) -> None:
+        """Before it is acknowledged: what the broker would send in its place could only go back."""
+        self._source.quiesce()
+        self._give_back_rest()
+
+    def _give_back_rest(self) -> None:
+        self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
 
     def _look_after(self, age: float) -> None:
         dead = self._workers.dead
@@ -208,7 +222,7 @@ class Consumer:
         """Finish what has begun, give the rest back, tell the broker, close."""
         self._say_stopping()
         self._source.quiesce()
-        self._source.give_back(self._workers.take_back())
+        self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown):
             log.error("%s handlers did not finish; their messages return to their queues", self._workers.running)
             self._code = self._code or BROKEN

@@ -41,3 +41,13 @@ def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> No
     assert worker.ended() == 0
     assert scene.did() == {0: 1}
     assert scene.left() == {"work": 2}
+
+
+def test_one_message_at_a_time_runs_one_handler_at_a_time_and_suspects_nobody(scene: Scene) -> None:
+    scene.declare()
+    scene.publish(range(8))
+    for _ in range(4):
+        assert scene.command("--max-messages", "1", "--threads", "1", "--prefetch", "10").ended() == 0
+
+    assert scene.did() == dict.fromkeys(range(4), 1)
+    assert scene.left() == {"work": 4}

@@ -19,6 +19,7 @@ from django_rmq_retry.runtime.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT,
 from tests.core.made import delivery, subscription
 from tests.tooling.waiting import wait_until
 
+NOBODYS = b"nobody's"
 Settled = tuple[bytes, Settlement]
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
 
@@ -62,12 +63,14 @@ class Tap:
 
 
 class Made(Attempts):
-    """Attempts that are whatever the test says."""
+    """Attempts that are whatever the test says; each runs a handler, unless its body says that none takes it."""
 
     def __init__(self, make: Callable[[Delivery], Settlement] = lambda _: DONE) -> None:
         self._make = make
 
-    def settlement(self, delivery: Delivery) -> Settlement:
+    def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
+        if begin is not None and delivery.body != NOBODYS:
+            begin(delivery)
         return self._make(delivery)
 
 
@@ -257,6 +260,41 @@ def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:
         assert made.ended() == STOPPED
     assert len(made.tap.settled) == 5
     assert len(made.tap.settled) + len(made.tap.returned) == 9
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_no_handler_was_run_for_is_not_one_of_so_many(threads: int) -> None:
+    with running(threads=threads, messages=2) as made:
+        made.tap.bring(b"1", NOBODYS, NOBODYS, NOBODYS, b"2", b"3", NOBODYS)
+
+        assert made.ended() == STOPPED
+    ran = [body for body, _ in made.tap.settled if body != NOBODYS]
+    assert len(ran) == 2
+    assert len(made.tap.settled) + len(made.tap.returned) == 7
+
+
+@pytest.mark.parametrize(("messages", "prefetch"), [(1, 1), (5, 5), (9, 7)])
+def test_it_holds_no_more_than_so_many(messages: int, prefetch: int) -> None:
+    with running(messages=messages) as made:
+        assert made.tap.lines[0].prefetch == prefetch
+
+
+def test_nothing_more_is_taken_once_the_last_of_so_many_has_begun() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def make(_: Delivery) -> Settlement:
+        begun.set()
+        go.wait(5)
+        return DONE
+
+    with running(make, threads=1, messages=1) as made:
+        made.tap.bring(b"1")
+        assert begun.wait(5)
+
+        assert (made.tap.words, made.tap.settled, made.codes) == (["quiesce"], [], [])
+        go.set()
+        assert made.ended() == STOPPED
+    assert made.tap.settled == [(b"1", DONE)]
 
 
 def test_it_ends_after_so_many_seconds() -> None:
