@@ -9,11 +9,13 @@ from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.dialing import parameters
 from django_rmq_retry.broker.ending import cause_of, denied, refusal_in, words_of
 from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.core.errors import BrokerRefused, ConfigurationError
+from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
 MOST_REFUSALS = 5
 """So often in a row a virtual host may be missing that was there before: somebody deleted it."""
+FRAME = 131_072
+"""RabbitMQ's own frame_max. Headers that fill it come, and must leave again in a copy: a smaller one is refused."""
 HEALTHY = 5.0
 """A session of so many seconds counts as a good one."""
 
@@ -87,6 +89,10 @@ class Link:
             connection.close()
             return
         self.connection, self._dialled = connection, None
+        if connection.frame_max < FRAME:
+            error = BrokerUnfit(_small_frames(self._access.shown, connection.frame_max))
+            self.close(lambda: self._refused(error))
+            return
         self._since = time.monotonic()
         self._ever, self._missing = True, 0
         self._opened_cb(connection)
@@ -133,3 +139,10 @@ class Link:
         wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
         self._lost(reason, wait)
         self._io.later(wait, self._dial)
+
+
+def _small_frames(address: str, most: int) -> str:
+    return (
+        f"The broker at {address} takes frames of {most} bytes, and a message whose headers need more could neither be "
+        f"retried nor parked. Set frame_max = {FRAME}, RabbitMQ's default, in rabbitmq.conf."
+    )

@@ -1,5 +1,5 @@
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,10 +8,10 @@ import pytest
 from django_rmq_retry.broker import linking
 from django_rmq_retry.broker.address import Access
 from django_rmq_retry.broker.linking import FIRST_WAIT, LONGEST_WAIT, Link
-from django_rmq_retry.core.errors import BrokerRefused, ConfigurationError
+from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.broker.between import between
-from tests.broker.live import io_thread
-from tests.tooling.node import free_ports
+from tests.broker.live import io_thread, publishing, to
+from tests.tooling.node import Node, free_ports
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -209,3 +209,17 @@ def test_closing_and_opening_again_while_dialling_makes_one_connection(broker_ur
         wait_until(lambda: len(vhost.connections()) == 1)
 
     assert told.lost == []
+
+
+@pytest.mark.slow
+def test_a_broker_with_small_frames_is_refused_with_what_to_set(make_node: Callable[..., Node]) -> None:
+    node = make_node(conf=("frame_max = 65536",))
+    with linked(node.url()) as told:
+        wait_until(lambda: told.refused)
+        assert told.opened == []
+    with publishing(node.url()) as publisher, pytest.raises(MessageUnsent, match="Set frame_max = 131072"):
+        publisher.publish(to("q"))
+
+    (error,) = told.refused
+    assert isinstance(error, BrokerUnfit)
+    assert "takes frames of 65536 bytes" in str(error)
