@@ -30,6 +30,7 @@ def check_topology(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG00
             yield from check(queue, topology)
     yield from _exchanges(topology)
     yield from _loops(topology)
+    yield from _lines(topology)
 
 
 def _gives_up(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
@@ -147,3 +148,37 @@ def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
     if LENGTHS & arguments.keys() and overflow != "reject-publish":
         return f"a length with x-overflow={overflow!r}"
     return met_limit(arguments)
+
+
+def _lines(topology: Topology) -> Iterable[CheckMessage]:
+    """Queues under StopTheLine, by all that is declared of them."""
+    for intake in registry.intakes():
+        if intake.ordered:
+            yield from _line(topology.queues[intake.queue.name])
+
+
+def _line(queue: QueueDeclaration) -> Iterable[CheckMessage]:
+    if queue.arguments.get("x-single-active-consumer") is not True:
+        yield error(
+            "E007",
+            f"Queue {queue.name!r} is to keep its order (StopTheLine), but its arguments take "
+            "x-single-active-consumer away: each consumer would be handed messages of its own.",
+            hint="Leave x-single-active-consumer out of the arguments: StopTheLine sets it.",
+        )
+    limit = met_limit(queue.arguments)
+    if limit:
+        yield error(
+            "E008",
+            f"Queue {queue.name!r} is to keep its order (StopTheLine), but has {limit}: after so many returns, those "
+            "of orderly stops too, the broker gives a message up and the ones behind it pass.",
+            hint=f"Leave the delivery limit to the layout ({NO_LIMIT}). Where a line shall give up what stops its "
+            "worker so often, silence this check.",
+        )
+    unlimited = not {"x-queue-type", "x-delivery-limit"} & queue.arguments.keys()
+    if unlimited and not queue.existing:
+        yield warning(
+            "W015",
+            f"Queue {queue.name!r} is to keep its order (StopTheLine), but leaves its type to the broker: where that "
+            "is quorum it has no x-delivery-limit of ours, and what comes back loses its place.",
+            hint="Say type='quorum' or type='classic'.",
+        )
