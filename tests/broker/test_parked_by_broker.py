@@ -1,0 +1,63 @@
+"""What the broker itself parks: as it came, with the broker's own note and nothing of ours."""
+
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.core.layout import layout
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from tests.broker.at_hand import AtHand
+from tests.broker.declared import declare, has
+from tests.tooling.vhosts import Vhost
+
+pytestmark = [pytest.mark.contract, pytest.mark.on_both]
+
+
+def declared(vhost: Vhost, amqp: BlockingChannel, **options: Any) -> AtHand:
+    work = Queue("work", **options)
+    found = Subscription(name="test", run=lambda _: None, queue=work, policy=RetryThenPark(), park="parked")
+    declare(vhost, layout(intakes([found])))
+    return AtHand(channel=amqp, subscription=found)
+
+
+def published(amqp: BlockingChannel, **properties: Any) -> None:
+    sent = pika.BasicProperties(delivery_mode=2, headers={"own": "kept"}, **properties)
+    amqp.basic_publish("", "work", b"{}", sent)
+
+
+def noted(line: AtHand) -> tuple[list[str], Any]:
+    """Which headers a parked message has that are nobody else's, and why the broker says that it is there."""
+    has(line.channel, "parked", 1)
+    _, _, parked = line.take("parked")
+    headers: dict[str, Any] = parked.headers or {}
+    [death] = headers["x-death"]
+    assert headers["own"] == "kept"
+    return [name for name in headers if name.startswith("rmq-retry-")], death["reason"]
+
+
+def test_what_expired_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+    line = declared(vhost, amqp)
+    published(amqp, expiration="50")
+
+    assert noted(line) == ([], "expired")
+
+
+def test_what_was_pushed_out_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+    line = declared(vhost, amqp, max_length=1, overflow="drop-head")
+    published(amqp)
+    published(amqp)
+
+    assert noted(line) == ([], "maxlen")
+
+
+def test_what_came_to_its_delivery_limit_carries_only_x_death(vhost: Vhost, amqp: BlockingChannel) -> None:
+    line = declared(vhost, amqp, delivery_limit=0)
+    published(amqp)
+    tag, _, _ = line.take("work")
+    amqp.basic_reject(tag, requeue=True)
+
+    assert noted(line) == ([], "delivery_limit")
