@@ -1,5 +1,6 @@
 """What the broker itself parks: as it came, with the broker's own note and nothing of ours."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pika
@@ -33,7 +34,7 @@ def noted(line: AtHand) -> tuple[list[str], Any]:
     """Which headers a parked message has that are nobody else's, and why the broker says that it is there."""
     has(line.channel, "parked", 1)
     _, _, parked = line.take("parked")
-    headers: dict[str, Any] = parked.headers or {}
+    headers: Mapping[str, Any] = parked.headers or {}
     [death] = headers["x-death"]
     assert headers["own"] == "kept"
     return [name for name in headers if name.startswith("rmq-retry-")], death["reason"]
