@@ -26,7 +26,7 @@ class Channel(Publishing):
         super().__init__(host, outbox, number, user=user)
         self.unacked: dict[int, Held] = {}
         self.consumers: dict[str, tuple[Consumer, Queue]] = {}
-        self._credit = Credit()
+        self._credit = Credit(outbox.valve)
         self._prefetch = 0
 
     @method(60, 10)
@@ -176,6 +176,7 @@ class Channel(Publishing):
             consumer.in_hand += 1
             self._credit.in_hand += 1
         raw, redelivered = dressed(queue, entry)
+        self.outbox.valve.pass_on(len(raw) + len(entry.message.body))
         self.outbox.tell(Deliver(self.number, consumer.tag, tag, entry.message, raw=raw, redelivered=redelivered))
 
     def _settled(self, tag: int, *, multiple: bool) -> list[Held]:

@@ -15,6 +15,7 @@ from django_rmq_retry.embedded.engine.routing import Router
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.surroundings import Surroundings
 from django_rmq_retry.embedded.engine.undertaking import Undertaker
+from django_rmq_retry.embedded.engine.valves import Valve
 
 Chance = Callable[[], str]
 
@@ -24,6 +25,7 @@ class Outbox:
 
     def __init__(self, busy: dict["Outbox", None]) -> None:
         self.events: list[Event] = []
+        self.valve = Valve()
         self._busy = busy
 
     def tell(self, event: Event) -> None:

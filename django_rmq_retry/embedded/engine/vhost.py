@@ -27,6 +27,17 @@ class Session(Outbox):
         if channel is not None:
             channel.close()
 
+    def left_unread(self, size: int) -> None:
+        """So much has the client not read yet; once it is little, its consumers have their turns again."""
+        if not self.valve.measure(size):
+            return
+        held = [pair for channel in self.channels.values() for pair in channel.consumers.values()]
+        for consumer, queue in held:
+            queue.roster.wake(consumer)
+        for queue in dict.fromkeys(queue for _, queue in held):
+            queue.dispatch()
+        self.host.settle()
+
     def close(self) -> None:
         """The connection is gone, in whatever way: no consumer of it may get what another channel of it held."""
         channels = list(self.channels.values())

@@ -9,6 +9,7 @@ from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.host import Outbox
 from django_rmq_retry.embedded.engine.restoring import restore
+from django_rmq_retry.embedded.engine.valves import MUCH
 from django_rmq_retry.embedded.engine.vhost import Session, Vhost
 from django_rmq_retry.embedded.filing.store import FileStore
 
@@ -33,6 +34,7 @@ class Broker:
         if found is None:
             return None
         session = found.connect(user)
+        session.valve.most = MUCH
         self._tellers[session] = tell
         return session
 

@@ -79,6 +79,11 @@ class Client:
             if event.channel in session.channels:
                 write_event(out, event, frame_max=most)
 
+    def measure(self) -> None:
+        """Tell the engine how much the client has not read."""
+        if self._session is not None:
+            self._session.left_unread(len(self.out))
+
     def close(self, refused: Refused) -> None:
         """End the connection with a word why."""
         if self._closing or self.ended:

@@ -16,8 +16,6 @@ log = logging.getLogger("django_rmq_retry")
 HOST = "127.0.0.1"
 READ = 262_144
 WRITE = 262_144
-MUCH, LITTLE = 8 * 2**20, 2**20
-"""A client that leaves so much unread is not listened to until little is left."""
 SWEEP = 1.0
 _BACKLOG = 512
 _FAREWELL = 2.0
@@ -26,20 +24,17 @@ _FAREWELL = 2.0
 class Connection:
     """A client and its socket."""
 
-    __slots__ = ("client", "deaf", "events", "sock")
+    __slots__ = ("client", "events", "sock")
 
     def __init__(self, sock: socket.socket, client: Client) -> None:
         self.sock = sock
         self.client = client
         self.events = selectors.EVENT_READ
-        self.deaf = False
 
     @property
     def wanted(self) -> int:
-        """What to wait for; at least one of both, or it would never be heard of again."""
-        left = len(self.client.out)
-        self.deaf = left > (LITTLE if self.deaf else MUCH)
-        return (selectors.EVENT_WRITE if left else 0) | (0 if self.deaf else selectors.EVENT_READ)
+        """What to wait for. Who does not read may be waiting for us to read."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.client.out else 0)
 
 
 class Server:
@@ -182,6 +177,7 @@ class Server:
         if client.ended and not out:
             self._drop(connection)
             return
+        client.measure()
         wanted = connection.wanted
         if wanted != connection.events:
             connection.events = wanted

@@ -1,0 +1,143 @@
+"""Clients that do not read what they are sent: they are heard, and get the rest when they read again."""
+
+from collections import Counter
+from typing import Any
+
+import pika
+import pytest
+from pika import spec
+
+from django_rmq_retry.embedded.engine.valves import MUCH
+from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.wire.clients import Client
+from tests.embedded.wire.raw import HEADER, PLAIN, Raw
+from tests.embedded.wire.test_both import opened, raw_to
+from tests.embedded.wire.test_speaking import framed, header, publish
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+BODY = b"x" * 100_000
+BACKLOG = 300
+HEARTBEAT = framed(8, b"", channel=0)
+
+
+def posted(key: str, body: bytes = BODY, *, mandatory: bool = False) -> bytes:
+    return publish(key, mandatory=mandatory) + header(len(body)) + framed(3, body)
+
+
+@pytest.fixture
+def backlog(vhost: Vhost) -> Vhost:
+    """30 MB wait in the queue `big`."""
+    with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("big")
+        channel.queue_declare("sink", arguments={"x-max-length": 10})
+        for _ in range(BACKLOG):
+            channel.basic_publish("", "big", BODY)
+    return vhost
+
+
+def all_read(raw: Raw, *, until: str, count: int) -> Counter[str]:
+    """Read until so many of one method came; how many there were of each."""
+    found: Counter[str] = Counter()
+    while found[until] < count:
+        kind, _, payload = raw.frame()
+        assert kind, f"the connection has ended after {found}"
+        if kind == 1:
+            found[spec.methods[int.from_bytes(payload[:4])].NAME] += 1
+    return found
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+@pytest.mark.contract
+@pytest.mark.on_both
+def test_who_leaves_30_mb_of_deliveries_unread_can_publish_all_the_same(backlog: Vhost, no_ack: bool) -> None:
+    with raw_to(backlog) as raw:
+        opened(raw, backlog)
+        raw.say(spec.Confirm.Select(), spec.Basic.Consume(queue="big", no_ack=no_ack), channel=1)
+        for _ in range(BACKLOG):
+            raw.send(posted("sink"))
+        raw.send(posted("nowhere", b"the last", mandatory=True))
+        found = all_read(raw, until="Basic.Return", count=1)
+        found += all_read(raw, until="Basic.Deliver", count=BACKLOG - found["Basic.Deliver"])
+
+    assert found["Basic.Deliver"] == BACKLOG
+
+
+@pytest.mark.contract
+@pytest.mark.on_both
+def test_who_leaves_40_mb_of_returns_unread_can_publish_all_the_same(vhost: Vhost) -> None:
+    with raw_to(vhost) as raw:
+        opened(raw, vhost)
+        for _ in range(400):
+            raw.send(posted("nowhere", mandatory=True))
+        found = all_read(raw, until="Basic.Return", count=400)
+
+    assert found == {"Basic.Return": 400}
+
+
+@pytest.mark.contract
+@pytest.mark.on_both
+def test_who_does_not_read_but_sends_heartbeats_is_not_cut(backlog: Vhost) -> None:
+    def silence_has_ended_the_other() -> bool:
+        raw.send(HEARTBEAT)
+        try:
+            return not silent.sock.recv(65536)
+        except TimeoutError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    with raw_to(backlog) as raw, raw_to(backlog) as silent:
+        opened(raw, backlog, heartbeat=1)
+        raw.say(spec.Basic.Consume(queue="big"), channel=1)
+        raw.frame()
+        opened(silent, backlog, heartbeat=1)
+        silent.sock.settimeout(0.1)
+        wait_until(silence_has_ended_the_other)
+        found = all_read(raw, until="Basic.Deliver", count=BACKLOG)
+
+    assert found["Basic.Deliver"] == BACKLOG
+
+
+class Silent:
+    """A client without a socket, which reads when it is told to."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.client = Client(broker)
+        response: Any = PLAIN
+        self.client.receive(HEADER)
+        self.say(spec.Connection.StartOk({}, "PLAIN", response, "en_US"), channel=0)
+        self.say(spec.Connection.TuneOk(2047, 131072, 0), spec.Connection.Open("/"), channel=0)
+        self.say(spec.Channel.Open())
+
+    def say(self, *methods: Any, channel: int = 1) -> None:
+        for method in methods:
+            self.client.receive(pika.frame.Method(channel, method).marshal())
+
+    def turn(self, *, reads: int = 0) -> int:
+        """Let the loop have a turn; how much is unread then."""
+        self.broker.tell()
+        del self.client.out[:reads]
+        self.client.measure()
+        return len(self.client.out)
+
+
+@pytest.mark.parametrize("size", [500, 100_000])
+def test_a_consumer_that_does_not_read_has_no_more_than_8_mb_before_it(size: int) -> None:
+    broker = Broker()
+    publisher, consumer = Silent(broker), Silent(broker)
+    publisher.say(spec.Queue.Declare(queue="q"))
+    publisher.client.receive(posted("q", bytes(size)) * (2 * MUCH // (size + 100)))
+    consumer.say(spec.Basic.Consume(queue="q", no_ack=True))
+    unread = [consumer.turn()]
+    publisher.client.receive(posted("q", bytes(size)) * 100)
+    unread += consumer.turn(), consumer.turn(reads=MUCH // 4), consumer.turn()
+    consumer.turn(reads=MUCH)
+    again = consumer.turn()
+
+    assert MUCH / 2 < unread[0] == unread[1] < MUCH + size + 200
+    assert unread[2] == unread[3] == unread[0] - MUCH // 4
+    assert MUCH / 2 < again < MUCH + size + 200
