@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("django_rmq_retry")
 
+Heard = Callable[[bool], None]
+
 
 class Owner(Protocol):
     """Who opened the line."""
@@ -46,6 +48,9 @@ class OpenLine:
         self._tag = ""
         self._open = True
         self._quiet = False
+        self._asked: list[Heard] = []
+        """Who waits for the answer that is on its way; whoever came later waits for the next."""
+        self._asking: list[Heard] = []
         connection.channel(on_open_callback=self._opened)
 
     @property
@@ -74,6 +79,29 @@ class OpenLine:
             self._connection.send_raw(self._acks.counted_requeue(tag))
         else:
             self._connection.send_raw(self._acks.nack(tag, requeue=tell is Tell.REQUEUE))
+
+    def when_heard(self, heard: Heard) -> None:
+        """Call back with True once the broker has taken what was told so far, with False if nobody will know."""
+        self._asking.append(heard)
+        if not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        """A channel takes one thing after the other, so any answer will do: it is given the prefetch it has."""
+        self._asked, self._asking = self._asking, []
+        if self._asked and self.open and self._channel is not None:
+            self._channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._answered())
+        elif self._asked:
+            self._tell_asked(heard=False)
+
+    def _answered(self) -> None:
+        self._tell_asked(heard=True)
+        self._ask()
+
+    def _tell_asked(self, *, heard: bool) -> None:
+        asked, self._asked = self._asked, []
+        for each in asked:
+            each(heard)
 
     def quiesce(self) -> None:
         """Take nothing more. An ordered line is not cancelled: the next consumer could pass what is in hand."""
@@ -136,6 +164,9 @@ class OpenLine:
         self._owner.interrupted(self, reason)
 
     def _was_closed(self, _channel: object, reason: BaseException) -> None:
+        self._asked += self._asking
+        self._asking = []
+        self._tell_asked(heard=False)
         if not self._open:
             return
         self._open = False

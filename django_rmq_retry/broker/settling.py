@@ -106,9 +106,7 @@ class Settler:
         if settlement.copy is None:
             _line(delivery).tell(delivery, settlement.tell)
         elif settlement.ack_first:
-            _line(delivery).tell(delivery, settlement.tell)
-            self.copying += 1
-            self._publisher.send(settlement.copy, self._copied_late)
+            self._ack_first(delivery, settlement.tell, settlement.copy)
         else:
             self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
 
@@ -174,6 +172,25 @@ class Settler:
             wait,
         )
         self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
+
+    def _ack_first(self, delivery: Delivery, tell: Tell, copy: Message) -> None:
+        """Of a delivery whose ack the broker did not hear, a copy would be the second."""
+        self.copying += 1
+
+        def heard(taken: bool) -> None:  # noqa: FBT001 - the answer
+            if taken:
+                self._publisher.send(copy, self._copied_late)
+                return
+            self.copying -= 1
+            log.critical(
+                "Message %r of queue %r comes again, or is lost: AckFirst (the channel closed before it was heard)",
+                copy.properties.message_id,
+                delivery.queue,
+            )
+
+        line = _line(delivery)
+        line.tell(delivery, tell)
+        line.when_heard(heard)
 
     def _copied_late(self, outcome: Outcome, said: str) -> None:
         self.copying -= 1

@@ -23,6 +23,10 @@ class Between:
         """From now on the broker hears all, and nothing reaches the client."""
         self._proxy.set(Mode.BLACKHOLE_TO_CLIENT)
 
+    def swallow(self) -> None:
+        """From now on nothing passes, neither way."""
+        self._proxy.set(Mode.BLACKHOLE)
+
     def speak(self) -> None:
         """Everything passes again, also what was held back on connections that are still open."""
         self._proxy.set(Mode.PASS)

@@ -51,13 +51,16 @@ class Owned:
 
     def said(self) -> list[tuple[str, object]]:
         """The methods sent since the last question, each with its delivery tag, if it has one."""
+        return [(str(one.NAME), getattr(one, "delivery_tag", None)) for one in self.methods()]
+
+    def methods(self) -> list[Any]:
         data, found = b"".join(self.at.sent), []
         self.at.sent.clear()
         while data:
             size, one = frame.decode_frame(data)
             data = data[size:]
             assert isinstance(one, frame.Method)
-            found.append((str(one.method.NAME), getattr(one.method, "delivery_tag", None)))
+            found.append(one.method)
         return found
 
 
@@ -86,6 +89,31 @@ def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
     owned.said()
 
     assert owned.hear(spec.Basic.QosOk()).said() == []
+
+
+def test_what_was_told_is_heard_when_the_channel_answers_and_one_answer_serves_many(owned: Owned) -> None:
+    heard: list[tuple[str, bool]] = []
+    owned.subscribe()
+    for name in "abc":
+        owned.line.when_heard(lambda so, name=name: heard.append((name, so)))  # type: ignore[misc]  # bound early
+    assert owned.said() == [("Basic.Qos", None)]
+    assert heard == []
+
+    assert owned.hear(spec.Basic.QosOk()).said() == [("Basic.Qos", None)]
+    assert heard == [("a", True)]
+    assert owned.hear(spec.Basic.QosOk()).said() == []
+    assert heard == [("a", True), ("b", True), ("c", True)]
+
+
+def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
+    heard: list[bool] = []
+    owned.subscribe()
+    for _ in range(2):
+        owned.line.when_heard(heard.append)
+    owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0))
+    owned.line.when_heard(heard.append)
+
+    assert heard == [False] * 3
 
 
 @pytest.mark.parametrize(

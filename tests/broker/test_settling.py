@@ -12,6 +12,7 @@ from django_rmq_retry.broker.base import Line, Outcome
 from django_rmq_retry.broker.consuming import PikaSource
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, publishing, to
 from tests.broker.test_consuming import LINE, depth, fill, queue, quiet
 from tests.tooling.vhosts import Vhost
@@ -204,6 +205,29 @@ def test_what_was_acknowledged_first_is_never_copied_twice(
         wait_until(lambda: "is lost: AckFirst" in caplog.text)
 
         assert held.sent.empty()
+
+
+def test_where_the_ack_never_arrived_no_copy_is_made_of_what_comes_again(
+    broker_url: str, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(amqp)
+    fill(amqp, b"1")
+    held = Held()
+    with between(broker_url) as way, consuming(way.url, LINE, publisher=held) as (source, seen):
+        first = seen.next()
+        way.swallow()
+        source.settle(first, Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        settled(source)
+        assert held.sent.empty()
+        way.cut()
+        wait_until(lambda: seen.losses)
+        way.speak()
+        again = seen.next()
+
+        assert (again.body, again.redelivered) == (b"1", True)
+        assert held.sent.empty()
+        assert source._settler.copying == 0
+        assert "comes again, or is lost: AckFirst" in caplog.text
 
 
 @pytest.mark.parametrize("word", [Tell.REQUEUE, Tell.COUNTED_REQUEUE])

@@ -53,7 +53,7 @@ class Republish(Carrier):
 
 @dataclass(frozen=True, slots=True)
 class AckFirst(Carrier):
-    """The ack, then a copy with a counter to the end of the same queue: may lose, never doubles."""
+    """The ack, then a copy with a counter to the end of the same queue: may lose, almost never doubles."""
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
         return _copied(route, delivery, hop, ack_first=True)
