@@ -48,6 +48,10 @@ class Behaviour:
     """basic.qos global=true limits the channel."""
     cancel_hands_over: bool = True
     """Classic queue with a single active consumer: its cancel gives the next one what is ready, without more ado."""
+    quorum_ranks: bool = True
+    """Q: a single active consumer gives way to one of higher priority when what it holds has been dealt with."""
+    returned_yields: bool = False
+    """Q: ... or has been returned."""
     names_classic: bool = True
     """A queue declared without x-queue-type counts as declared with 'classic'."""
     classic_refuses: frozenset[str] = frozenset()
@@ -80,6 +84,7 @@ V3_10 = Behaviour(
     unlimited_to_back=True,
     quorum_lanes=1,
     cancel_hands_over=False,
+    quorum_ranks=False,
     names_classic=False,
     classic_refuses=frozenset({"x-queue-leader-locator"}),
     quorum_knows=frozenset(),
@@ -99,6 +104,7 @@ V4_3 = Behaviour(
     quorum_lanes=32,
     delayed_retry=True,
     channel_prefetch=False,
+    returned_yields=True,
     classic_refuses=frozenset(
         {"x-consumer-timeout", "x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max"}
     ),

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.valves import Valve
 
@@ -64,34 +65,52 @@ class Consumer:
 
 
 class Roster:
-    """The consumers of one queue, in turn; with `single`, only the first of them takes."""
+    """The consumers of one queue, in turn; with `single`, one of them takes until it leaves or gives way."""
 
-    __slots__ = ("_line", "_ranked", "members", "single")
+    __slots__ = (
+        "_active", "_line", "_ranked", "_ranks", "_returned_yields", "_yielding", "_yields", "members", "single"
+    )  # fmt: skip
 
-    def __init__(self, *, single: bool) -> None:
+    def __init__(self, behaviour: Behaviour, *, single: bool, quorum: bool) -> None:
         self.single = single
         self.members: list[Consumer] = []
         self._line: deque[Consumer] = deque()
         self._ranked = False
+        self._ranks = behaviour.quorum_ranks or not quorum
+        self._yields = behaviour.quorum_ranks and quorum
+        self._returned_yields = behaviour.returned_yields
+        self._active: Consumer | None = None
+        self._yielding = False
+        """The one that takes gets nothing more until it holds nothing."""
 
     def add(self, consumer: Consumer) -> None:
         self.members.append(consumer)
         consumer.listed = True
         self._ranked = self._ranked or consumer.priority != 0
+        self._appoint()
         self.wake(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         self.members.remove(consumer)
         consumer.listed = False
-        if consumer.waits:
-            self._line.remove(consumer)
-            consumer.waits = False
-        if self.single and self.members:
-            self.wake(self.members[0])
+        self._leave_line(consumer)
+        if consumer is self._active:
+            self._active = None
+        self._appoint()
+
+    def settled(self, consumer: Consumer) -> None:
+        """It has dealt with something that it held."""
+        self._appoint()
+        self.wake(consumer)
+
+    def returned(self) -> None:
+        """Something has come back."""
+        if self._returned_yields:
+            self._appoint()
 
     def wake(self, consumer: Consumer) -> None:
         """It may have room again."""
-        if consumer.waits or (self.single and self.members and self.members[0] is not consumer):
+        if consumer.waits or (self.single and (consumer is not self._active or self._yielding)):
             return
         if consumer.listed:
             self._line.append(consumer)
@@ -116,6 +135,37 @@ class Roster:
     @property
     def exclusive(self) -> bool:
         return any(consumer.exclusive for consumer in self.members)
+
+    def _appoint(self) -> None:
+        """Say anew which single one takes."""
+        if not self.single:
+            return
+        active, best = self._active, self._best()
+        if active is None or best is None:
+            self._activate(best)
+        elif self._yields and (self._yielding or best.priority > active.priority):
+            if active.in_hand:
+                self._yielding = True
+                self._leave_line(active)
+            else:
+                self._activate(best)
+
+    def _best(self) -> Consumer | None:
+        if self._ranks:
+            return max(self.members, key=_rank, default=None)
+        return self.members[0] if self.members else None
+
+    def _activate(self, consumer: Consumer | None) -> None:
+        if self._active is not None:
+            self._leave_line(self._active)
+        self._active, self._yielding = consumer, False
+        if consumer is not None:
+            self.wake(consumer)
+
+    def _leave_line(self, consumer: Consumer) -> None:
+        if consumer.waits:
+            self._line.remove(consumer)
+            consumer.waits = False
 
 
 def _rank(consumer: Consumer) -> int:

@@ -31,7 +31,8 @@ class Queue(Standing):
         self.owner = owner
         """The session of an exclusive queue."""
         self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
-        self.roster = Roster(single=spec.arguments.get("x-single-active-consumer") is True)
+        single = spec.arguments.get("x-single-active-consumer") is True
+        self.roster = Roster(around.behaviour, single=single, quorum=spec.quorum)
         self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
         self.counts = Counts(spec, around.behaviour) if spec.quorum else None
         ttl = spec.seconds("x-message-ttl")
@@ -129,6 +130,7 @@ class Queue(Standing):
                 self._give_back_counted(entry, how, self.counts)
         if self.limits is not None:
             self._shed(self.limits)
+        self.roster.returned()
         self.dispatch()
         if self._expires_any:
             self.watch()
@@ -136,7 +138,7 @@ class Queue(Standing):
     def freed(self, consumer: Consumer) -> None:
         """A consumer has room again."""
         if consumer.listed:
-            self.roster.wake(consumer)
+            self.roster.settled(consumer)
             self.dispatch()
 
     def left(self) -> None:
