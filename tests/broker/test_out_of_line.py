@@ -87,6 +87,17 @@ def test_what_comes_to_a_limit_is_parked_and_the_next_passes(vhost: Vhost, amqp:
     has(amqp, "parked", 1)
 
 
+def test_every_worker_that_goes_away_with_it_is_a_return(vhost: Vhost, amqp: BlockingChannel) -> None:
+    lined_up(vhost, amqp, x_delivery_limit=2)
+    for _ in range(3):
+        worker = pika.BlockingConnection(pika.URLParameters(vhost.url))
+        assert Taker(worker.channel()).next() == b"1"
+        worker.close()
+
+    assert taker(amqp).next() == b"2"
+    has(amqp, "parked", 1)
+
+
 def test_without_a_limit_what_comes_back_loses_its_place(vhost: Vhost, amqp: BlockingChannel) -> None:
     lined_up(vhost, amqp, x_delivery_limit=None)
 
