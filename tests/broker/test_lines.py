@@ -83,6 +83,15 @@ def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
     assert owned.subscriptions == 0
 
 
+def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned: Owned) -> None:
+    owned.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
+    owned.hear(spec.Basic.ConsumeOk(owned.line._tag))
+    owned.line.when_heard(lambda _so: None)
+    asked = [one for one in owned.methods() if isinstance(one, spec.Basic.Qos)]
+
+    assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
+
+
 def test_a_line_that_was_asked_to_be_quiet_never_begins(owned: Owned) -> None:
     owned.hear(spec.Channel.OpenOk())
     owned.line.quiesce()
