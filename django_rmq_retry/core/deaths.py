@@ -111,6 +111,11 @@ def returns(headers: Headers, *, redelivered: bool) -> int:
     return min(found, default=0)
 
 
+def counts_losses_only(headers: Headers) -> bool:
+    """Whether these returns were none of a worker that stopped in good order: RabbitMQ 4.3 counts those apart."""
+    return "x-acquired-count" in headers
+
+
 def _deaths(headers: Headers) -> tuple[Death, ...] | None:
     try:
         entries = headers.get("x-death", [])

@@ -82,6 +82,9 @@ def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int,
 def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
     """A confirmed copy into the parked queue, then the ack."""
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
+    if not verdict.counted:
+        # What the broker counted itself is not in its story.
+        stamp = replace(stamp, attempts=delivery.attempt - 1)
     told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
     put = {**replace(stamp, wait=0).headers(), **told}
     kept, leading = kept_properties(delivery.raw)

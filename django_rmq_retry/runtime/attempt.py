@@ -7,22 +7,20 @@ from fnmatch import fnmatchcase
 
 from django_rmq_retry.core.backoff import LONGEST
 from django_rmq_retry.core.codec import JSON, Codec
-from django_rmq_retry.core.deaths import returns
 from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
 from django_rmq_retry.core.settlement import DONE, Settlement
-from django_rmq_retry.core.settling import ROOM, feasible, set_apart, settle, unhandled, waits_on
+from django_rmq_retry.core.settling import feasible, set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, park, retry
+from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, park
+from django_rmq_retry.runtime.crashing import crashed
 from django_rmq_retry.runtime.grouping import grouped
 from django_rmq_retry.runtime.journal import Attempt, Journal, storied
 
-SUSPICIOUS = 3
-"""So often a message may come back before it is tried alone: a worker's orderly stop counts too (before 4.3)."""
 ENCODED = 0x40
 """The flag of the property content-encoding, in the first byte of the properties."""
 
@@ -84,37 +82,19 @@ class Attempts:
                 Reason.UNHANDLED,
                 f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
             )
-        crashed = self._crashed(delivery, subscription, None if apart else intake.suspects)
-        if crashed is not None:
-            return crashed
+        suspects = None if apart else intake.suspects
+        verdict = crashed(delivery, subscription, self._out.crash_limit, movable=suspects is not None)
+        if verdict is not None and suspects is not None and verdict.kind is Kind.RETRY:
+            self._note(delivery, verdict, subscription, self._out.clock())
+            return set_apart(delivery, suspects)
+        if verdict is not None:
+            return verdict
         on_its_way = waits_on(delivery, subscription) if MARK in delivery.raw else None
         if on_its_way is not None:
             return on_its_way
         if delivery.attempt == 1:
             delivery.attempt = subscription.policy.via.attempt(subscription.route, delivery)
         return subscription
-
-    def _crashed(
-        self, delivery: Delivery, subscription: Subscription, suspects: str | None
-    ) -> Verdict | Settlement | None:
-        """What becomes of a delivery that came back too often from workers that went away.
-
-        All that such a worker held comes back with the same count, so a suspect is tried alone before it is parked.
-        """
-        limit = self._out.crash_limit
-        came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-        # A line that is halted gives its message back again and again, and never gives it up for that.
-        if limit is None or not came_back or subscription.policy.ordered:
-            return None
-        said = f"Came back {came_back} times from workers that stopped or went away while they held it"
-        if suspects is not None and len(delivery.raw) <= ROOM:
-            if came_back < min(SUSPICIOUS, limit):
-                return None
-            verdict = retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
-            self._note(delivery, verdict, subscription, self._out.clock())
-            return set_apart(delivery, suspects)
-        own = subscription.policy.via.returns(subscription.route, delivery)
-        return park(Reason.CRASHED, f"{said}.") if own is not None and came_back >= limit + own else None
 
     def _attempt(
         self, delivery: Delivery, subscription: Subscription, began: float, begin: Callable[[Delivery], None] | None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import AckFirst, Ladder, Native
+from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Requeue
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.core.subscription import Intake, Subscription, intakes
@@ -34,6 +34,8 @@ POLICIES: Mapping[str, Policy] = {
     "line": StopTheLine(backoff=Fixed(0.2), attempts=None),
     "patient_line": StopTheLine(backoff=Fixed(1.5)),
     "ack_first": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=AckFirst()),
+    "loop": RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="work.again", after=0.2, back="")),
+    "requeue": RetryThenPark(attempts=2, backoff=Fixed(0.05), via=Requeue()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.runtime.attempt import SUSPICIOUS
+from django_rmq_retry.runtime.crashing import STOPS, SUSPICIOUS
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
@@ -16,10 +16,10 @@ def bounded(scene: Scene) -> bool:
     return not scene.lost(IDS) and not scene.left()
 
 
-def until_it_is_bounded(scene: Scene, prefetch: int) -> int:
+def until_it_is_bounded(scene: Scene, prefetch: int, limit: int = LIMIT) -> int:
     """As a supervisor would: start a worker again for as long as it dies. How often it died."""
-    for deaths in range(4 * (SUSPICIOUS + LIMIT)):
-        worker = scene.worker(prefetch=prefetch, CRASH_LIMIT=LIMIT)
+    for deaths in range(4 * (SUSPICIOUS + limit)):
+        worker = scene.worker(prefetch=prefetch, CRASH_LIMIT=limit)
         wait_until(lambda: not scene.workers[-1].running or bounded(scene), 60, what="it dies or is done")
         if worker.running and worker.stopped() == 0 and bounded(scene):
             return deaths
@@ -57,3 +57,15 @@ def test_what_was_in_hand_beside_the_poison_is_tried_alone_and_handled(scene: Sc
     assert deaths >= SUSPICIOUS + LIMIT
     assert set(scene.parked()) == {(place, "stopped its worker")}
     assert set(scene.did()) == set(IDS) - {place}
+
+
+def test_where_nothing_can_be_tried_alone_a_message_that_kills_its_worker_is_parked_too(scene: Scene) -> None:
+    scene.declare("loop")
+    scene.publish([POISON], dies=True)
+    scene.publish(one for one in IDS if one != POISON)
+
+    deaths = until_it_is_bounded(scene, prefetch=1, limit=1)
+
+    assert deaths in {1, STOPS}
+    assert scene.parked() == [(POISON, "stopped its worker")]
+    assert set(scene.did()) == set(IDS) - {POISON}

@@ -96,3 +96,35 @@ def test_a_message_that_a_stop_gave_back_has_lost_no_attempt(scene: Scene, prefe
 
     assert [entry["attempt"] for entry in scene.diary.entries("began")] == [1, 1, 1, 1, 2, 3]
     assert scene.did() == {0: 1}
+
+
+def test_messages_that_no_worker_ever_began_outlast_stop_after_stop(scene: Scene) -> None:
+    scene.declare("loop")
+    scene.publish(range(3), holds="gate")
+    for stop in range(6):
+        worker = scene.worker(shutdown=0.2)
+        in_a_handler(scene, worker, stop + 1)
+        assert worker.stopped() == 1
+    scene.open("gate")
+
+    scene.finish(range(3), scene.worker())
+
+    assert set(scene.began()) == {0, 1, 2}
+    assert scene.did() == {0: 1, 1: 1, 2: 1}
+    assert scene.parked() == []
+
+
+def test_a_carrier_that_lets_the_queue_count_takes_a_stop_for_an_attempt(scene: Scene) -> None:
+    scene.declare("requeue")
+    scene.publish([0], holds="gate")
+    scene.publish([1, 2], fails=1)
+    worker = scene.worker(shutdown=0.2)
+    in_a_handler(scene, worker)
+    assert worker.stopped() == 1
+    scene.open("gate")
+
+    scene.finish(range(3), scene.worker())
+
+    assert scene.began() == {0: 2, 1: 1, 2: 1}
+    assert [entry["attempt"] for entry in scene.diary.entries("began")] == [1, 2, 2, 2]
+    assert scene.did() == {0: 1, 1: 1, 2: 1}

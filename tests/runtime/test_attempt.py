@@ -268,13 +268,43 @@ def test_a_suspect_that_stops_its_worker_five_times_is_parked_unseen() -> None:
     assert "run" not in bench.log
 
 
-def test_without_a_queue_for_suspects_five_returns_park() -> None:
-    bench = Bench(policy=RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5)))
-    fourth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 4}))
-    fifth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 5}))
+LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
 
-    assert fourth is DONE
-    assert reason_in(fifth) == "stopped its worker"
+
+@pytest.mark.parametrize(("counts", "handled"), [({}, 19), ({"x-acquired-count": 50}, 4)], ids=["before 4.3", "4.3"])
+def test_without_a_queue_for_suspects_stops_are_allowed_for_where_they_count(
+    counts: dict[str, object], handled: int
+) -> None:
+    bench = Bench(policy=LOOP)
+    last = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled, **counts}))
+    one_more = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": handled + 1, **counts}))
+
+    assert last is DONE
+    assert reason_in(one_more) == "stopped its worker"
+
+
+@pytest.mark.parametrize(
+    ("policy", "arrived", "ended"),
+    [
+        (LOOP, {}, None),
+        (LOOP, {"x-death": [{"queue": "payments", "reason": "rejected", "count": 2}]}, 2),
+        (RetryThenPark(attempts=2, via=Requeue()), {}, None),
+        (RetryThenPark(attempts=3, via=Native(5)), {}, None),
+        (PLAIN, {"rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}, 1),
+        (PLAIN, {}, None),
+    ],
+    ids=["loop", "loop, retried", "requeue", "native", "ladder, retried", "ladder"],
+)
+def test_what_is_parked_unseen_tells_of_those_attempts_alone_that_came_to_an_end(
+    policy: Policy, arrived: dict[str, object], ended: int | None
+) -> None:
+    queue = "payments.suspects" if policy is PLAIN else "payments"
+    bench = Bench(policy=policy)
+    copy = copy_in(bench.settle(delivery(queue=queue, redelivered=True, headers={"x-delivery-count": 30, **arrived})))
+
+    assert copy.headers["rmq-retry-reason"] == "stopped its worker"
+    assert copy.headers.get("rmq-retry-attempts") == ended
+    assert bench.book.notes[0].delivery.attempt == (ended or 0) + 1
 
 
 def test_the_crash_rule_can_be_switched_off() -> None:
@@ -297,7 +327,8 @@ def test_returns_that_are_native_retries_are_no_crashes() -> None:
 
     assert seventh.tell is Tell.COUNTED_REQUEUE
     assert reason_in(eighth) == "retries exhausted"
-    assert reason_in(bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 12}))) == "stopped its worker"
+    lost = {"x-delivery-count": 12, "x-acquired-count": 12}
+    assert reason_in(bench.settle(delivery(redelivered=True, headers=lost))) == "stopped its worker"
 
 
 def test_what_is_noted_is_what_becomes_of_a_message_without_room_for_a_count() -> None:
