@@ -221,7 +221,8 @@ class Channel(Publishing):
 
     def _queue_gone(self, tag: str) -> None:
         self.consumers.pop(tag, None)
-        self.outbox.tell(Cancel(self.number, tag))
+        if self.outbox.hears_cancels:
+            self.outbox.tell(Cancel(self.number, tag))
 
     def _left(self, queue: Queue) -> None:
         """Its last consumer may have gone."""

@@ -26,6 +26,8 @@ class Outbox:
     def __init__(self, busy: dict["Outbox", None]) -> None:
         self.events: list[Event] = []
         self.valve = Valve()
+        self.hears_cancels = True
+        """It wants to know when the queue of a consumer goes."""
         self._busy = busy
 
     def tell(self, event: Event) -> None:

@@ -239,6 +239,7 @@ class Client:
             self._session = self._broker.connect(handshake.vhost, handshake.user, self.tell)
             if self._session is None:
                 raise Refused(530, f"vhost {handshake.vhost} not found")
+            self._session.hears_cancels = handshake.hears_cancels
             self.heartbeat = handshake.heartbeat
             self._frames.most = handshake.frame_max
             self._write(0, spec.Connection.OpenOk())

@@ -83,10 +83,10 @@ def _agreed(field: str, asked: int, *, most: int, least: int = 0) -> int:
     return asked
 
 
-def _closes_refused(client: Mapping[object, object]) -> bool:
-    """Whether a client wants to be told why it may not come in."""
+def _announced(client: Mapping[object, object], capability: str) -> bool:
+    """Whether a client said that it knows what this is."""
     capabilities = client.get("capabilities")
-    return isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
+    return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
 
 class Handshake:
@@ -97,6 +97,8 @@ class Handshake:
         """What the client has to send next; None: it is not its turn, or never again."""
         self.tells = False
         """The client can be told why it may not come in."""
+        self.hears_cancels = False
+        """The client knows basic.cancel from a server."""
         self.user = ""
         self.vhost: str | None = None
         self.channel_max = CHANNEL_MAX
@@ -113,7 +115,8 @@ class Handshake:
     def take(self, asked: Any) -> Method | None:
         """Take what was expected, and answer it."""
         if self.expected is spec.Connection.StartOk:
-            self.tells = _closes_refused(asked.client_properties)
+            self.tells = _announced(asked.client_properties, "authentication_failure_close")
+            self.hears_cancels = _announced(asked.client_properties, "consumer_cancel_notify")
             self.user = user_of(text_of(asked.mechanism), asked.response)
             self.tells = True
             self.expected = spec.Connection.TuneOk

@@ -19,8 +19,8 @@ def raw_to(vhost: Vhost) -> Raw:
     return Raw(urlsplit(vhost.url).port or 5672)
 
 
-def opened(raw: Raw, vhost: Vhost, *, frame_max: int = 131072, heartbeat: int = 0) -> Any:
-    raw.start(capabilities={"authentication_failure_close": True})
+def opened(raw: Raw, vhost: Vhost, *, frame_max: int = 131072, heartbeat: int = 0, **capabilities: bool) -> Any:
+    raw.start(capabilities={"authentication_failure_close": True, **capabilities})
     name = urlsplit(vhost.url).path[1:].replace("%2F", "/")
     raw.say(spec.Connection.TuneOk(2047, frame_max, heartbeat), spec.Connection.Open(name))
     answer = raw.method()
@@ -131,3 +131,22 @@ def test_heartbeats_come_and_silence_ends_the_connection(vhost: Vhost) -> None:
             kinds.append(found[0])
 
     assert 8 in kinds
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_only_who_knows_what_it_means_is_told_that_its_queue_is_gone(vhost: Vhost, kind: str) -> None:
+    with raw_to(vhost) as knowing, raw_to(vhost) as simple:
+        opened(simple, vhost)
+        opened(knowing, vhost, consumer_cancel_notify=True)
+        knowing.say(spec.Queue.Declare(queue="q", durable=True, arguments={"x-queue-type": kind}), channel=1)
+        knowing.method()
+        for raw in (simple, knowing):
+            raw.say(spec.Basic.Consume(queue="q", consumer_tag="t"), channel=1)
+            raw.method()
+        simple.say(spec.Queue.Delete(queue="q"), channel=1)
+        told = knowing.method()
+        simple.say(spec.Basic.Qos(prefetch_count=1), spec.Channel.Close(200, "", 0, 0), channel=1)
+        answers = [simple.method().NAME for _ in range(3)]
+
+    assert (told.NAME, told.consumer_tag) == ("Basic.Cancel", "t")
+    assert answers == ["Queue.DeleteOk", "Basic.QosOk", "Channel.CloseOk"]
