@@ -313,7 +313,15 @@ def test_the_crash_rule_can_be_switched_off() -> None:
     assert bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 99})) is DONE
 
 
-@pytest.mark.parametrize("policy", [StopTheLine(), RetryThenPark(attempts=None, via=Requeue())])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        StopTheLine(),
+        StopTheLine(attempts=5),
+        RetryThenPark(attempts=None, via=Requeue()),
+        RetryThenPark(attempts=None, via=Native(5)),
+    ],
+)
 def test_a_policy_that_gives_messages_back_without_end_never_parks_for_their_returns(policy: Policy) -> None:
     bench = Bench(policy=policy)
 
