@@ -119,6 +119,23 @@ def test_exactly_as_many_messages_as_asked_for(shop: Shop, send: Send, amqp: Blo
     assert (told.returncode, len(shop.noted("end")), depth(amqp)) == (0, 3, 5)
 
 
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_as_many_are_in_hand_as_asked_for_those_that_wait_included(
+    shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path, prefetch: int
+) -> None:
+    go = tmp_path / "go"
+    send(*["wait"] * 5, **{"for": str(go)})
+    with shop.running("rmq_consume", "--threads", "1", "--prefetch", str(prefetch)) as consumer:
+        wait_until(lambda: shop.noted("begin") and depth(amqp) == 5 - prefetch, what="the hand is full")
+        send("one more")
+
+        wait_until(lambda: depth(amqp) == 6 - prefetch, what="no room for one more")
+        go.touch()
+        wait_until(lambda: len(shop.noted("end")) == 6)
+        consumer.signal()
+        assert consumer.code() == 0
+
+
 def test_it_ends_after_its_time(shop: Shop) -> None:
     told = shop.run("rmq_consume", "--max-runtime", "0.2")
 
