@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Case, CharField, DateTimeField, F, IntegerField, Q, QuerySet, Value, When, Window
+from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 from django.utils import timezone
@@ -47,7 +48,13 @@ def postpone(run: RequeueRun, selection: Selection, terms: Terms) -> None:
     """Count the messages, and leave their items to whoever drives the run; what is parked from now on is not meant."""
     run.total = selection.queryset().count()
     run.why = words.LISTING
-    told = {"include": sorted(terms.include), "permanent": terms.confirmed_permanent, "most": run.total, "listed": 0}
+    told = {
+        "include": sorted(terms.include),
+        "permanent": terms.confirmed_permanent,
+        "most": run.total,
+        "listed": 0,
+        "place": 0,
+    }
     run.selection = {**run.selection, LISTING: told}
     run.save(update_fields=["total", "why", "selection"])
 
@@ -83,10 +90,13 @@ def _list_part(run: int, driver: str) -> None:
         # Where the part ends is asked first: a row that is parked anew meanwhile must not carry the mark with it.
         mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
         part = rest if mark is None else rest.filter(~_behind(*mark))
-        room = told["most"] - told["listed"]
-        made = _insert(known, part.exclude(items__run=known)[:room], selection, terms, first=told["listed"])
-        left_out = known.items.filter(state=ItemState.SKIPPED, place__gt=told["listed"]).count()
-        told |= {"listed": told["listed"] + made, "after": mark and [mark[0].isoformat(), mark[1]]}
+        room, first = told["most"] - told["listed"], told["place"]
+        if room < PART:
+            part = part[: room + _there(known, part)]
+        made = _insert(known, part, selection, terms, first=first)
+        left_out = known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
+        after = mark and [mark[0].isoformat(), mark[1]]
+        told |= {"listed": told["listed"] + made, "place": first + PART, "after": after}
         known.skipped += left_out
         known.why = words.LISTING
         if mark is None or made >= room:
@@ -118,15 +128,27 @@ def _behind(at: datetime, pk: int) -> Q:
     return Q(parked_at__gte=at) & (Q(parked_at__gt=at) | Q(pk__gt=pk))
 
 
+def _there(run: RequeueRun, part: Rows) -> int:
+    """How many of a part have an item already, which takes no room."""
+    numbers = list(part.values_list("pk", flat=True)[:PART])
+    return Item.objects.using(database()).filter(run=run, message__in=numbers).count()
+
+
 def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:
-    """Items of these rows, by one statement in the database; how many there are."""
+    """Items of these rows, by one statement in the database; how many there are.
+
+    One that was parked anew meanwhile has its item already and is ignored: to leave it out beforehand would take the
+    longer the more items there are.
+    """
     using = database()
+    ops, ignore = connections[using].ops, OnConflict.IGNORE
     chosen, params = _chosen(run, rows, selection, terms, first=first).query.get_compiler(using=using).as_sql()
     meta: Any = Item._meta  # noqa: SLF001 - Django's own way
-    quote = connections[using].ops.quote_name
+    quote = ops.quote_name
     names = ", ".join(quote(meta.get_field(name).column) for name in COLUMNS)
     with connections[using].cursor() as cursor:
-        cursor.execute(f"INSERT INTO {quote(meta.db_table)} ({names}) {chosen}", params)
+        into = f"{ops.insert_statement(on_conflict=ignore)} {quote(meta.db_table)} ({names}) {chosen}"
+        cursor.execute(f"{into} {ops.on_conflict_suffix_sql([], ignore, [], [])}", params)
         return int(cursor.rowcount)
 
 
