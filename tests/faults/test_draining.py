@@ -1,0 +1,76 @@
+"""The broker goes down while its waiting queues empty into their work queue: what waited arrives."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import Properties
+from tests.broker.declared import ready
+from tests.faults.acting import QUEUE
+from tests.faults.scene import Scene
+from tests.tooling.node import Node
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+RUNG = f"{QUEUE}.retry.1s"
+WAITING = 6000
+SOME = 300
+
+
+def fill(url: str, ids: range) -> None:
+    """Confirmed, each of them, in the waiting queue itself."""
+    io = IoThread("test-publish")
+    io.start()
+    publisher = PikaPublisher(io, Access.parse(url))
+    try:
+        publisher.publish_many(waiting(one) for one in ids)
+    finally:
+        publisher.close()
+        io.stop(timeout=5)
+
+
+def waiting(one: int) -> Message:
+    properties = Properties(delivery_mode=2, message_id=str(one))
+    return Message(body=json.dumps({"id": one}).encode(), routing_key=RUNG, properties=properties)
+
+
+def arrived(scene: Scene) -> set[int]:
+    """Every id that came; some may have come twice."""
+    found: set[int] = set()
+
+    def over() -> bool:
+        with scene.channel() as channel:
+            for method, _, body in channel.consume(QUEUE, auto_ack=True, inactivity_timeout=1):
+                if method is None or body is None:
+                    break
+                found.add(json.loads(body)["id"])
+            channel.cancel()
+        return len(found) == WAITING
+
+    wait_until(over, 30, what="all have arrived")
+    return found
+
+
+@pytest.mark.parametrize("down", [Node.stop, Node.kill], ids=["gracefully", "by kill -9"])
+def test_nothing_is_lost_when_the_broker_goes_down_while_waiting_queues_empty(
+    private_scene: Scene, private_node: Node, down: Callable[[Node], None]
+) -> None:
+    scene = private_scene
+    scene.declare()
+    private_node.flush()
+    fill(scene.vhost.url, range(WAITING // 2))
+
+    with scene.channel() as channel:
+        wait_until(lambda: ready(channel, QUEUE) > SOME, 20, what="some have left their waiting queue", step=0.01)
+    # These give up their wait while nobody is there, or as it boots, when their work queue may not be up yet.
+    fill(scene.vhost.url, range(WAITING // 2, WAITING))
+    down(private_node)
+    private_node.start()
+
+    assert arrived(scene) == set(range(WAITING))
