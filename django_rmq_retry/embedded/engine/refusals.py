@@ -46,7 +46,8 @@ class Refused(RmqRetryError):
     @property
     def text(self) -> str:
         """The reply text as it fits into a short string."""
-        whole = f"{NAMES[self.code]} - {self.reason}".encode()
+        # An exchange that somebody publishes to may have a name that is no text.
+        whole = f"{NAMES[self.code]} - {self.reason}".encode("utf-8", "replace")
         cut = whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 3] + b"..."
         return cut.decode("utf-8", "ignore")
 

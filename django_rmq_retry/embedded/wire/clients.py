@@ -7,7 +7,7 @@ from typing import Any
 from pika import spec
 from pika.amqp_object import Method
 
-from django_rmq_retry.broker.delivering import Places, text_of
+from django_rmq_retry.broker.delivering import Places
 from django_rmq_retry.broker.envelope import FRAME_METHOD
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.vhost import Session
@@ -161,7 +161,7 @@ class Client:
                 self._write(number, answer)
 
     def _get(self, number: int, dialogue: Dialogue, asked: Any) -> None:
-        got = dialogue.engine.get(text_of(asked.queue or ""), no_ack=asked.no_ack)
+        got = dialogue.engine.get(asked.queue or "", no_ack=asked.no_ack)
         if got is None:
             self._write(number, spec.Basic.GetEmpty())
         else:

@@ -8,7 +8,6 @@ from typing import Any
 from pika import spec
 from pika.amqp_object import Method
 
-from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
@@ -117,7 +116,7 @@ class Handshake:
         if self.expected is spec.Connection.StartOk:
             self.tells = _announced(asked.client_properties, "authentication_failure_close")
             self.hears_cancels = _announced(asked.client_properties, "consumer_cancel_notify")
-            self.user = user_of(text_of(asked.mechanism), asked.response)
+            self.user = user_of(asked.mechanism, asked.response)
             self.tells = True
             self.expected = spec.Connection.TuneOk
             return spec.Connection.Tune(CHANNEL_MAX, FRAME_MAX, HEARTBEAT)
@@ -128,5 +127,5 @@ class Handshake:
             self.expected = spec.Connection.Open
             return None
         self.expected = None
-        self.vhost = text_of(asked.virtual_host)
+        self.vhost = asked.virtual_host
         return None

@@ -6,12 +6,11 @@ from typing import Any
 from pika import spec
 from pika.amqp_object import Method
 
-from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.embedded.engine.channels import Channel
 from django_rmq_retry.embedded.engine.refusals import Refused
 
 Answer = Method | None
-# pika types what a client left out as None, and names that are not UTF-8 as str; they are bytes.
+# pika types what a client left out as None.
 Asked = Any
 
 
@@ -24,8 +23,8 @@ def call(channel: Channel, asked: Method) -> Answer:
     return None if getattr(asked, "nowait", False) else answer
 
 
-def _text(name: str | bytes | None) -> str:
-    return text_of(name or "")
+def _text(name: str | None) -> str:
+    return name or ""
 
 
 def _exchange_declare(channel: Channel, asked: Asked) -> Answer:
@@ -65,7 +64,7 @@ def _queue_declare(channel: Channel, asked: Asked) -> Answer:
         auto_delete=asked.auto_delete,
         arguments=asked.arguments,
     )
-    return spec.Queue.DeclareOk(_bytes(told.queue), told.messages, told.consumers)
+    return spec.Queue.DeclareOk(told.queue, told.messages, told.consumers)
 
 
 def _queue_bind(channel: Channel, asked: Asked) -> Answer:
@@ -100,13 +99,13 @@ def _consume(channel: Channel, asked: Asked) -> Answer:
         exclusive=asked.exclusive,
         arguments=asked.arguments,
     )
-    return spec.Basic.ConsumeOk(_bytes(tag))
+    return spec.Basic.ConsumeOk(tag)
 
 
 def _cancel(channel: Channel, asked: Asked) -> Answer:
     tag = _text(asked.consumer_tag)
     channel.cancel(tag)
-    return spec.Basic.CancelOk(_bytes(tag))
+    return spec.Basic.CancelOk(tag)
 
 
 def _recover(channel: Channel, asked: Asked) -> Answer:
@@ -139,11 +138,6 @@ def _transaction(channel: Channel, asked: Asked) -> Answer:
     methods = {spec.Tx.Select: channel.tx_select, spec.Tx.Commit: channel.tx_commit}
     methods.get(type(asked), channel.tx_rollback)()
     return None
-
-
-def _bytes(name: str) -> Any:
-    """A name as it came, for pika would fail at what is not UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
 
 
 _CALLS: dict[type[Method], Callable[[Channel, Asked], Answer]] = {

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pika import spec
+from pika.amqp_object import Method
 
 from tests.embedded.wire.raw import Raw
 from tests.embedded.wire.test_speaking import closed, framed, header, publish
@@ -150,3 +151,59 @@ def test_only_who_knows_what_it_means_is_told_that_its_queue_is_gone(vhost: Vhos
 
     assert (told.NAME, told.consumer_tag) == ("Basic.Cancel", "t")
     assert answers == ["Queue.DeleteOk", "Basic.QosOk", "Channel.CloseOk"]
+
+
+NO_TEXT: Any = b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        spec.Queue.Declare(queue=NO_TEXT),
+        spec.Queue.Declare(queue=NO_TEXT, passive=True),
+        spec.Queue.Bind(queue="q", exchange="amq.direct", routing_key=NO_TEXT),
+        spec.Exchange.Declare(exchange="e", type=NO_TEXT),
+        spec.Basic.Consume(queue="q", consumer_tag=NO_TEXT),
+        spec.Basic.Get(queue=NO_TEXT),
+        spec.Basic.Cancel(consumer_tag=NO_TEXT),
+        spec.Channel.Close(200, NO_TEXT, 0, 0),
+    ],
+    ids=lambda asked: asked.NAME,
+)
+def test_names_that_are_no_text_are_refused(vhost: Vhost, asked: Method) -> None:
+    with raw_to(vhost) as raw:
+        opened(raw, vhost)
+        raw.say(asked, channel=1)
+        answer = raw.method()
+
+    assert closed(answer) == ("Connection.Close", 501, "FRAME_ERROR - Malformed UTF-8 in shortstr")
+    assert (answer.class_id, answer.method_id) == (0, 0)
+
+
+def test_a_virtual_host_whose_name_is_no_text_is_refused(vhost: Vhost) -> None:
+    with raw_to(vhost) as raw:
+        raw.start(capabilities={"authentication_failure_close": True})
+        raw.say(spec.Connection.TuneOk(2047, 131072, 0), spec.Connection.Open(NO_TEXT))
+        answer = raw.method()
+
+    assert closed(answer) == ("Connection.Close", 501, "FRAME_ERROR - Malformed UTF-8 in shortstr")
+    assert (answer.class_id, answer.method_id) == (10, 40)
+
+
+def test_a_key_that_is_no_text_passes_as_it_is(vhost: Vhost) -> None:
+    with raw_to(vhost) as raw:
+        opened(raw, vhost)
+        raw.send(framed(1, struct.pack(">IH", 0x3C0028, 0) + b"\0\2\xff\xfe\1"), header(0))
+        answer = raw.method()
+
+    assert (answer.NAME, answer.routing_key) == ("Basic.Return", NO_TEXT)
+
+
+def test_an_exchange_whose_name_is_no_text_is_not_there(vhost: Vhost) -> None:
+    with raw_to(vhost) as raw:
+        opened(raw, vhost)
+        raw.send(framed(1, struct.pack(">IH", 0x3C0028, 0) + b"\2\xff\xfe\1k\0"), header(0))
+        kind, _, payload = raw.frame()
+
+    assert (kind, payload[:4]) == (1, b"\0\x14\0\x28")
+    assert b"NOT_FOUND - no exchange '" in payload

@@ -198,15 +198,6 @@ def test_headers_that_no_client_could_write_pass_as_they_are(server: Server, cha
     assert payload[12:] == hostile
 
 
-def test_names_that_are_no_text_pass_as_they_are(server: Server) -> None:
-    with Raw(server.port) as raw:
-        raw.open(channel=1)
-        raw.say(spec.Queue.Declare(queue=b"\xff\xfe"), channel=1)  # type: ignore[arg-type]  # on purpose
-        declared = raw.method()
-
-    assert declared.queue == b"\xff\xfe"
-
-
 def test_a_message_whose_key_is_no_text_is_dead_lettered_like_any_other(server: Server) -> None:
     letters = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     place = struct.pack(">IH", 0x3C0028, 0) + b"\x0aamq.fanout\2\xff\xfe\0"
