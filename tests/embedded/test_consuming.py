@@ -382,6 +382,31 @@ def test_an_answer_to_somebody_who_has_gone_is_returned_until_version_4_3(rig: R
     )
 
 
+def test_an_answer_to_a_name_that_nobody_gave_out_is_returned(rig: Rig) -> None:
+    client = rig.connect()
+
+    assert client.publish("amq.rabbitmq.reply-to.bogus", "answer") == "ack"
+    assert client.publish("amq.rabbitmq.reply-to.bogus", "answer", mandatory=True) == "returned"
+
+
+def test_answers_have_tags_of_the_channel_from_version_4_3_on(rig: Rig) -> None:
+    client, server = rig.connect(), rig.connect()
+    client.queue("rpc")
+    client.consume("amq.rabbitmq.reply-to", no_ack=True)
+    tags = []
+    for _ in range(2):
+        client.publish("rpc", "question", reply_to="amq.rabbitmq.reply-to")
+        question = server.get("rpc")
+        assert question is not None
+        server.publish(question.reply_to or "", "answer")
+        tags += [one.tag for one in client.arrivals(1)]
+    client.publish("rpc", "own")
+    own = client.get("rpc")
+    assert own is not None
+
+    assert [*tags, own.tag] == ([1, 2, 3] if rig.version >= (4, 3) else [1, 1, 1])
+
+
 def test_several_are_rejected_at_once(rig: Rig, kind: str) -> None:
     client = rig.connect()
     filled(client, kind, "abcd", dead_letter_exchange="", dead_letter_routing_key="dead")

@@ -304,6 +304,83 @@ def test_an_argument_of_the_other_type_is_refused(rig: Rig, kind: str, argument:
     assert told == f"PRECONDITION_FAILED - invalid arg '{name}' for {place} of queue type rabbit_{kind}_queue"
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize(
+    ("argument", "value", "since"),
+    [
+        ("x-max-age", "1h", (3, 10)),
+        ("x-stream-max-segment-size-bytes", 1000, (3, 10)),
+        ("x-initial-cluster-size", 1, (3, 10)),
+        ("x-stream-filter-size-bytes", 100, (4, 3)),
+    ],
+)
+def test_an_argument_of_streams_is_refused(
+    rig: Rig, kind: str, argument: str, value: object, since: tuple[int, int]
+) -> None:
+    client = rig.connect()
+    place = f"queue 'bad' in vhost '{vhost_name(rig)}'"
+    arguments = {"x-queue-type": kind, argument: value}
+    if rig.version < since:
+        assert client.queue("bad", arguments).messages == 0
+        return
+    told = refusal(client, lambda c: c.queue("bad", arguments))
+
+    assert told == f"PRECONDITION_FAILED - invalid arg '{argument}' for {place} of queue type rabbit_{kind}_queue"
+
+
+def test_a_master_locator_ends_the_connection_from_version_4_3_on(rig: Rig) -> None:
+    client = rig.connect()
+    arguments = {"x-queue-master-locator": "min-masters"}
+    client.queue("there")
+    if rig.version < (4, 3):
+        assert client.queue("q", arguments).messages == 0
+    else:
+        told = refusal(client, lambda c: c.queue("q", arguments))
+        assert told.startswith("INTERNAL_ERROR - Feature `queue_master_locator` is deprecated.\nBy default, this ")
+        assert told.endswith("regardless of the configuration; actual version to be determined.\nTo con...")
+    place = f"queue 'there' in vhost '{vhost_name(rig)}'"
+
+    assert refusal(rig.connect(), lambda c: c.queue("there", arguments)) == (
+        f"PRECONDITION_FAILED - inequivalent arg 'x-queue-master-locator' for {place}: "
+        "received the value 'min-masters' of type 'longstr' but current is none"
+    )
+
+
+def test_an_empty_type_of_queue_is_a_type_to_version_4_3(rig: Rig) -> None:
+    ask = declare("q", queue_type="")
+    place = f"queue 'q' in vhost '{vhost_name(rig)}'"
+    if rig.version < (4, 3):
+        told = refusal(rig.connect(), ask)
+        assert told == f"PRECONDITION_FAILED - invalid arg 'x-queue-type' for {place}: \"unsupported queue type ''\""
+        return
+    ask(rig.connect())
+    ask(rig.connect())
+
+    assert refusal(rig.connect(), lambda c: c.queue("q")) == (
+        f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for {place}: received 'classic' but current is ''"
+    )
+
+
+def test_the_exchange_for_traces_is_there_and_takes_no_message(rig: Rig) -> None:
+    client = rig.connect()
+    client.exchange("amq.rabbitmq.trace", "topic", durable=True, internal=True)
+    client.queue("q")
+    client.bind("q", "amq.rabbitmq.trace", "#")
+
+    assert refusal(client, lambda c: c.publish("k", "x", exchange="amq.rabbitmq.trace")) == (
+        "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '" + vhost_name(rig) + "'"
+    )
+
+
+@pytest.mark.parametrize("match", ["bogus", 5])
+def test_what_can_not_be_bound_may_be_unbound(rig: Rig, match: object) -> None:
+    client = rig.connect()
+    client.queue("q")
+    client.unbind("q", "amq.headers", "k", {"x-match": match})
+
+    assert "Invalid x-match" in refusal(client, lambda c: c.bind("q", "amq.headers", "k", {"x-match": match}))
+
+
 @pytest.mark.parametrize("text", EXPIRATIONS)
 def test_an_expiration_that_is_no_time_is_refused(rig: Rig, text: str) -> None:
     client = rig.connect()

@@ -62,6 +62,7 @@ _CHECKS: Mapping[str, Problem] = {
     "x-queue-leader-locator": _one_of(
         "client-local", "balanced", "random", "least-leaders", otherwise="invalid_queue_locator_arg"
     ),
+    "x-queue-master-locator": _anything,
     "x-max-in-memory-length": integer_problem,
     "x-max-in-memory-bytes": integer_problem,
     "x-delivery-limit": _anything,
@@ -82,6 +83,11 @@ _FOREIGN = {
     ),
     "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"}),
 }
+_NO_MASTERS = """Feature `queue_master_locator` is deprecated.
+By default, this feature is not permitted anymore.
+The feature will be removed from a future major RabbitMQ version, regardless of the configuration; \
+actual version to be determined.
+To continue using this feature when it is not permitted by default, set its parameter in the configuration."""
 _DELAYING = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
 
 
@@ -125,12 +131,14 @@ class QueueSpec:
         """Refuse what RabbitMQ refuses at the first declaration."""
         self._check_value("x-queue-type", behaviour)
         kind = "quorum" if self.quorum else "classic"
-        foreign = _FOREIGN[kind] | (frozenset() if self.quorum else behaviour.classic_refuses)
+        foreign = _FOREIGN[kind] | behaviour.refuses | (frozenset() if self.quorum else behaviour.classic_refuses)
         for name in self.arguments:
             if name in foreign:
                 raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{kind}_queue")
         for name in _CHECKS:
             self._check_value(name, behaviour)
+        if "x-queue-master-locator" in self.arguments and not behaviour.master_locator:
+            raise Refused(541, _NO_MASTERS)
         self._check_dead_letter()
         if self.quorum:
             self._check_quorum(server_named=server_named)
@@ -139,6 +147,8 @@ class QueueSpec:
         if name not in self.arguments or name in behaviour.unchecked:
             return
         value = self.arguments[name]
+        if value == "" and name in behaviour.may_be_empty:
+            return
         problem = _CHECKS[name](value)
         if name == "x-queue-version" and not problem and value not in behaviour.queue_versions:
             problem = f"\"unsupported queue version '{value}'\""

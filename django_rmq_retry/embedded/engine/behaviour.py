@@ -54,16 +54,22 @@ class Behaviour:
     """Q: ... or has been returned."""
     names_classic: bool = True
     """A queue declared without x-queue-type counts as declared with 'classic'."""
+    refuses: frozenset[str] = frozenset({"x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size"})
+    """Arguments of streams."""
     classic_refuses: frozenset[str] = frozenset()
     queue_versions: frozenset[int] = frozenset({1, 2})
     unchecked: frozenset[str] = frozenset({"x-consumer-timeout"})
     """Arguments whose value may be anything."""
+    may_be_empty: frozenset[str] = frozenset()
+    master_locator: bool = True
     quorum_knows: frozenset[str] = frozenset({"x-consumer-timeout"})
     unknown_type_is_hard: bool = False
     """An exchange type that does not exist closes the connection."""
     strict_delivery_mode: bool = False
     replies_return: bool = True
     """A mandatory reply by direct reply-to is returned although it arrived."""
+    replies_numbered: bool = False
+    """Such replies are counted by the channel's delivery tags; if not, each has the tag 1."""
 
     def carries(self, how: Return, *, quorum: bool) -> bool:
         """Whether a consumer that dead-letters a message raises the count that goes with it."""
@@ -110,7 +116,11 @@ V4_3 = Behaviour(
     ),
     queue_versions=frozenset({2}),
     unchecked=frozenset({"x-queue-mode"}),
+    refuses=V4_0.refuses | {"x-stream-filter-size-bytes"},
+    may_be_empty=frozenset({"x-queue-type"}),
+    master_locator=False,
     replies_return=False,
+    replies_numbered=True,
 )
 
 BEHAVIOURS = {(3, 10): V3_10, (4, 0): V4_0, (4, 3): V4_3}

@@ -14,6 +14,7 @@ from django_rmq_retry.embedded.engine.host import Host, Outbox
 from django_rmq_retry.embedded.engine.publishing import Publishing
 from django_rmq_retry.embedded.engine.queues import Queue
 from django_rmq_retry.embedded.engine.refusals import Refused, method
+from django_rmq_retry.embedded.engine.replying import reply_name
 from django_rmq_retry.embedded.engine.terms import integer_problem
 
 Held = tuple[Consumer | None, Queue, Entry]
@@ -238,7 +239,7 @@ class Channel(Publishing):
             raise Refused(406, "reply consumer cannot acknowledge")
         if self.reply_name:
             raise Refused(406, "reply consumer already set")
-        self.reply_name = f"{REPLY_TO}.{self.host.chance()}"
+        self.reply_name = reply_name(self.host.chance())
         self.reply_tag = tag
         self.host.repliers[self.reply_name] = self._answer
         return tag

@@ -81,7 +81,9 @@ class Declaring:
 
     @method(40, 30)
     def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
-        self.host.router.bind(self._exchange_binding(destination, source, key, arguments))
+        binding = self._exchange_binding(destination, source, key, arguments)
+        _check_match(binding)
+        self.host.router.bind(binding)
 
     @method(40, 40)
     def exchange_unbind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
@@ -128,6 +130,7 @@ class Declaring:
     @method(50, 20)
     def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
         binding = self._queue_binding(queue, exchange, key, arguments)
+        _check_match(binding)
         if isinstance(binding.destination, Queue):
             self._check_mine(binding.destination)
         self.host.router.bind(binding)
@@ -206,9 +209,12 @@ class Declaring:
         _refuse_default(source)
         start = self.host.exchange(source)
         end: Destination = self.host.queue(name) if what == "queue" else self.host.exchange(name)
-        if start.type == "headers":
-            check_match(arguments or {})
         return Binding(start, end, key, dict(arguments or {}))
+
+
+def _check_match(binding: Binding) -> None:
+    if binding.source.type == "headers":
+        check_match(binding.arguments)
 
 
 def _stripped(name: str) -> str:

@@ -16,7 +16,7 @@ from django_rmq_retry.embedded.engine.messages import (
     with_table,
 )
 from django_rmq_retry.embedded.engine.refusals import Refused, method
-from django_rmq_retry.embedded.engine.replying import with_reply_to
+from django_rmq_retry.embedded.engine.replying import is_reply_name, with_reply_to
 from django_rmq_retry.embedded.engine.terms import milliseconds, type_name
 
 _NO_PROPERTIES = b"\0\0"
@@ -97,7 +97,7 @@ class Publishing(Declaring):
 
     def _spread_nowhere(self, source: Exchange, message: Message, *, mandatory: bool) -> None:
         host = self.host
-        replies = source is host.router.default and message.key.startswith(f"{REPLY_TO}.")
+        replies = source is host.router.default and is_reply_name(message.key)
         answered = host.repliers.get(message.key) if replies else None
         if answered is not None:
             answered(message)
@@ -131,10 +131,10 @@ class Publishing(Declaring):
         message.raw = with_reply_to(message.raw, self.reply_name)
 
     def _answer(self, message: Message) -> None:
-        self.last_tag += 1
-        self.outbox.tell(
-            Deliver(self.number, self.reply_tag, self.last_tag, message, raw=message.raw, redelivered=False)
-        )
+        tag = 1
+        if self.host.behaviour.replies_numbered:
+            tag = self.last_tag = self.last_tag + 1
+        self.outbox.tell(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
 
 
 def _add_copies(message: Message, headers: Headers) -> None:

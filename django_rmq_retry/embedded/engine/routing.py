@@ -20,6 +20,7 @@ class Router:
         for kind in TYPES:
             self.exchanges[f"amq.{kind}"] = Exchange(f"amq.{kind}", kind)
         self.exchanges["amq.match"] = Exchange("amq.match", "headers")
+        self.exchanges["amq.rabbitmq.trace"] = Exchange("amq.rabbitmq.trace", "topic", internal=True)
 
     def route(self, exchange: Exchange, message: Message) -> Sequence[Queue]:
         """Every queue that gets the message, each once."""
