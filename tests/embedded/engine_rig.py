@@ -147,6 +147,9 @@ class EngineClient:
     def tx(self) -> None:
         self.channel.tx_select()
 
+    def close_channel(self) -> None:
+        self.session.close_channel(1)
+
     def cut(self) -> None:
         self.session.close()
 

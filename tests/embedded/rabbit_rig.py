@@ -159,6 +159,10 @@ class RabbitClient:
     def tx(self) -> None:
         self.channel.tx_select()
 
+    def close_channel(self) -> None:
+        """pika cancels the channel's consumers first: what they hold comes back all the same."""
+        self.channel.close()
+
     def cut(self) -> None:
         """pika's own close() would cancel its consumers first."""
         connection: Any = self.connection

@@ -75,6 +75,26 @@ def test_its_type_says_which_returns_are_delayed(rig: Rig, kind: str, way: str, 
     assert (waited(rig, client, way) > 1.4) == (delayed and rig.version >= (4, 3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "delayed"), [("all", True), ("failed", True), ("returned", False), ("disabled", False)]
+)
+@pytest.mark.parametrize("way", ["close_channel", "cut"])
+def test_what_a_channel_or_connection_leaves_behind_has_failed(rig: Rig, way: str, kind: str, delayed: bool) -> None:
+    client, other = rig.connect(), rig.connect()
+    # So long that no pause of a busy machine looks like it.
+    client.queue(
+        "q", {**DELAYED, "x-delayed-retry-type": kind, "x-delayed-retry-min": 1500, "x-delayed-retry-max": 3000}
+    )
+    client.publish("q", "x")
+    taken(client)
+    start = now(rig)
+    client.close_channel() if way == "close_channel" else client.cut()
+    back = taken(other)
+
+    assert back.redelivered
+    assert (now(rig) - start > 1.4) == (delayed and rig.version >= (4, 3))
+
+
 def test_a_delayed_message_is_overtaken_not_counted_and_purged(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", {**DELAYED, "x-delayed-retry-min": 60_000, "x-delayed-retry-max": 60_000, "x-delivery-limit": 9})
