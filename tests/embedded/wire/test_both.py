@@ -1,10 +1,12 @@
 """What goes over the wire itself is the same on RabbitMQ: greeting, limits, frames that are wrong, heartbeats."""
 
+import os
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import pika
 import pytest
 from pika import spec
 from pika.amqp_object import Method
@@ -207,3 +209,51 @@ def test_an_exchange_whose_name_is_no_text_is_not_there(vhost: Vhost) -> None:
 
     assert (kind, payload[:4]) == (1, b"\0\x14\0\x28")
     assert b"NOT_FOUND - no exchange '" in payload
+
+
+def test_no_frame_is_larger_than_was_agreed(vhost: Vhost) -> None:
+    body = bytes(range(250)) * 36
+    with raw_to(vhost) as raw:
+        opened(raw, vhost, frame_max=8192)
+        raw.say(spec.Queue.Declare(queue="q"), channel=1)
+        raw.send(publish("q"), header(9000), framed(3, body[:8184]), framed(3, body[8184:]))
+        raw.say(spec.Basic.Get(queue="q", no_ack=True), channel=1)
+        raw.method(), raw.method(), raw.frame()
+        frames = [raw.frame()[2] for _ in range(2)]
+        raw.send(publish("q"), header(9000), framed(3, body))
+        refused = raw.method()
+
+    assert [len(one) for one in frames] == [8184, 816]
+    assert b"".join(frames) == body
+    assert closed(refused)[:2] == ("Connection.Close", 501)
+    assert "{frame_too_large,9000,8184}" in refused.reply_text
+
+
+def test_a_body_of_five_megabytes_arrives_as_it_was_sent(vhost: Vhost) -> None:
+    body = os.urandom(5 * 2**20)
+    with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.basic_publish("", "q", body)
+        _, _, found = channel.basic_get("q", auto_ack=True)
+
+    assert found == body
+
+
+def test_three_hundred_consumers_each_get_what_is_theirs(vhost: Vhost) -> None:
+    with ExitStack() as stack:
+        raws = [stack.enter_context(raw_to(vhost)) for _ in range(300)]
+        for number, raw in enumerate(raws):
+            opened(raw, vhost)
+            raw.say(
+                spec.Queue.Declare(queue=f"q{number}"),
+                spec.Basic.Consume(queue=f"q{number}", no_ack=True),
+                channel=1,
+            )
+            raw.method(), raw.method()
+        for number in range(300):
+            raws[0].send(publish(f"q{number}"), header(3), framed(3, b"%03d" % number))
+        arrived = [(raw.method().NAME, raw.frame()[0], raw.frame()[2]) for raw in raws]
+
+    assert arrived == [("Basic.Deliver", 2, b"%03d" % number) for number in range(300)]

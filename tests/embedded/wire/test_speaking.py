@@ -172,19 +172,6 @@ def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -
     assert set(kinds) == {8}
 
 
-def test_a_large_body_travels_in_frames_of_the_agreed_size(server: Server) -> None:
-    body = bytes(range(256)) * 4000
-    parameters = pika.URLParameters(f"{server.url}?frame_max=4096")
-    with pika.BlockingConnection(parameters) as connection:
-        channel = connection.channel()
-        channel.queue_declare("q")
-        channel.basic_publish("", "q", body)
-        method, _, found = channel.basic_get("q", auto_ack=True)
-
-    assert method is not None
-    assert found == body
-
-
 def test_headers_that_no_client_could_write_pass_as_they_are(server: Server, channel: BlockingChannel) -> None:
     hostile = encode_properties(Properties(headers=Headers(b"\x02\xff\xfeT" + b"\xff" * 8), message_id="é"))
     channel.queue_declare("q")
