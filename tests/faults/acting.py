@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Requeue
+from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.core.subscription import Intake, Subscription, intakes
@@ -36,6 +36,8 @@ POLICIES: Mapping[str, Policy] = {
     "ack_first": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=AckFirst()),
     "loop": RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="work.again", after=0.2, back="")),
     "requeue": RetryThenPark(attempts=2, backoff=Fixed(0.05), via=Requeue()),
+    "wait_queue": RetryThenPark(attempts=3, backoff=Fixed(0.2), via=WaitQueue("waiting", "work.waiting")),
+    "republish": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=Republish()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
 }
 

@@ -15,6 +15,7 @@ from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.publishing import PikaPublisher
 from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.settlement import Tell
 from django_rmq_retry.core.subscription import Intake
 from tests.faults.acting import Act
 
@@ -113,6 +114,30 @@ def before_the_ack(once: Once, intake: Intake) -> Intake:
     return intake
 
 
+def before_it_is_given_back(once: Once, intake: Intake) -> Intake:
+    told = OpenLine.tell
+
+    def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
+        once.dies(delivery.body)
+        told(self, delivery, tell)
+
+    OpenLine.tell = telling  # type: ignore[method-assign]
+    return intake
+
+
+def after_it_is_given_back(once: Once, intake: Intake) -> Intake:
+    """A moment later: what was written has left by then."""
+    told = OpenLine.tell
+
+    def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
+        told(self, delivery, tell)
+        if once.strikes(delivery.body):
+            wiring.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    OpenLine.tell = telling  # type: ignore[method-assign]
+    return intake
+
+
 def the_loop_raises(once: Once, intake: Intake) -> Intake:
     def boom() -> None:
         raise RuntimeError("the loop is broken")
@@ -154,6 +179,8 @@ WAYS: Mapping[str, Callable[[Once, Intake], Any]] = {
         instead_of_the_copy,
         after_the_copys_confirm,
         before_the_ack,
+        before_it_is_given_back,
+        after_it_is_given_back,
         the_loop_raises,
         the_loop_stands_still,
     )

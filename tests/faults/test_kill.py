@@ -100,3 +100,46 @@ def test_the_count_finds_what_is_lost_where_the_ack_comes_before_the_copy(scene:
     scene.finish(set(IDS) - {VICTIM}, scene.worker(prefetch=ONE_AT_A_TIME))
 
     assert scene.lost(IDS) == {VICTIM}
+
+
+COPYING = ("ladder", "wait_queue", "republish")
+
+
+@pytest.mark.parametrize("carrier", [*COPYING, "loop", "requeue", "ack_first"])
+def test_a_kill_before_the_handler_costs_nothing_whatever_carries_retries(scene: Scene, carrier: str) -> None:
+    scene.declare(carrier)
+    scene.publish(IDS)
+
+    killed_then_finished(scene, "before_the_handler", ONE_AT_A_TIME)
+
+    assert scene.did() == dict.fromkeys(IDS, 1)
+    assert scene.parked() == []
+
+
+@pytest.mark.parametrize("carrier", COPYING)
+def test_a_kill_between_the_copy_and_the_ack_doubles_with_each_carrier_that_copies(scene: Scene, carrier: str) -> None:
+    scene.declare(carrier)
+    scene.publish(IDS, fails=1)
+
+    killed_then_finished(scene, "after_the_copys_confirm", ONE_AT_A_TIME)
+
+    assert scene.lost(IDS) == set()
+    assert more_than_once(scene.did()) == {VICTIM: 2}
+
+
+@pytest.mark.parametrize(
+    ("carrier", "way"),
+    [
+        ("loop", "before_it_is_given_back"),
+        ("loop", "after_it_is_given_back"),
+        ("requeue", "before_it_is_given_back"),
+    ],
+)
+def test_a_kill_as_the_broker_is_told_doubles_nothing_without_a_copy(scene: Scene, carrier: str, way: str) -> None:
+    scene.declare(carrier)
+    scene.publish(IDS, fails=1)
+
+    killed_then_finished(scene, way, ONE_AT_A_TIME)
+
+    assert scene.lost(IDS) == set()
+    assert scene.did()[VICTIM] == 1
