@@ -22,6 +22,7 @@ NOBODY = (
 _NAME = "django-rmq-retry-"
 _LOCK, _NOTE, _LOG, _FILE = "lock", "broker.json", "broker.log", "broker.sqlite3"
 _TRIES, _PAUSE = 10, 0.05
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotRunning(ConfigurationError):
@@ -132,9 +133,9 @@ def _check(folder: Path) -> None:
     """A folder of somebody else's could send us anywhere."""
     for one in (folder.parent, folder) if folder.parent.name.startswith(_NAME) else (folder,):
         found = one.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & stat.S_IWOTH:
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_WRITE:
             raise ConfigurationError(
-                f"The embedded broker needs {one} to be your own folder, with nobody else writing."
+                f"The embedded broker needs {one} to be your own folder, with nobody else writing (chmod go-w)."
             )
 
 

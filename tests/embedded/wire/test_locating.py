@@ -48,10 +48,11 @@ def test_what_a_killed_broker_left_behind_is_not_taken_for_its_successor(tmp_pat
         port_of(tmp_path)
 
 
-def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
 
-    with pytest.raises(ConfigurationError, match="your own folder"):
+    with pytest.raises(ConfigurationError, match=r"your own folder, with nobody else writing \(chmod go-w\)"):
         port_of(tmp_path)
     with pytest.raises(ConfigurationError, match="your own folder"), claimed(tmp_path):
         pass
