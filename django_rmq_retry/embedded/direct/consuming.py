@@ -185,6 +185,10 @@ class _DirectLine:
         else:
             self._channel.nack(token[1], requeue=tell is Tell.REQUEUE)
 
+    def when_heard(self, heard: Callable[[bool], None]) -> None:
+        """At once: whatever was told has been heard, unless the connection is as good as lost."""
+        heard(self.open and not self.deaf)
+
     def quiesce(self) -> None:
         if not self.line.ordered:
             self._channel.cancel(self._tag)
