@@ -43,3 +43,19 @@ def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: 
 
     assert not plan.possible
     assert any("4.3" in item.problem for item in plan.items if item.problem)
+
+
+@pytest.mark.contract
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["before_it_is_given_back", "after_it_is_given_back"])
+def test_a_kill_as_a_native_retry_is_told_doubles_nothing(scene: Scene, way: str) -> None:
+    if version(scene) < FIRST_WITH_IT:
+        pytest.skip(f"RabbitMQ {scene.vhost.version} has no delayed retry of its own")
+    scene.declare("native")
+    scene.publish(range(5), fails=1)
+
+    assert scene.worker(prefetch=1, breaks=(way, 2)).ended() == -9
+    scene.finish(range(5), scene.worker(prefetch=1))
+
+    assert scene.lost(range(5)) == set()
+    assert scene.did()[2] == 1
