@@ -8,7 +8,7 @@ from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.contract]
 
 LARGE, SMALL = 0, range(1, 200)
 LIMIT = 10_000
