@@ -14,6 +14,10 @@ def in_a_handler(scene: Scene, worker: Worker, count: int = 1) -> None:
     wait_until(lambda: len(scene.diary.ids("began")) >= count, 15, what=f"a handler has begun; {worker.said}")
 
 
+def given_back(scene: Scene, count: int) -> None:
+    wait_until(lambda: scene.left() == {"work": count}, what="the messages it has not begun are back")
+
+
 @pytest.mark.on_both
 def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(scene: Scene) -> None:
     scene.declare()
@@ -22,7 +26,7 @@ def test_a_worker_asked_to_stop_finishes_its_message_and_gives_the_rest_back(sce
     in_a_handler(scene, worker)
 
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: scene.left() == {"work": 4}, what="the messages it has not begun are back")
+    given_back(scene, 4)
     scene.open("gate")
 
     assert worker.ended() == 0
@@ -100,17 +104,21 @@ def test_a_message_that_a_stop_gave_back_has_lost_no_attempt(scene: Scene, prefe
 
 def test_messages_that_no_worker_ever_began_outlast_stop_after_stop(scene: Scene) -> None:
     scene.declare("loop")
-    scene.publish(range(3), holds="gate")
-    for stop in range(6):
-        worker = scene.worker(shutdown=0.2)
+    stops, behind = range(6), range(6, 9)
+    for stop in stops:
+        scene.publish([stop], holds=f"gate-{stop}")
+    scene.publish(behind)
+    for stop in stops:
+        worker = scene.worker()
         in_a_handler(scene, worker, stop + 1)
-        assert worker.stopped() == 1
-    scene.open("gate")
+        worker.signal(signal.SIGTERM)
+        given_back(scene, 8 - stop)
+        scene.open(f"gate-{stop}")
+        assert worker.ended() == 0
 
-    scene.finish(range(3), scene.worker())
+    scene.finish([*stops, *behind], scene.worker())
 
-    assert set(scene.began()) == {0, 1, 2}
-    assert scene.did() == {0: 1, 1: 1, 2: 1}
+    assert scene.did() == dict.fromkeys([*stops, *behind], 1)
     assert scene.parked() == []
 
 
