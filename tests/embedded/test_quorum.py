@@ -84,6 +84,36 @@ def test_a_cut_connection_counts_as_a_failed_delivery(rig: Rig) -> None:
     assert (found.headers["x-delivery-count"], found.redelivered) == (1, True)
 
 
+def test_what_comes_back_goes_before_what_is_higher(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9})
+    for body, priority in {"a": 0, "b": 4}.items():
+        client.publish("q", body, priority=priority)
+    held = [client.get("q"), client.get("q")]
+    for body, priority in {"c": 5, "d": 0}.items():
+        client.publish("q", body, priority=priority)
+    for one in sorted((one for one in held if one), key=lambda one: one.text):
+        client.nack(one)
+    found = [client.get("q") for _ in range(4)]
+
+    assert "".join(one.text for one in found if one) == "abcd"
+
+
+def test_what_came_back_waits_for_the_time_of_what_came_back_before_it(rig: Rig) -> None:
+    client = rig.connect()
+    client.queue("q", {**QUORUM, "x-delivery-limit": 9, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d"})
+    client.queue("d")
+    client.publish("q", "a", priority=5, expiration="60000")
+    client.publish("q", "b", priority=4, expiration="700")
+    held = [client.get("q"), client.get("q")]
+    for one in held:
+        assert one is not None
+        client.nack(one)
+    rig.wait(1.0)
+
+    assert client.get("d", within=0.5) is None
+
+
 def test_a_message_without_a_priority_has_4_on_version_4_3(rig: Rig) -> None:
     client = rig.connect()
     client.queue("q", QUORUM)

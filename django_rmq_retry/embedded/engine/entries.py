@@ -161,20 +161,26 @@ class TwoLanes(Ready):
 
 
 class ManyLanes(Ready):
-    """RabbitMQ 4.3's quorum queue: a line for each priority, each expires on its own; properties have a size."""
+    """RabbitMQ 4.3's quorum queue: what came back, then a line for each priority; properties have a size.
+
+    Each line expires on its own.
+    """
 
     __slots__ = ()
 
     def __init__(self, lanes: int) -> None:
-        super().__init__(lanes, by_position=False)
+        super().__init__(lanes + 1, by_position=False)
 
     def lines(self) -> tuple[Lane, ...]:
         return self._lanes
 
     def _lane_of(self, entry: Entry) -> Lane:
-        top = len(self._lanes) - 1
+        lowest = len(self._lanes) - 1
         priority = entry.message.priority
-        return self._lanes[top - min(_UNSAID if priority is None else priority, top)]
+        return self._lanes[max(lowest - (_UNSAID if priority is None else priority), 1)]
+
+    def _lane_back(self, entry: Entry) -> Lane:
+        return self._lanes[0]
 
     def _size(self, entry: Entry) -> int:
         return len(entry.message.raw) + len(entry.message.body)
