@@ -173,10 +173,12 @@ def test_a_single_active_consumer_hands_over_when_it_goes(rig: Rig, kind: str) -
     assert sorted(texts(other, 3)) == ["a", "b", "c"]
 
 
-def test_get_beside_a_single_active_consumer_is_refused_by_quorum_queues(rig: Rig) -> None:
+@pytest.mark.parametrize("consumed", [True, False])
+def test_get_is_refused_by_quorum_queues_with_a_single_active_consumer(rig: Rig, consumed: bool) -> None:
     client = rig.connect()
     filled(client, "quorum", "", single_active_consumer=True)
-    client.consume("q")
+    if consumed:
+        client.consume("q")
 
     with pytest.raises(Refusal) as refused:
         client.get("q", within=0)

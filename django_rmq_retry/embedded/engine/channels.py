@@ -96,7 +96,7 @@ class Channel(Publishing):
     def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
         """Take one message, if there is one."""
         found = self._own_queue(self._named(queue))
-        if found.spec.quorum and found.roster.single and found.roster.members:
+        if found.spec.quorum and found.roster.single:
             what = "basic.get operations are not supported by quorum queues with single active consumer"
             raise Refused(405, f"cannot obtain access to locked {found.spec.thing}. {what}")
         if found.lease is not None:
