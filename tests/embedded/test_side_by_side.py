@@ -1,14 +1,14 @@
 """The engine and RabbitMQ do the same made-up work, step by step, and must see the same."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import pytest
 
 from tests.embedded.engine_rig import EngineRig
 from tests.embedded.rabbit_rig import RabbitRig
-from tests.embedded.rig import Arrival, Client
+from tests.embedded.rig import QUORUM, Arrival, Client
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract
 STEPS = 120
 KEYS = ("a", "a.b", "a.c", "b", "")
 PATTERNS = ("a", "a.*", "#", "b", "*.b", "")
-QUEUES: dict[str, dict[str, object]] = {
+QUEUES: Mapping[str, Mapping[str, object]] = {
     "first": {"x-dead-letter-exchange": "topic"},
     "second": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "third", "x-max-length": 4},
     "third": {"x-max-priority": 3, "x-dead-letter-exchange": "direct"},
@@ -27,11 +27,25 @@ QUEUES: dict[str, dict[str, object]] = {
 EXCHANGES = ("direct", "topic", "fanout")
 
 
+QUORUM_QUEUES: Mapping[str, Mapping[str, object]] = {
+    "first": QUORUM,
+    "second": {**QUORUM, "x-delivery-limit": 2},
+    "third": {"x-max-priority": 3},
+}
+ASKED = (
+    {"n": 1}, {"n": True}, {"n": "1"}, {"n": None}, {"x-match": "any", "n": False, "m": 2}, {"x-match": "all", "m": 0},
+)  # fmt: skip
+SAID = (1, True, "1", False, 0, 2)
+
+
 class Work:
     """The same choices for two clients; each step returns what it saw.
 
     A dead letter of RabbitMQ's is under way for a moment: with `awaited`, what the engine saw, a look is patient.
     """
+
+    queues = QUEUES
+    exchanges: Sequence[str] = EXCHANGES
 
     def __init__(self, seed: int, client: Client, awaited: Sequence[object] = ()) -> None:
         self.chance = random.Random(seed)
@@ -43,9 +57,9 @@ class Work:
             self.publish, self.publish, self.publish, self.get, self.get, self.ack, self.nack, self.reject, self.bind,
             self.unbind, self.count, self.purge,
         ]  # fmt: skip
-        for name in EXCHANGES:
+        for name in self.exchanges:
             client.exchange(name, name)
-        for name, arguments in QUEUES.items():
+        for name, arguments in self.queues.items():
             client.queue(name, arguments)
 
     def run(self) -> list[object]:
@@ -56,7 +70,7 @@ class Work:
 
     def publish(self) -> object:
         exchange = self.chance.choice(["", "", *EXCHANGES])
-        key = self.chance.choice(list(QUEUES) if not exchange else KEYS)
+        key = self.chance.choice(list(self.queues) if not exchange else KEYS)
         headers = self.chance.choice([None, {"CC": ["first", "a"]}, {"BCC": ["fourth"]}, {"n": 1}])
         priority = self.chance.choice([None, 0, 2, 7])
         size = self.chance.randint(0, 5)
@@ -64,7 +78,7 @@ class Work:
         return self.client.publish(key, "x" * size, exchange=exchange, mandatory=True, priority=priority, **words)
 
     def get(self) -> object:
-        found = self.client.get(self.chance.choice(list(QUEUES)), within=5 if self.coming()[1] else 0)
+        found = self.client.get(self.chance.choice(list(self.queues)), within=5 if self.coming()[1] else 0)
         if found is None:
             return None
         self.held.append(found.tag)
@@ -93,11 +107,13 @@ class Work:
         return tag
 
     def bind(self) -> None:
-        self.client.bind(self.chance.choice(list(QUEUES)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS))
+        self.client.bind(
+            self.chance.choice(list(self.queues)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS)
+        )
 
     def unbind(self) -> None:
         self.client.unbind(
-            self.chance.choice(list(QUEUES)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS)
+            self.chance.choice(list(self.queues)), self.chance.choice(EXCHANGES), self.chance.choice(PATTERNS)
         )
 
     def count(self) -> object:
@@ -108,7 +124,7 @@ class Work:
         return self.counts()
 
     def counts(self) -> dict[str, int]:
-        return {name: self.client.queue(name, passive=True).messages for name in QUEUES}
+        return {name: self.client.queue(name, passive=True).messages for name in self.queues}
 
     def coming(self) -> tuple[str, object]:
         """What the engine saw at this step."""
@@ -117,7 +133,7 @@ class Work:
         return found
 
     def purge(self) -> object:
-        return self.client.purge(self.chance.choice(list(QUEUES))) if self.chance.random() < 0.2 else None
+        return self.client.purge(self.chance.choice(list(self.queues))) if self.chance.random() < 0.2 else None
 
     def some_tag(self, *, multiple: bool) -> int:
         if not self.held:
@@ -127,6 +143,27 @@ class Work:
         return tag
 
 
+class QuorumWork(Work):
+    """Quorum queues, every priority that versions tell apart, and headers of several types."""
+
+    queues = QUORUM_QUEUES
+    exchanges = ("headers",)
+
+    def publish(self) -> object:
+        exchange = self.chance.choice(["", "", "headers"])
+        headers = {"n": self.chance.choice(SAID), "m": self.chance.choice(SAID)}
+        priority = self.chance.choice([None, 0, 1, 2, 3, 4, 5])
+        key = self.chance.choice(list(self.queues))
+        body = str(len(self.seen))
+        return self.client.publish(key, body, exchange=exchange, mandatory=True, priority=priority, headers=headers)
+
+    def bind(self) -> None:
+        self.client.bind(self.chance.choice(list(self.queues)), "headers", "", self.chance.choice(ASKED))
+
+    def unbind(self) -> None:
+        self.client.unbind(self.chance.choice(list(self.queues)), "headers", "", self.chance.choice(ASKED))
+
+
 def look(arrival: Arrival) -> tuple[object, ...]:
     counts = [(death["queue"], death["reason"], death["count"]) for death in arrival.headers.get("x-death", [])]
     keys = [death["routing-keys"] for death in arrival.headers.get("x-death", [])]
@@ -134,12 +171,13 @@ def look(arrival: Arrival) -> tuple[object, ...]:
     return (arrival.text, arrival.exchange, arrival.key, arrival.redelivered, counts, keys, others)
 
 
+@pytest.mark.parametrize("work", [Work, QuorumWork])
 @pytest.mark.parametrize("seed", range(12))
-def test_made_up_work_looks_the_same_on_both(vhost: Vhost, seed: int) -> None:
+def test_made_up_work_looks_the_same_on_both(vhost: Vhost, seed: int, work: type[Work]) -> None:
     rabbit = RabbitRig(vhost.url, vhost.version)
     version = ".".join(vhost.version.split(".")[:2])
-    ours = Work(seed, EngineRig(version).connect()).run()
-    theirs = Work(seed, rabbit.connect(), awaited=ours).run()
+    ours = work(seed, EngineRig(version).connect()).run()
+    theirs = work(seed, rabbit.connect(), awaited=ours).run()
     rabbit.close()
 
     for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
