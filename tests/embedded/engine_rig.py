@@ -53,8 +53,11 @@ class EngineClient:
             try:
                 return found(*args, **kwargs)
             except Refused as refused:
-                self.session.close_channel(1)
-                raise Refusal(refused.code, refused.text) from None
+                if refused.hard:
+                    self.session.close()
+                else:
+                    self.session.close_channel(1)
+                raise Refusal(refused.code, refused.text, hard=refused.hard) from None
 
         return call
 

@@ -63,7 +63,8 @@ class RabbitClient:
             try:
                 return found(*args, **kwargs)
             except CLOSED as closed:
-                raise Refusal(closed.reply_code, closed.reply_text) from None
+                hard = isinstance(closed, ConnectionClosedByBroker)
+                raise Refusal(closed.reply_code, closed.reply_text, hard=hard) from None
 
         return call
 

@@ -11,11 +11,12 @@ SOON = 5.0
 
 
 class Refusal(Exception):
-    """The broker closed the channel (or connection)."""
+    """The broker closed the channel or, if it is hard, the connection."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, *, hard: bool) -> None:
         self.code = code
         self.text = text
+        self.hard = hard
         super().__init__(f"{code} {text}")
 
 

@@ -206,9 +206,14 @@ def vhost_name(rig: Rig) -> str:
     return getattr(rig, "url", "/%2F").rpartition("/")[2].replace("%2F", "/")
 
 
+HARD = {"COMMAND_INVALID", "NOT_ALLOWED", "NOT_IMPLEMENTED", "INTERNAL_ERROR"}
+
+
 def refusal(client: Client, ask: Ask) -> str:
     with pytest.raises(Refusal) as refused:
         ask(client)
+    name = refused.value.text.partition(" - ")[0]
+    assert refused.value.hard == (name in HARD)
     return refused.value.text
 
 
