@@ -38,12 +38,14 @@ class Settler:
         again: Callable[[Delivery], None],
         renew: Callable[[Delivery, float], None],
         remember: Callable[[Delivery], None],
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._io = io
         self._publisher = publisher
         self._again = again
         self._renew = renew
         self._remember = remember
+        self._chance = chance
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._held: dict[Delivery, Timer] = {}
         self._stopping = False
@@ -130,7 +132,7 @@ class Settler:
             if outcome is Outcome.TOO_LARGE:
                 self._too_large(delivery, settlement, copy, said)
                 return
-            wait = _about(pause)
+            wait = self._about(pause)
             log.error(
                 "A copy of message %r to %r is not stored (%s%s); the message stays in hand, next try in %.1f s.%s",
                 copy.properties.message_id,
@@ -144,6 +146,9 @@ class Settler:
             self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
 
         self._publisher.send(copy, done)
+
+    def _about(self, pause: float) -> float:
+        return pause * (1 + SPREAD * (2 * self._chance() - 1))
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
         if _line(delivery).open:
@@ -162,7 +167,7 @@ class Settler:
             )
             line.tell(delivery, Tell.REJECT)
             return
-        wait = _about(LARGE_PAUSE)
+        wait = self._about(LARGE_PAUSE)
         log.error(
             "Message %r of queue %r is too large to be copied (%s); it stays in hand, and its place is taken until the "
             "broker takes it: next try in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
@@ -215,10 +220,6 @@ def _rejectable(delivery: Delivery) -> bool:
         return well_formed(delivery.headers) and "CC" not in delivery.headers
     except UndecodableHeaders:
         return False
-
-
-def _about(pause: float) -> float:
-    return pause * random.uniform(1 - SPREAD, 1 + SPREAD)
 
 
 def _answered(outcome: Outcome, said: str) -> None:

@@ -25,7 +25,10 @@ class DirectSource:
         self._broker = broker
         # The Settler asks these two for a few methods only, and they have them.
         io = cast(IoThread, _Loop(broker))
-        self._settler = Settler(io, publisher, again=self._again, renew=self._renew, remember=self._remember)
+        # A test gets round pauses.
+        self._settler = Settler(
+            io, publisher, again=self._again, renew=self._renew, remember=self._remember, chance=lambda: 0.5
+        )
         self._session: Session | None = None
         self._open: dict[int, _DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()
