@@ -4,6 +4,7 @@ from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.exchanges import Binding, Destination, Exchange
 from django_rmq_retry.embedded.engine.host import Host
 from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.returning import begin
 from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage
 
 
@@ -43,8 +44,8 @@ def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> Non
     if kept.count is not None:
         entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
         entry.count, entry.unkept = kept.count, kept.unkept
-    elif kept.message.count is not None and queue.counts is not None:
-        queue.counts.carry(entry)
+    elif kept.message.count is not None:
+        begin(entry, queue.around.behaviour)
     match kept.place, kept.detail:
         case "held", _:
             held.setdefault(queue, []).append(entry)

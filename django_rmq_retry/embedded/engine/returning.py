@@ -28,10 +28,6 @@ class Counts:
         self._first = spec.seconds("x-delayed-retry-min") or 0.0
         self._most = spec.seconds("x-delayed-retry-max") or self._first
 
-    def carry(self, entry: Entry) -> None:
-        """Begin with what the message has been through in other queues."""
-        begin(entry, self._behaviour)
-
     def exhausted(self, entry: Entry, how: Return) -> bool:
         """Count a return, and tell whether it was one too many."""
         entry.acquired += 1

@@ -20,6 +20,8 @@ from django_rmq_retry.embedded.filing.values import (
 Row = tuple[object, ...]
 # A message's id is the number of its queue and, in the lower bits, its position there.
 _SHIFT = 40
+_SOONER = 1e-6
+"""Seconds since 1970 are kept less exactly than the clock runs: what is over by then stays over."""
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -156,9 +158,9 @@ class FileStore:
                 queue=names[found >> _SHIFT],
                 position=found & ((1 << _SHIFT) - 1),
                 message=message_of(exchange, key, raw, body, past),
-                expires=NEVER if expires is None else expires - self._epoch,
+                expires=NEVER if expires is None else expires - self._epoch - _SOONER,
                 place=place,
-                detail=reason if until is None else until - self._epoch,
+                detail=reason if until is None else until - self._epoch - _SOONER,
                 redelivered=bool(redelivered),
                 count=count,
                 unkept=unkept,
