@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
 WITHOUT_DJANGO = tuple(f"--ignore=tests/{room}" for room in ("broker", "core", "embedded", "faults", "runtime"))
 """They take half of the time; that they run on other interpreters is seen by all that is built on them."""
+SHARED = ("-n", "auto", "--dist", "worksteal")
+"""By as many workers as there are cores; the slowest tests come last, and whoever is done takes some of them over."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 NOTHING = 5
 """pytest's exit code where the arguments leave no test."""
@@ -47,7 +49,7 @@ def run_tests(name: str, python: str, arguments: list[str], **environment: str) 
     """Run pytest, show what it says, and keep its last line."""
     print(f"\n### {name}", flush=True)
     colour = ["--color=yes"] if sys.stdout.isatty() else []
-    command = [python, "-m", "pytest", "-n", "auto", *colour, *arguments]
+    command = [python, "-m", "pytest", *SHARED, *colour, *arguments]
     summary = "pytest said nothing"
     told = {**os.environ, **environment}
     with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
