@@ -3,6 +3,7 @@
 import logging
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -108,13 +109,13 @@ def test_a_waiting_queue_that_is_missing_holds_the_message_until_it_is_declared(
 def test_copies_that_failed_together_are_not_tried_again_together(
     broker_url: str, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spread: list[tuple[float, float]] = []
+    asked: list[float] = []
 
-    def uniform(low: float, high: float) -> float:
-        spread.append((low, high))
+    def about(_settler: room.Settler, pause: float) -> float:
+        asked.append(pause)
         return 0.02
 
-    monkeypatch.setattr("random.uniform", uniform)
+    monkeypatch.setattr(room.Settler, "_about", about)
     queue(amqp)
     fill(amqp, b"1")
     held = Held()
@@ -124,7 +125,15 @@ def test_copies_that_failed_together_are_not_tried_again_together(
         tell(source, held, Outcome.CONFIRMED)
         wait_until(lambda: in_hand(source) == 0)
 
-    assert spread == [(1 - room.SPREAD, 1 + room.SPREAD)]
+    assert asked == [room.FIRST_PAUSE]
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 6.0), (0.5, 8.0), (1.0, 10.0)])
+def test_a_pause_is_shorter_or_longer_by_chance(chance: float, pause: float) -> None:
+    unused: Any = None
+    settler = room.Settler(unused, unused, again=unused, renew=unused, remember=unused, chance=lambda: chance)
+
+    assert settler._about(8.0) == pause
 
 
 @pytest.mark.parametrize("headers", [Headers.of({"CC": ["other"]}), Headers.of({"x-death": [1, 2]})])

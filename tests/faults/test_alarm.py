@@ -98,6 +98,8 @@ def test_a_long_alarm_doubles_a_retry_once_at_most(private_scene: Scene, private
     wait_until(lambda: worker.said.count("is not stored") >= 20, 30, what="it has tried again and again")
     private_node.clear_alarm()
 
+    # A copy that failed again and again is tried next after seconds, and its message is in hand until then.
+    wait_until(lambda: not any(counts(private_node, private_scene).values()), 60, what="nothing is in hand any more")
     private_scene.finish([*range(5), 100], worker)
     assert max(private_scene.did().values()) <= 2
 

@@ -47,6 +47,10 @@ def left(amqp: BlockingChannel, queue: str = PARKED) -> int:
     return int(amqp.queue_declare(queue, passive=True).method.message_count)
 
 
+def readers(amqp: BlockingChannel) -> int:
+    return int(amqp.queue_declare(PARKED, passive=True).method.consumer_count)
+
+
 def copy(number: int, *, named: bool = True) -> Message:
     """What our consumer would have parked."""
     failed = delivery(queue=ORDERS, message_id=f"m-{number}" if named else None, body=b"%d" % number)
@@ -96,6 +100,7 @@ def test_two_drainers_at_once_record_each_message_once(
 ) -> None:
     put(*(copy(number) for number in range(300)), *(copy(number) for number in range(300)))
     with shop.running("rmq_consume", "--park-only") as one, shop.running("rmq_consume", "--park-only") as two:
+        wait_until(lambda: readers(amqp) == 2, timeout=60)
         put(*(copy(number) for number in range(600)))
         wait_until(lambda: left(amqp) == 0 and len(rows()) == 600, timeout=60)
         for process in (one, two):

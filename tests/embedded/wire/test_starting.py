@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def project(folder: Path, settings: Any) -> Iterator[Any]:
     """One handler, and embedded:// in the settings."""
+    wiring.close()
     settings.RMQ_RETRY = {"URL": f"embedded://{folder}"}
     with registry.isolated():
 
