@@ -3,7 +3,8 @@
     python -m tests.tooling.lanes [--main] [pytest's arguments]
 
 With --main everything runs here first, then what is marked `database` on each database other than SQLite that is
-found; the other lanes leave out what is marked `slow`, and the rooms that know no Django.
+found; the other lanes leave out what is marked `slow`, and the rooms that know no Django; those between the oldest
+and the newest Django also the bank, the records and the acts.
 """
 
 import os
@@ -23,8 +24,10 @@ ROOT = Path(__file__).parents[2]
 LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
 WITHOUT_DJANGO = tuple(f"--ignore=tests/{room}" for room in ("broker", "core", "embedded", "faults", "runtime"))
 """They take half of the time; that they run on other interpreters is seen by all that is built on them."""
-SHARED = ("-n", "auto", "--dist", "worksteal")
-"""By as many workers as there are cores; the slowest tests come last, and whoever is done takes some of them over."""
+BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ("bank", "operating", "records")))
+"""What holds on the oldest Django and on the newest is not asked again of those between, but for what they draw."""
+SHARED = ("-n", str((os.cpu_count() or 2) * 3 // 2), "--dist", "worksteal")
+"""By more workers than there are cores, for tests wait for brokers; whoever is done takes over from the others."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 NOTHING = 5
 """pytest's exit code where the arguments leave no test."""
@@ -90,7 +93,8 @@ def run_lane(django: str, arguments: list[str]) -> Result:
         return Result(name=f"Django {django}", summary=f"NOT RUN: {found.stderr.strip()}", code=0)
     python = prepare(django, found.stdout.strip())
     told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *(arguments or WITHOUT_DJANGO)])
+    rooms = WITHOUT_DJANGO if django in (min(LANES), max(LANES)) else BETWEEN
+    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *(arguments or rooms)])
 
 
 def prepare(django: str, base: str) -> str:
