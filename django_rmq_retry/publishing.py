@@ -70,7 +70,7 @@ def publish_many(
         return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
     kept = list(messages)
     for message in kept:
-        _check_writable(message)
+        check_writable(message)
     transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
     return len(kept)
 
@@ -123,7 +123,7 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
     if using is None:
         wiring.publisher().publish(message, timeout=timeout)
     else:
-        _check_writable(message)
+        check_writable(message)
         # Robust: one that fails must not keep the messages after it from leaving.
         transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
     return name
@@ -184,8 +184,8 @@ def _check_timeout(timeout: float | None) -> None:
         check_seconds("timeout=…", timeout)
 
 
-def _check_writable(message: Message) -> None:
-    """What cannot be written is to fail inside its transaction, not after the commit."""
+def check_writable(message: Message) -> None:
+    """What cannot be written is to fail here: inside its transaction, or before a record is claimed for it."""
     marshal_publish(
         1,
         encode_properties(message.properties),

@@ -22,6 +22,7 @@ from django_rmq_retry.admin.listing import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
 from django_rmq_retry.admin.rows import cut
 from django_rmq_retry.models import OperatorAction
+from django_rmq_retry.operating.filtering import number_in
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
 SOURCES = ("admin", "cli", "code")
@@ -120,9 +121,9 @@ class OperatorActionAdmin(Pages):
         self, request: HttpRequest, queryset: QuerySet[OperatorAction], search_term: str
     ) -> tuple[QuerySet[OperatorAction], bool]:
         asked = search_term.strip()
-        number = asked.removeprefix("#")
-        if asked.startswith("#") and number.isdecimal() and len(number) < 19:  # noqa: PLR2004 - fits the column
-            return queryset.filter(message=int(number)), False
+        number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
+        if number is not None:
+            return queryset.filter(message=number), False
         return (queryset.filter(actor_name=asked) if asked else queryset), False
 
     def get_urls(self) -> list[Any]:

@@ -11,6 +11,7 @@ from django_rmq_retry.admin import allowing
 from django_rmq_retry.admin.activity import activity
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.models import OperatorAction, ParkedMessage
+from django_rmq_retry.operating.filtering import number_in
 
 View = Callable[..., HttpResponse]
 
@@ -32,10 +33,11 @@ def remembered(view: View) -> View:
 
 def _was_there(number: str) -> bool:
     """Numbers are given one after another: one below the newest, or one that somebody acted on, was given."""
-    if not number.isdecimal() or len(number) >= 19 or not int(number):  # noqa: PLR2004 - fits the column
+    pk = number_in(number)
+    if not pk:
         return False
-    newer = ParkedMessage.objects.filter(pk__gt=int(number)).order_by("pk").values_list("pk", flat=True)
-    acted = OperatorAction.objects.filter(message=int(number)).order_by("-number").values_list("pk", flat=True)
+    newer = ParkedMessage.objects.filter(pk__gt=pk).order_by("pk").values_list("pk", flat=True)
+    acted = OperatorAction.objects.filter(message=pk).order_by("-number").values_list("pk", flat=True)
     return newer.first() is not None or acted.first() is not None
 
 

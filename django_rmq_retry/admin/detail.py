@@ -19,6 +19,7 @@ from django_rmq_retry.core.deaths import rejections
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.properties import decode_properties
 from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, State
+from django_rmq_retry.operating.filtering import number_in
 from django_rmq_retry.records.history import attempts_of
 
 ATTEMPTS = 20
@@ -51,8 +52,9 @@ def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str
 
 def found_or_404(object_id: str) -> ParkedMessage:
     """The record, whole."""
-    found = ParkedMessage.objects.select_related("group").filter(pk=object_id) if object_id.isdecimal() else None
-    message = found.first() if found is not None and len(object_id) < 19 else None  # noqa: PLR2004 - fits the column
+    number = number_in(object_id)
+    found = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
+    message = None if found is None else found.first()
     if message is None:
         raise Http404(_("There is no such message. Resolved messages are deleted after a while; the audit log stays."))
     return message

@@ -21,6 +21,7 @@ from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.admin.rows import COLUMNS, LEFT_OUT, cells
 from django_rmq_retry.admin.tracing import latest
 from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
+from django_rmq_retry.operating.filtering import number_in
 
 PER_PAGE = 25
 TYPES = 8
@@ -160,8 +161,8 @@ class ErrorGroupAdmin(Pages):
 
 
 def _found(object_id: str) -> Any:
-    known = object_id.isdecimal() and len(object_id) < 19  # noqa: PLR2004 - fits the column
-    return _with_origin(ErrorGroup.objects.filter(pk=int(object_id))).first() if known else None
+    number = number_in(object_id)
+    return None if number is None else _with_origin(ErrorGroup.objects.filter(pk=number)).first()
 
 
 def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:

@@ -10,6 +10,7 @@ from django_rmq_retry.admin.filters import FILTERS
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.admin.rows import LEFT_OUT
 from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.operating.filtering import number_in
 
 MOST = 100
 SINCE, AFTER = "since", "after"
@@ -49,10 +50,10 @@ def _listed(pages: Pages, request: HttpRequest) -> Any:
 
 def _found(request: HttpRequest, rows: Any) -> int:
     """By when they were parked and by number: one that is parked again keeps its number, one may be recorded late."""
-    since, after = parse_datetime(request.GET.get(SINCE, "")), request.GET.get(AFTER, "")
-    if since is None or since.tzinfo is None or not after.isdecimal() or len(after) >= 19:  # noqa: PLR2004 - fits
-        raise ValueError(after)
-    late = rows.filter(parked_at__lte=since, pk__gt=int(after))
+    since, after = parse_datetime(request.GET.get(SINCE, "")), number_in(request.GET.get(AFTER, ""))
+    if since is None or since.tzinfo is None or after is None:
+        raise ValueError(request.GET)
+    late = rows.filter(parked_at__lte=since, pk__gt=after)
     found = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST + 1])
     if found and helping.rules_apart(request):
         known = ParkedMessage.objects.filter(pk__in=found).defer(*LEFT_OUT)[: MOST + 1]

@@ -28,6 +28,9 @@ class Outcome(Enum):
     TOO_LARGE = "not sent: too large for the broker"
 
 
+UNWRITABLE = "it cannot be written"
+"""What is said of a publish that has ended unsent for what the message itself holds."""
+
 ERRORS: Mapping[Outcome, type[PublishError]] = {
     Outcome.RETURNED: MessageReturned,
     Outcome.NACKED: MessageNacked,

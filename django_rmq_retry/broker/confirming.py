@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.broker.base import UNWRITABLE, Outcome
 from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.broker.sizing import limit_in
@@ -97,7 +97,7 @@ class ConfirmChannel:
         except (HeadersTooLarge, ValueError) as error:
             pending.end(Outcome.UNSENT, str(error))
         except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
-            pending.end(Outcome.UNSENT, f"it cannot be written: {type(error).__name__}: {error}")
+            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: {type(error).__name__}: {error}")
         else:
             self._doubt(pending)
         return b""

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from django_rmq_retry.broker.address import Access
 from django_rmq_retry.broker.awaiting import Batch, Waiter
-from django_rmq_retry.broker.base import ERRORS, Outcome
+from django_rmq_retry.broker.base import ERRORS, UNWRITABLE, Outcome
 from django_rmq_retry.broker.confirming import ConfirmChannel, Done, Pending
 from django_rmq_retry.broker.connection import Connection
 from django_rmq_retry.broker.linking import Link
@@ -84,7 +84,7 @@ class PikaPublisher:
         try:
             self._hand_over(message, done, timeout)
         except Exception as error:  # noqa: BLE001 - whoever hands over may be the I/O thread, which must not end of it
-            done(Outcome.UNSENT, f"it cannot be written: {error}")
+            done(Outcome.UNSENT, f"{UNWRITABLE}: {error}")
 
     def close(self) -> None:
         """Close the connection; what is not confirmed by then ends as unknown."""

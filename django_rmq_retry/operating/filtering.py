@@ -68,7 +68,7 @@ def numbers_of(text: str) -> list[int]:
     records = ParkedMessage.objects.using(database()).order_by()
     keys = BusinessKey.objects.using(database()).filter(value=text).values_list("message_id")
     kinds = [records.filter(message_id=text), records.filter(correlation_id=text)]
-    number = _number_in(text)
+    number = number_in(text.removeprefix("#"))
     kinds += [records.filter(pk=number)] if number is not None else []
     return [row[0] for row in keys.union(*(kind.values_list("pk") for kind in kinds))[: MOST_IDS + 1]]
 
@@ -80,13 +80,13 @@ def _any_id(value: Any) -> Q:
     if len(found) <= MOST_IDS:
         # No record is number 0: of an empty list Django makes no statement at all, and a run is made of one.
         return Q(pk__in=found or [0])
-    number = _number_in(text)
+    number = number_in(text.removeprefix("#"))
     return _key(text) | Q(message_id=text) | Q(correlation_id=text) | (Q() if number is None else Q(pk=number))
 
 
-def _number_in(text: str) -> int | None:
-    number = text.removeprefix("#")
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None  # noqa: PLR2004 - what fits into the column
+def number_in(text: str) -> int | None:
+    """The number that a text is, if it may be one of a row: longer ones fit into no column."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - a bigint has 19 digits
 
 
 def _failed_of_run(value: Any) -> Q:

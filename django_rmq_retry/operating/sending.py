@@ -7,24 +7,21 @@ from collections.abc import Callable, Sequence
 from django.contrib.auth import get_user_model
 
 from django_rmq_retry import wiring
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.envelope import marshal_publish
+from django_rmq_retry.broker.base import UNWRITABLE, Outcome
 from django_rmq_retry.conf import settings
 from django_rmq_retry.core.errors import HeadersTooLarge
 from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import encode_properties
 from django_rmq_retry.core.requeued import Original, requeued
 from django_rmq_retry.models import MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.operating import words
 from django_rmq_retry.operating.claiming import Claim
 from django_rmq_retry.operating.permitting import refusal
 from django_rmq_retry.operating.settling import Answer
-from django_rmq_retry.options import FRAME_MAX
+from django_rmq_retry.publishing import check_writable
 from django_rmq_retry.records.tickets import Ticket, bearer
 
 GRACE = 2.0
 """Seconds beyond its deadline within which a publish has ended."""
-TOO_LARGE = "are above the broker's"
 
 
 def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
@@ -70,8 +67,7 @@ def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], floa
 
 def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Callable[[Outcome, str], None]:
     def done(outcome: Outcome, said: str) -> None:
-        fit = TOO_LARGE not in said and "cannot be written" not in said
-        ended.put(Answer(claim=claim, outcome=outcome, fit=fit))
+        ended.put(Answer(claim=claim, outcome=outcome, fit=UNWRITABLE not in said))
 
     return done
 
@@ -102,15 +98,7 @@ def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:
 
 def _writable(copy: Message) -> bool:
     try:
-        marshal_publish(
-            1,
-            encode_properties(copy.properties),
-            b"",
-            exchange=copy.exchange,
-            routing_key=copy.routing_key,
-            mandatory=copy.mandatory,
-            frame_max=FRAME_MAX,
-        )
+        check_writable(copy)
     except (HeadersTooLarge, ValueError):
         return False
     return True
