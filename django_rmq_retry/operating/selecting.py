@@ -107,7 +107,7 @@ class Selection:
     def said(self) -> str:
         """In short, for the page of a run."""
         if not self.filter:
-            return ", ".join(f"#{pk}" for pk in list(self.revisions)[:10])
+            return ", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])
         return " · ".join(f"{name} {_words(value)}" for name, value in self.filter.items())
 
 

@@ -81,7 +81,8 @@ class Bank:
 
     def attempts(self, verdict: str, handler: str) -> list[dict[str, Any]]:
         """The log lines of the consumer on attempts with this verdict, by the function's name; "-" where none ran."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        whole, _, _being_written = self.log.read_text().rpartition("\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
         name = handler if handler == "-" else f"testproject.payments.handlers.{handler}"
         return [line for line in lines if (line.get("event"), line.get("handler")) == (verdict, name)]
 
