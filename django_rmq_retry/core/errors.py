@@ -110,6 +110,12 @@ class MessageUnsent(PublishError):
     advice = "Nothing was stored: publish it again when the broker is back."
 
 
+class MessageTooLarge(MessageUnsent):
+    """Its body is larger than the broker takes; so it was not sent."""
+
+    advice = "Nothing was stored: send less, or raise max_message_size on the broker."
+
+
 class BrokerRefused(RmqRetryError):
     """The broker was reached and said no; trying again would change nothing."""
 
@@ -189,3 +195,16 @@ class NotExpirable(ConfigurationError):
 
 class BrokerUnfit(RmqRetryError):
     """The broker cannot do what a handler's carrier needs of it."""
+
+
+class EffectsLost(RmqRetryError):
+    """A handler ended well, but what it did in the database would not be, or is not, committed."""
+
+    def __init__(self, handler: str, database: str, *, what: str, advice: str) -> None:
+        self.handler = handler
+        self.database = database
+        self.what = what
+        super().__init__(
+            f"Handler {handler} ended without an error, but nothing of it can be committed in {database!r}: {what}. "
+            f"{advice}"
+        )

@@ -20,6 +20,8 @@ class Message:
     exchange: str = ""
     routing_key: str = ""
     mandatory: bool = True
+    order_key: str = ""
+    """In the outbox: messages with the same one leave one after the other."""
 
     @property
     def headers(self) -> Headers:
@@ -33,9 +35,13 @@ class Delivery:
         "_properties",
         "apart",
         "attempt",
+        "begun",
         "body",
         "data",
+        "decoded",
+        "ended",
         "exchange",
+        "key",
         "queue",
         "raw",
         "redelivered",
@@ -63,7 +69,14 @@ class Delivery:
         self.token = token
         self.attempt = 1
         self.apart = False
+        self.begun = False
         self.data: Any = None
+        self.decoded = False
+        """Whether the data was read for its key, and no handler has had it yet."""
+        self.key: str | None = None
+        """Within which its order counts."""
+        self.ended: tuple[object, BaseException | None] | None = None
+        """The answer and the error of a run that has ended, although what follows from it could not be stored."""
         self._properties: Properties | None = None
 
     @property

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from django_rmq_retry.core.deaths import BROKERS_OWN, Death, deaths, reason_of, told_of_broker
 from django_rmq_retry.core.errors import UndecodableHeaders
@@ -81,9 +82,13 @@ class Parked:
 
 def identity(queue: str, message_id: str, body: bytes) -> str:
     """Of a message with an id in one work queue; ids that a sender uses again for another body tell it apart."""
-    parts = (queue.encode("utf-8", "surrogateescape"), message_id.encode("utf-8", "surrogateescape"), body)
-    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
-    return f"message:{hashlib.sha256(digests).hexdigest()}"
+    named = hashlib.sha256(message_id.encode("utf-8", "surrogateescape")).digest()
+    return f"message:{hashlib.sha256(_of_queue(queue) + named + hashlib.sha256(body).digest()).hexdigest()}"
+
+
+@lru_cache(maxsize=256)
+def _of_queue(queue: str) -> bytes:
+    return hashlib.sha256(queue.encode("utf-8", "surrogateescape")).digest()
 
 
 def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:

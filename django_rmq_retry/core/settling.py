@@ -4,15 +4,15 @@ import zlib
 from dataclasses import replace
 
 from django_rmq_retry.core.carriers import Hop
-from django_rmq_retry.core.deaths import BROKERS_OWN, brokers_part
+from django_rmq_retry.core.deaths import BROKERS_OWN, brokers_part, rejections
 from django_rmq_retry.core.encoding import encode_entry
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.properties import Properties, lasting
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell, copy_of
-from django_rmq_retry.core.stamps import BROKERS, MARK, OURS, PREFIX, Stamp, parked_headers, story
-from django_rmq_retry.core.subscription import Intake, Subscription
+from django_rmq_retry.core.stamps import BROKERS, MARK, MOST, OURS, PREFIX, Stamp, parked_headers, story
+from django_rmq_retry.core.subscription import SUSPECTS, Intake, Subscription
 from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
 
 KEPT_RAW = PREFIX + "properties"
@@ -25,16 +25,22 @@ ROOM = 120_000
 """Of the 131 072 bytes of a frame; more than this leaves no room for headers of ours."""
 
 
+HELD = 1.0
+"""Seconds for which what is to go back in its place stays in hand; as its line is paused, it goes back at once."""
+
+
 def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int, nonce: int = 0) -> Settlement:
     """How this verdict is carried out for a delivery that a subscription took; now in milliseconds of the epoch.
 
     The nonce tells a parked message without an id from the next one with the same bytes.
     """
+    if verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after:
+        return put_back(delivery, subscription, in_place=False)
     verdict = feasible(verdict, delivery, subscription)
     if verdict.kind is Kind.ACK or verdict.kind is Kind.DISCARD:
         return DONE
     if verdict.kind is Kind.HALT:
-        return Settlement(tell=Tell.AGAIN, hold=verdict.after)
+        return Settlement(tell=Tell.AGAIN, hold=verdict.after if verdict.counted else verdict.after or HELD)
     if verdict.kind is Kind.PARK:
         return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
     try:
@@ -74,9 +80,21 @@ def set_apart(delivery: Delivery, suspects: str) -> Settlement:
     return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=suspects))
 
 
+def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
+    """To its queue again, with nothing counted by anybody; in its place it goes when its channel closes."""
+    if in_place or len(delivery.raw) > ROOM:
+        return Settlement(tell=Tell.AGAIN, hold=HELD)
+    lane = subscription.queue.name + (SUSPECTS if delivery.apart else "")
+    try:
+        return set_apart(delivery, lane)
+    except UndecodableHeaders:
+        return Settlement(tell=Tell.AGAIN, hold=HELD)
+
+
 def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int, nonce: int = 0) -> Settlement:
-    """Parked without a handler: none takes it, or its headers keep us from asking."""
-    return parked(verdict, delivery, intake.park, handler="", now=now, nonce=nonce)
+    """Parked without a handler: none takes it, or its headers keep us from asking. No attempt was made."""
+    uncounted = replace(verdict, counted=False)
+    return parked(uncounted, delivery, intake.park, handler="", now=now, nonce=nonce)
 
 
 def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
@@ -84,7 +102,7 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     stamp = _story(delivery).after(verdict, attempt=delivery.attempt, now=now)
     if not verdict.counted:
         # What the broker counted itself is not in its story.
-        stamp = replace(stamp, attempts=delivery.attempt - 1)
+        stamp = replace(stamp, attempts=ended(delivery))
     told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
     put = {**replace(stamp, wait=0).headers(), **told}
     kept, leading = kept_properties(delivery.raw)
@@ -110,6 +128,14 @@ def with_brokers(made: Headers, came: Headers) -> Headers:
         return made
     whole = made.raw + encode_entry(BROKERS, theirs)
     return Headers(whole) if len(whole) <= ROOM else made
+
+
+def ended(delivery: Delivery) -> int:
+    """How many attempts have failed before, counted by us or by the broker; none where that cannot be read."""
+    try:
+        return min(story(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
+    except UndecodableHeaders:
+        return 0
 
 
 def _id(delivery: Delivery) -> str | None:

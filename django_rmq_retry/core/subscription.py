@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from django_rmq_retry.core.breaking import Breaker, unbreakable
 from django_rmq_retry.core.carriers import Route
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.keying import unordered
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy
 from django_rmq_retry.core.topology import Queue, check_name, matches
@@ -14,6 +16,8 @@ from django_rmq_retry.core.topology import Queue, check_name, matches
 SUSPECTS = ".suspects"
 Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
+Named = Callable[[Delivery], object]
+"""Of a message what names it, or the key whose order counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +56,28 @@ class Subscription:
     """The business keys of a message, by which people find it."""
     fingerprint: Fingerprint | None = None
     """The handler's own way to say which failures have one cause."""
+    once: bool | Named = False
+    """Whether it runs once for each message, whatever is delivered twice; or what names the message."""
+    using: str = ""
+    """The database in which the handler writes, of those that the project has; the default one where it is empty."""
+    order_by: Named | None = None
+    """The key within which a message that has failed holds those after it."""
+    rate: float | None = None
+    """Runs per second, of all processes together."""
+    breaker: Breaker | None = None
+    """When to stop for a while because what the handler needs is down."""
     route: Route = field(init=False, repr=False)
+    gated: bool = field(init=False, repr=False)
+    """Whether somebody is to be asked before each run."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.park)
         if self.park == self.queue.name:
             raise ConfigurationError(f"Handler {self.name} parks into its own queue {self.park!r}; name another one.")
-        if self.policy.ordered and not self.queue.single_active_consumer:
+        ordered = self.policy.ordered or self.order_by is not None
+        if ordered and not self.queue.single_active_consumer:
             object.__setattr__(self, "queue", self.queue.varied(single_active_consumer=True))
-        if self.policy.ordered and self.queue.type == "quorum" and self.queue.delivery_limit is None:
+        if ordered and self.queue.type == "quorum" and self.queue.delivery_limit is None:
             raise ConfigurationError(
                 f"Handler {self.name} keeps order, but queue {self.queue.name!r} has delivery_limit=None: RabbitMQ 3 "
                 "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
@@ -68,7 +85,12 @@ class Subscription:
         route = Route(work=self.queue, park=self.park, attempts=self.policy.attempts, backoffs=self.policy.backoffs)
         # Made once: it is asked for at every failure.
         object.__setattr__(self, "route", route)
-        refusal = self.policy.via.refusal(route)
+        gated = self.order_by is not None or self.rate is not None or self.breaker is not None
+        object.__setattr__(self, "gated", gated)
+        refusal = unbreakable(self.policy) if self.breaker is not None else None
+        refusal = refusal or (unordered(self.policy.via) if self.order_by else None) or self.policy.via.refusal(route)
+        if self.once and self.policy.answers:
+            refusal = "Each call waits for an answer, and once=… has none for a second one. Leave it out, or OneShot."
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
 
@@ -86,13 +108,25 @@ class Intake:
         return any(subscription.policy.ordered for subscription in self.subscriptions)
 
     @property
+    def keyed(self) -> bool:
+        """Whether some of its messages are kept in order within a key."""
+        return any(subscription.order_by is not None for subscription in self.subscriptions)
+
+    @property
     def suspects(self) -> str | None:
         """The queue in which what may have stopped a worker is tried alone; None where it cannot be told or moved.
 
         A classic queue counts no returns, a line must keep its order, and some carriers work on one queue only.
         """
         movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
-        return self.queue.name + SUSPECTS if movable and self.queue.type == "quorum" and not self.ordered else None
+        movable = movable and not self.ordered and not self.keyed
+        return self.queue.name + SUSPECTS if movable and self.queue.type == "quorum" else None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what goes back must go where it was, or is counted by a queue that a copy would mislead."""
+        laned = all(subscription.policy.via.laned for subscription in self.subscriptions)
+        return self.ordered or self.keyed or not laned
 
     @property
     def dispatches(self) -> bool:

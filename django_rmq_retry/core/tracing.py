@@ -67,10 +67,8 @@ class Cause(NamedTuple):
 
 def trace(error: BaseException, own: Own) -> tuple[Cause, ...]:
     """An exception and what caused it, the newest first."""
-    return tuple(
-        Cause(kind=kind_of(one), link=link, text=short(one, TEXT_LIMIT), stack=stack_of(one, own))
-        for one, link in causes(error)
-    )
+    # Made by place, in a list first: it is asked for at every failure.
+    return tuple([Cause(kind_of(one), link, short(one, TEXT_LIMIT), stack_of(one, own)) for one, link in causes(error)])
 
 
 def causes(error: BaseException) -> list[tuple[BaseException, str]]:
@@ -105,20 +103,20 @@ def _named(kind: type[BaseException]) -> str:
 
 def stack_of(error: BaseException, own: Own) -> Stack:
     """The frames of its traceback: worked out once for a place in the code, for most failures are like one before."""
-    outer: list[TracebackType] = []
-    inner: deque[TracebackType] = deque(maxlen=INNERMOST)
-    count = 0
+    steps: list[TracebackType] = []
     step = _get(error, "__traceback__")
     while isinstance(step, TracebackType):
-        count += 1
-        (outer if count <= OUTERMOST else inner).append(step)
+        steps.append(step)
         step = step.tb_next
-    key = (count, own, *((id(one.tb_frame.f_code), one.tb_lasti) for one in (*outer, *inner)))
+    count = len(steps)
+    if count > OUTERMOST + INNERMOST:
+        steps[OUTERMOST:-INNERMOST] = []
+    key = (count, own, *[part for one in steps for part in (id(one.tb_frame.f_code), one.tb_lasti)])
     known = _stacks.get(key)
     if known is None:
         if len(_stacks) >= REMEMBERED:
             _stacks.clear()
-        known = _stacks[key] = _stack([*outer, *inner], count, own)
+        known = _stacks[key] = _stack(steps, count, own)
     return known
 
 

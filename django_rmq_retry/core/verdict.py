@@ -31,6 +31,9 @@ class Reason(StrEnum):
     DELIVERY_LIMIT = "delivery limit"
     OVERFLOWN = "queue overflow"
     REJECTED = "rejected"
+    CONFLICT = "identity conflict"
+    ALIKE = "may be a duplicate"
+    UNNAMED = "cannot be named"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class Verdict:
 
 
 ACK = Verdict(kind=Kind.ACK)
+DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run again.", counted=False)
 
 
 def short(value: object, limit: int = TEXT_LIMIT) -> str:

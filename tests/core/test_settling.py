@@ -202,6 +202,32 @@ class TestParking:
         assert settlement.copy.headers["rmq-retry-detail"] == "No handler takes it."
         assert "rmq-retry-handler" not in settlement.copy.headers
 
+    @pytest.mark.parametrize(
+        ("headers", "attempts"),
+        [
+            ({}, None),
+            ({"rmq-retry-attempts": 2, "rmq-retry-queue": "payments"}, 2),
+            ({"rmq-retry-attempts": 2, "rmq-retry-queue": "payouts"}, None),
+            ({"x-death": [{"queue": "payments", "reason": "rejected", "count": 3}]}, 3),
+        ],
+        ids=["new", "tried before", "tried elsewhere", "counted by the broker"],
+    )
+    def test_without_a_handler_no_attempt_is_counted(self, headers: dict[str, object], attempts: int | None) -> None:
+        (intake,) = intakes([CHARGE])
+        settlement = unhandled(park(Reason.UNHANDLED, "None."), delivery(headers=headers), intake, now=NOW)
+
+        assert settlement.copy is not None
+        assert settlement.copy.headers.get("rmq-retry-attempts") == attempts
+        assert "rmq-retry-summary" not in settlement.copy.headers
+
+    def test_nor_where_nobody_can_read_the_count(self) -> None:
+        (intake,) = intakes([CHARGE])
+        unreadable = delivery(raw=b"\x20")
+        settlement = unhandled(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, intake, now=NOW)
+
+        assert settlement.copy is not None
+        assert "rmq-retry-attempts" not in settlement.copy.headers
+
     def test_where_it_is_parked_is_never_taken_from_a_header(self) -> None:
         forged: dict[str, object] = {
             "rmq-retry-queue": "victim",

@@ -1,0 +1,109 @@
+"""The key of a message as a text, and who can keep an order of keys."""
+
+from datetime import date
+from uuid import UUID
+
+import pytest
+
+from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.keying import NoKey, key_of
+from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.core.subscription import Intake, Subscription
+from django_rmq_retry.core.topology import Queue
+from tests.core.made import delivery
+
+ODD = UUID("12345678123456781234567812345678")
+
+
+def handler(policy: Policy, queue: Queue | None = None) -> Subscription:
+    return Subscription(
+        name="bank.post",
+        run=print,
+        queue=queue or Queue("payments"),
+        policy=policy,
+        park="payments.parked",
+        order_by=lambda message: message.data["account"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "key"),
+    [
+        ("no 7", "no 7"),
+        (7, "7"),
+        (ODD, "12345678-1234-5678-1234-567812345678"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (("no", 7), "no:7"),
+        ([1, 2], "1:2"),
+    ],
+)
+def test_a_key_is_a_text(found: object, key: str) -> None:
+    assert key_of(lambda _: found, delivery()) == key
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "returned nothing"),
+        ("", "returned an empty text"),
+        (True, "returned a bool"),
+        (1.5, "returned a float"),
+        ({"a": 1}, "returned a dict"),
+        (("a", None), "returned nothing"),
+        ((), "returned a tuple"),
+    ],
+)
+def test_what_is_no_key_says_what_it_is(found: object, said: str) -> None:
+    with pytest.raises(NoKey) as caught:
+        key_of(lambda _: found, delivery())
+
+    assert said in str(caught.value)
+
+
+def test_a_function_that_fails_is_named_with_its_error() -> None:
+    with pytest.raises(NoKey) as caught:
+        key_of(lambda message: message.data["account"], delivery())
+
+    assert str(caught.value) == (
+        "Its key cannot be told: order_by raised TypeError: 'NoneType' object is not subscriptable. "
+        "Mend the message or order_by, and requeue it."
+    )
+
+
+@pytest.mark.parametrize("via", [Ladder(), Republish(), WaitQueue("wait", "wait")])
+def test_carriers_that_copy_can_keep_an_order(via: Ladder | Republish | WaitQueue) -> None:
+    made = handler(RetryThenPark(via=via))
+
+    assert (made.queue.single_active_consumer, made.gated) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        StopTheLine(),
+        OneShot(),
+        RetryThenPark(via=Requeue(), attempts=2),
+        RetryThenPark(via=Native(5)),
+        RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=5)),
+    ],
+)
+def test_carriers_that_send_no_copy_are_refused(policy: Policy) -> None:
+    with pytest.raises(ConfigurationError, match="order_by needs retries that leave the queue as copies"):
+        handler(policy)
+
+
+def test_a_carrier_that_may_lose_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="AckFirst may lose one: all behind it would wait on"):
+        handler(RetryThenPark(via=AckFirst()))
+
+
+def test_a_queue_that_forgets_places_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="has delivery_limit=None"):
+        handler(RetryThenPark(), Queue("payments", type="quorum", delivery_limit=None))
+
+
+def test_nothing_of_such_a_queue_is_tried_apart_for_that_would_overtake() -> None:
+    made = handler(RetryThenPark())
+
+    assert Intake(queue=made.queue, park=made.park, subscriptions=(made,)).suspects is None

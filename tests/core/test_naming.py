@@ -1,0 +1,50 @@
+"""What a message is called stays the same through retries, and is another for another message."""
+
+from dataclasses import replace
+
+from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.naming import name_of, nameless
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.core.settlement import copy_of
+from django_rmq_retry.core.stamps import Stamp
+
+SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
+
+
+def delivered(properties: Properties = SENT, *, body: bytes = b"{}") -> Delivery:
+    return Delivery(queue="work", body=body, raw=encode_properties(properties), exchange="in", routing_key="pay")
+
+
+def test_a_message_is_called_by_its_id() -> None:
+    name = name_of(delivered(replace(SENT, message_id="7")))
+
+    assert name == "7"
+    assert not nameless(name)
+
+
+def test_without_an_id_its_retry_is_called_as_it_is_itself() -> None:
+    first = delivered()
+    copy = copy_of(first, Stamp(attempts=2, since=5, queue="work"), exchange="", routing_key="work.retry.10s")
+    again = Delivery(
+        queue="work", body=copy.body, raw=encode_properties(copy.properties), exchange="in", routing_key="pay"
+    )
+
+    assert name_of(again) == name_of(first)
+    assert nameless(name_of(first))
+
+
+def test_without_an_id_what_differs_is_another_message() -> None:
+    others = [
+        delivered(body=b"[]"),
+        delivered(replace(SENT, timestamp=8)),
+        delivered(replace(SENT, headers=Headers.of({"tenant": "shop"}))),
+    ]
+
+    assert len({name_of(one) for one in (delivered(), *others)}) == 4
+
+
+def test_what_the_broker_writes_of_a_redelivery_changes_no_name() -> None:
+    counted = replace(SENT, headers=Headers.of({"tenant": "bank", "x-delivery-count": 1}))
+
+    assert name_of(delivered(counted)) == name_of(delivered())
