@@ -9,6 +9,7 @@ from typing import Protocol
 from django_rmq_retry.core.errors import (
     MessageNacked,
     MessageReturned,
+    MessageTooLarge,
     MessageUnsent,
     PublishError,
     PublishUnknown,
@@ -36,7 +37,7 @@ ERRORS: Mapping[Outcome, type[PublishError]] = {
     Outcome.NACKED: MessageNacked,
     Outcome.UNKNOWN: PublishUnknown,
     Outcome.UNSENT: MessageUnsent,
-    Outcome.TOO_LARGE: MessageUnsent,
+    Outcome.TOO_LARGE: MessageTooLarge,
 }
 
 
@@ -72,8 +73,15 @@ class Line:
     ordered: bool = False
     parks: bool = False
     """Whether the queue itself sends what is rejected to the parked queue."""
+    keyed: bool = False
+    """Whether order matters among messages of one key: several may be in hand."""
     longest_hold: float = 600.0
     """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing in hand goes back by itself: only a channel that closes returns it in its place."""
+        return self.ordered or self.keyed
 
 
 class Receiver(Protocol):
@@ -109,6 +117,12 @@ class Source(Protocol):
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Return deliveries that no attempt was made of."""
+
+    def pause(self, queue: str) -> None:
+        """Take nothing more of this queue; what is in hand can still be settled. Also before the start."""
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        """Take of it again, at most so many at once; None is as many as its line says."""
 
     def quiesce(self) -> None:
         """No further arrivals; what is in hand can still be settled."""

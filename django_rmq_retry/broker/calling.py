@@ -15,9 +15,11 @@ from django_rmq_retry.broker.delivering import DeliverTo, Received
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.broker.linking import Link
 from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.sizing import above
 from django_rmq_retry.core.errors import (
     CallUnanswered,
     MessageReturned,
+    MessageTooLarge,
     MessageUnsent,
     RmqRetryError,
     UndecodableHeaders,
@@ -108,6 +110,16 @@ class PikaCaller:
     def _send(self, request: Request) -> None:
         connection, channel, message = self._link.connection, self._channel, request.message
         if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
+            return
+        sizes, size = connection.sizes, len(message.body)
+        if size > sizes.taken and sizes.limit is None:
+            # Sent as it is it would close the channel, and with it the way of the answers to all others.
+            sizes.ask(size, lambda: self._send(request))
+            return
+        if sizes.limit is not None and size > sizes.limit:
+            self._open.pop(message.properties.correlation_id or "", None)
+            said = above(size, sizes.limit)
+            request.end(error=MessageTooLarge(message.exchange, message.routing_key, said=said))
             return
         try:
             frames = marshal_publish(

@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pika.exceptions import ChannelClosed
+
 from django_rmq_retry.broker.base import UNWRITABLE, Outcome
 from django_rmq_retry.broker.delivering import text_of
 from django_rmq_retry.broker.envelope import marshal_publish
-from django_rmq_retry.broker.sizing import limit_in
+from django_rmq_retry.broker.sizing import above, limit_in
 from django_rmq_retry.core.errors import HeadersTooLarge
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import decode_properties
@@ -106,7 +108,7 @@ class ConfirmChannel:
         """A body too large would close the channel, and leave what others have sent on it without an answer."""
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
-            pending.end(Outcome.TOO_LARGE, _above(size, sizes.limit))
+            pending.end(Outcome.TOO_LARGE, above(size, sizes.limit))
             return
         # What comes after it stays behind it.
         self._open = False
@@ -134,7 +136,7 @@ class ConfirmChannel:
             if missing and missing["exchange"] == message.exchange:
                 pending.end(Outcome.RETURNED, f"exchange {message.exchange!r} does not exist")
             elif limit is not None and len(message.body) > limit:
-                pending.end(Outcome.TOO_LARGE, _above(len(message.body), limit))
+                pending.end(Outcome.TOO_LARGE, above(len(message.body), limit))
             else:
                 pending.end(Outcome.UNKNOWN, said)
 
@@ -202,9 +204,7 @@ class ConfirmChannel:
     def _was_closed(self, channel: "Channel", reason: BaseException) -> None:
         # The next channel may get the same number.
         self._connection.confirms.pop(channel.channel_number, None)
-        self.lost(getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__)
+        said = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
+        # A connection that is lost closes its channels first: that is no answer to what was sent on them.
+        self.lost(said if isinstance(reason, ChannelClosed) else f"the connection was lost: {said}")
         self._closed(self)
-
-
-def _above(size: int, limit: int) -> str:
-    return f"{size} bytes are above the broker's {limit}"

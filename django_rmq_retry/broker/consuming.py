@@ -3,15 +3,16 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from pika.exceptions import ChannelClosedByBroker
-
 from django_rmq_retry.broker.address import Access
 from django_rmq_retry.broker.base import Line, Publisher, Receiver
 from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.broker.emptying import Emptiness
+from django_rmq_retry.broker.interrupting import hopeless, words
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.linking import Link
 from django_rmq_retry.broker.looking import Look
 from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.pausing import Pauses
 from django_rmq_retry.broker.settling import Settler
 from django_rmq_retry.broker.wording import Named
 from django_rmq_retry.core.errors import QueueUnusable, TopologyMissing
@@ -26,7 +27,6 @@ MOST_TRIES = 8
 LOOK = 0.05
 DEAF = 120
 """So often in a row, twice a second, the I/O thread may leave the question unanswered whether it still turns."""
-ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 
 class PikaSource:
@@ -44,6 +44,7 @@ class PikaSource:
         self._granted: set[str] = set()
         self._halted: dict[str, tuple[bytes, str, int]] = {}
         """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
+        self._pauses = Pauses(io)
         self._quiet = False
         self._receiver: Receiver | None = None
 
@@ -62,6 +63,14 @@ class PikaSource:
         """Return deliveries that no attempt was made of."""
         returned = list(deliveries)
         self._io.call(lambda: self._return(returned))
+
+    def pause(self, queue: str) -> None:
+        """Take nothing more of this queue; what is in hand can still be settled."""
+        self._io.call(lambda: self._pause(queue))
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        """Take of it again, at most so many at once."""
+        self._io.call(lambda: self._resume(queue, prefetch))
 
     def quiesce(self) -> None:
         """No further arrivals; what is in hand can still be settled."""
@@ -104,13 +113,13 @@ class PikaSource:
         if self._quiet:
             return
         tries = self._tries[queue] = self._tries.get(queue, 0) + 1
-        verdict = _hopeless(reason, granted=queue in self._granted and tries < MOST_TRIES)
+        verdict = hopeless(reason, granted=queue in self._granted and tries < MOST_TRIES)
         if verdict is not None:
             self._failed(QueueUnusable(queue, verdict[0], advice=verdict[1]))
             return
         wait = min(RESUBSCRIBE * tries, 5.0)
-        log.warning("Queue %r: %s; subscribing again in %.1f s", queue, _words(reason), wait)
-        self._io.later(wait, lambda: self._open_line(line.line))
+        log.warning("Queue %r: %s; subscribing again in %.1f s", queue, words(reason), wait)
+        self._io.later(wait, lambda: self._reopen(queue))
 
     def _opened(self, connection: Connection) -> None:
         if self._receiver is not None:
@@ -131,10 +140,32 @@ class PikaSource:
         for line in self._wanted:
             self._open_line(line)
 
+    def _reopen(self, queue: str) -> None:
+        for line in self._wanted:
+            if line.queue == queue:
+                self._open_line(line)
+
     def _open_line(self, line: Line) -> None:
         connection = self._link.connection
-        if connection is not None and connection.is_open and not self._quiet and line.queue not in self._lines:
-            self._lines[line.queue] = OpenLine(connection, line, self)
+        wanted = not self._quiet and line.queue not in self._lines and line.queue not in self._pauses
+        if wanted and connection is not None and connection.is_open:
+            self._lines[line.queue] = OpenLine(connection, self._pauses.shaped(line), self)
+
+    def _pause(self, queue: str) -> None:
+        self._pauses.pause(queue)
+        line = self._lines.pop(queue, None)
+        if line is not None:
+            self._pauses.retire(line)
+            self._settler.let_go(line)
+
+    def _resume(self, queue: str, prefetch: int | None) -> None:
+        self._pauses.resume(queue, prefetch)
+        line = self._lines.get(queue)
+        shaped = {self._pauses.shaped(one).prefetch for one in self._wanted if one.queue == queue}
+        if line is not None and line.line.prefetch not in shaped:
+            # A prefetch is a subscription's, and cannot be changed (docs/consumer-prefetch).
+            self._pauses.retire(self._lines.pop(queue))
+        self._reopen(queue)
 
     def _remember(self, delivery: Delivery) -> None:
         line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
@@ -146,10 +177,11 @@ class PikaSource:
         line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
         line.close()
         self._lines.pop(line.line.queue, None)
-        self._io.later(hold, lambda: self._open_line(line.line))
+        self._io.later(hold, lambda: self._reopen(line.line.queue))
 
     def _lost(self, reason: str, retry_in: float) -> None:
         self._lines.clear()
+        self._pauses.forget()
         if self._receiver is not None:
             self._receiver.lost(reason, retry_in)
 
@@ -160,7 +192,9 @@ class PikaSource:
     def _return(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
-            if not line.line.ordered:
+            if line.line.in_order:
+                line.drop()
+            else:
                 line.tell(delivery, Tell.REQUEUE)
 
     def _quiesce(self) -> None:
@@ -180,6 +214,7 @@ class PikaSource:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+        self._pauses.close()
         self._link.close(self._drained)
 
     def _drained(self) -> None:
@@ -188,47 +223,14 @@ class PikaSource:
 
     def _look(self, told: Callable[[bool], None]) -> None:
         lines = list(self._lines.values())
-        if not self._wanted:
-            told(True)  # noqa: FBT003 - the answer
-            return
-        if len(lines) < len(self._wanted) or not all(line.open for line in lines):
+        wanted = [line for line in self._wanted if line.queue not in self._pauses]
+        if any(line.in_hand > 0 for line in self._pauses.retired):
             told(False)  # noqa: FBT003 - the answer
             return
-        _Look(lines, told)
-
-
-class _Look:
-    """Asks every line once and tells the sum."""
-
-    def __init__(self, lines: Sequence[OpenLine], told: Callable[[bool], None]) -> None:
-        self._left = len(lines)
-        self._lines = lines
-        self._found = sum(line.in_hand for line in lines)
-        self._told = told
-        for line in lines:
-            line.depth(self._one)
-
-    def _one(self, ready: int) -> None:
-        self._left -= 1
-        self._found += ready
-        if not self._left:
-            # What was ready a moment ago may have come into our hand since we asked.
-            self._told(self._found == 0 and not any(line.in_hand for line in self._lines))
-
-
-def _hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
-    """What is wrong and what to do, where subscribing again would change nothing; None where it may."""
-    if not isinstance(reason, ChannelClosedByBroker) or granted:
-        return None
-    text = reason.reply_text
-    if reason.reply_code == NOT_FOUND and not ("home node" in text or "timeout" in text):
-        return "it does not exist", "Declare it with `manage.py rmq_declare`."
-    if reason.reply_code == ACCESS_REFUSED and "exclusive" not in text:
-        return f"the broker says {text}", "Give the user the right to read it."
-    return None
-
-
-def _words(reason: BaseException | str) -> str:
-    if isinstance(reason, ChannelClosedByBroker):
-        return f"the broker closed the channel ({reason.reply_code} {reason.reply_text})"
-    return str(reason)
+        if not wanted:
+            told(True)  # noqa: FBT003 - the answer
+            return
+        if len(lines) < len(wanted) or not all(line.open for line in lines):
+            told(False)  # noqa: FBT003 - the answer
+            return
+        Emptiness(lines, told)

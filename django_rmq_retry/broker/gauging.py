@@ -15,8 +15,9 @@ from django_rmq_retry.core.errors import BrokerRefused
 class Bounds:
     """What is still healthy."""
 
-    max_parked: int | None = None
     min_consumers: int = 0
+    stopped: frozenset[str] = frozenset()
+    """Queues that somebody has stopped: nobody has to read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,13 @@ def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds:
 
 def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
     found = []
-    if holding.ready and not holding.consumers and _is_read(queue):
+    read = queue.name not in bounds.stopped
+    if holding.ready and not holding.consumers and _is_read(queue) and read:
         found.append("nobody reads this queue")
-    if queue.role is Role.WORK and holding.consumers < bounds.min_consumers:
+    if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
         found.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
     if queue.role is Role.WAITING and holding.consumers:
         found.append("somebody consumes it: retries come too early")
-    if queue.role is Role.PARKED and bounds.max_parked is not None and holding.ready > bounds.max_parked:
-        found.append(f"{holding.ready} parked, more than {bounds.max_parked}")
     if _full(queue.arguments, holding.ready):
         found.append("full: it refuses or gives up messages")
     if row.get("messages_dlx"):

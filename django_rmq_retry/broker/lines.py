@@ -48,6 +48,8 @@ class OpenLine:
         self._tag = ""
         self._open = True
         self._quiet = False
+        self.retired = False
+        """Paused: what is in hand ends here, and nothing is attempted again."""
         self._asked: list[Heard] = []
         """Who waits for the answer that is on its way; whoever came later waits for the next."""
         self._asking: list[Heard] = []
@@ -104,10 +106,19 @@ class OpenLine:
             each(heard)
 
     def quiesce(self) -> None:
-        """Take nothing more. An ordered line is not cancelled: the next consumer could pass what is in hand."""
+        """Take nothing more. One in order is not cancelled: the next consumer could pass what is in hand."""
         self._quiet = True
-        if self.open and not self.line.ordered and self._tag and self._channel is not None:
+        if self.open and not self.line.in_order and self._tag and self._channel is not None:
             self._channel.basic_cancel(self._tag, callback=lambda _frame: None)
+
+    def retire(self) -> None:
+        """Take nothing more, for this line will not go on: another is opened in its place."""
+        self.retired = True
+        self.quiesce()
+
+    def drop(self) -> None:
+        """One that nobody works on stays unsettled: it goes back, in its place, when the channel closes."""
+        self.in_hand -= 1
 
     def close(self) -> None:
         """Close the channel; the broker takes back what is in hand, in its order."""
@@ -129,6 +140,9 @@ class OpenLine:
         channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._subscribe(channel))
 
     def _subscribe(self, channel: "Channel") -> None:
+        if not self._open:
+            # Given up while it was opened.
+            self._connection.close_channel_bare(channel)
         if not self._open or self._quiet:
             return
         self._tag = channel.basic_consume(
@@ -138,8 +152,8 @@ class OpenLine:
     def _receive(self, *received: *Received) -> None:
         _, number, redelivered, exchange, routing_key, raw, body = received
         if self._quiet:
-            # Still on its way when we asked to stop: it goes back; an ordered line does so by closing its channel.
-            if not self.line.ordered:
+            # Still on its way when we asked to stop: it goes back; a line in order does so by closing its channel.
+            if not self.line.in_order:
                 self._connection.send_raw(self._acks.nack(number, requeue=True))
             return
         self.in_hand += 1

@@ -9,6 +9,7 @@ from pika import spec
 
 from django_rmq_retry.broker.asking import Session
 from django_rmq_retry.broker.envelope import RawProperties, marshal_publish
+from django_rmq_retry.broker.sizing import above
 from django_rmq_retry.core.deaths import BROKERS_OWN, rejections
 from django_rmq_retry.core.errors import RmqRetryError, UndecodableHeaders
 from django_rmq_retry.core.properties import decode_properties, encode_properties
@@ -76,6 +77,7 @@ class Move:
 
     def _copy(self, method: spec.Basic.GetOk, properties: RawProperties, body: bytes) -> None:
         connection = self._session.connection
+        self._check_size(len(body))
         data = marshal_publish(
             self._channel.channel_number,
             self._change(properties.raw),
@@ -88,6 +90,18 @@ class Move:
         self._sent += 1
         self._pending[self._sent] = method.delivery_tag or 0
         connection.send_raw(data)
+
+    def _check_size(self, size: int) -> None:
+        """Asked before: a copy too large would close the channel, and double what is confirmed but not acked."""
+        sizes = self._session.connection.sizes
+        if size > sizes.taken and sizes.limit is None:
+            answered: list[bool] = []
+            sizes.ask(size, lambda: answered.append(True))
+            self._wait(lambda: answered)
+        if sizes.limit is not None and size > sizes.limit:
+            self._wait(lambda: not self._pending)
+            self._fail(f"{above(size, sizes.limit)}: raise max_message_size there.")
+            self._wait(lambda: None)
 
     def _confirmed(self, frame: Any) -> None:
         method = frame.method

@@ -44,9 +44,7 @@ class PatientSource(PikaSource):
 
     def _look_again(self, queue: str) -> None:
         self._awaited.discard(queue)
-        for line in self._wanted:
-            if line.queue == queue:
-                self._open_line(line)
+        self._reopen(queue)
 
     def _look(self, told: Callable[[bool], None]) -> None:
         """What cannot be consumed holds nobody up."""

@@ -47,7 +47,7 @@ class Settler:
         self._remember = remember
         self._chance = chance
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
-        self._held: dict[Delivery, Timer] = {}
+        self._held: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
         self.copying = 0
         """Copies under way: until the last is confirmed, nothing may be closed."""
@@ -60,9 +60,17 @@ class Settler:
         """Hold nothing any longer: what waits in hand goes back, and its next attempt is somebody else's."""
         self._stopping = True
         held, self._held = self._held, {}
-        for delivery, timer in held.items():
+        for delivery, (timer, _settlement) in held.items():
             self._io.cancel(timer)
             self._give_back(delivery)
+
+    def let_go(self, line: OpenLine) -> None:
+        """What waits in hand for another attempt goes back, for its line is paused; what leaves as a copy stays."""
+        for delivery, (timer, settlement) in list(self._held.items()):
+            if _line(delivery) is line and settlement.tell is Tell.AGAIN:
+                del self._held[delivery]
+                self._io.cancel(timer)
+                self._give_back(delivery)
 
     def flush(self) -> None:
         """Carry out everything handed over since the last turn; plain acks of one channel leave in one write."""
@@ -89,10 +97,14 @@ class Settler:
         if settlement.tell is Tell.AGAIN:
             self._remember(delivery)
         line = _line(delivery)
+        if line.retired and settlement.tell is Tell.AGAIN:
+            self._give_back(delivery)
+            return
         if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
             self._renew(delivery, settlement.hold)
             return
-        self._held[delivery] = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
+        timer = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
+        self._held[delivery] = timer, settlement
 
     def _held_enough(self, delivery: Delivery, settlement: Settlement) -> None:
         self._held.pop(delivery, None)
@@ -203,9 +215,11 @@ class Settler:
             log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
 
     def _give_back(self, delivery: Delivery) -> None:
-        """An ordered line keeps its message until its channel closes: a nack may move it behind others."""
+        """A line in order keeps its messages until its channel closes: a nack may move one behind others."""
         line = _line(delivery)
-        if not line.line.ordered:
+        if line.line.in_order:
+            line.drop()
+        else:
             line.tell(delivery, Tell.REQUEUE)
 
 

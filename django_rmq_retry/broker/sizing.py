@@ -22,6 +22,11 @@ def limit_in(said: str) -> int | None:
     return int(found["limit"]) if found else None
 
 
+def above(size: int, limit: int) -> str:
+    """What is said of a body that is larger than the broker takes."""
+    return f"{size} bytes are above the broker's {limit}"
+
+
 class Sizes:
     """What is known on one connection; the next one asks anew, for the broker may have been changed meanwhile."""
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame, spec
+from pika.exceptions import ConnectionClosedByBroker
 
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.broker.confirming import ConfirmChannel, Pending
@@ -185,6 +186,15 @@ def test_what_cannot_be_written_ends_as_unsent_and_harms_nobody_else(confirms: C
     confirms.feed(spec.Basic.Ack(2, True))
 
     assert confirms.outcomes == {"bad": Outcome.UNSENT, "good": Outcome.CONFIRMED, "after": Outcome.CONFIRMED}
+
+
+def test_a_connection_that_is_lost_says_so_of_what_was_sent_on_its_channels(confirms: Confirms) -> None:
+    confirms.send("a")
+    channel: Any = confirms.channel._channel
+    # As pika does with each of its channels.
+    channel._on_close_meta(ConnectionClosedByBroker(320, "CONNECTION_FORCED"))
+
+    assert confirms.ends == [("a", Outcome.UNKNOWN, "the connection was lost: CONNECTION_FORCED")]
 
 
 def test_what_waits_for_its_channel_ends_at_its_deadline() -> None:

@@ -1,14 +1,17 @@
 """The consuming connection of the direct face. What becomes of a settlement is said by the real one's own Settler."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from django_rmq_retry.broker.base import Line, Publisher, Receiver
+from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.settling import Settler
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.embedded.direct.broker import DirectBroker
+from django_rmq_retry.embedded.direct.lines import DirectLine
 from django_rmq_retry.embedded.engine.clock import Timer
 from django_rmq_retry.embedded.engine.events import Deliver
 from django_rmq_retry.embedded.engine.vhost import Session
@@ -30,9 +33,12 @@ class DirectSource:
             io, publisher, again=self._again, renew=self._renew, remember=self._remember, chance=lambda: 0.5
         )
         self._session: Session | None = None
-        self._open: dict[int, _DirectLine] = {}
+        self._open: dict[int, DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._halted: dict[str, tuple[bytes, str, int]] = {}
+        self._paused: set[str] = set()
+        self._narrow: dict[str, int] = {}
+        self._last = 0
         self._receiver: Receiver | None = None
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
@@ -45,13 +51,35 @@ class DirectSource:
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             line = _line(delivery)
-            if not line.line.ordered:
+            if line.line.in_order:
+                line.drop()
+            else:
                 line.tell(delivery, Tell.REQUEUE)
 
     def empty(self, told: Callable[[bool], None]) -> None:
         """Whether the queues are empty and nothing is in hand."""
-        queues = (self._broker.queue(line.queue) for line in self._wanted)
+        queues = (self._broker.queue(line.queue) for line in self._wanted if line.queue not in self._paused)
         told(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
+
+    def pause(self, queue: str) -> None:
+        """What is in hand is settled first; then the channel ends."""
+        self._paused.add(queue)
+        for line in list(self._open.values()):
+            if line.line.queue == queue and not line.retired:
+                line.retire()
+                self._settler.let_go(cast(OpenLine, line))
+        self._close_settled()
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        self._paused.discard(queue)
+        self._narrow.pop(queue, None)
+        if prefetch is not None:
+            self._narrow[queue] = prefetch
+        for line in self._open.values():
+            if line.line.queue == queue and line.line.prefetch != self._shaped(line.line).prefetch:
+                line.retire()
+        self._close_settled()
+        self._open_lines()
 
     def quiesce(self) -> None:
         self._settler.stop()
@@ -88,16 +116,34 @@ class DirectSource:
         if session is None:
             return
         for event in session.drain():
-            if isinstance(event, Deliver):
+            if isinstance(event, Deliver) and event.channel in self._open:
                 self._arrived(self._open[event.channel], event)
+        self._close_settled()
 
     def _connect(self) -> None:
         if self._session is not None or self._receiver is None:
             return
         self._session = self._broker.vhost.connect()
         self._receiver.connected(self._broker.server)
-        for number, line in enumerate(self._wanted, start=1):
-            self._open[number] = _DirectLine(self._session, number, line)
+        self._open_lines()
+
+    def _open_lines(self) -> None:
+        session = self._session
+        consumed = {line.line.queue for line in self._open.values() if not line.retired}
+        for line in self._wanted:
+            if session is not None and line.queue not in consumed and line.queue not in self._paused:
+                self._last += 1
+                self._open[self._last] = DirectLine(session, self._last, self._shaped(line))
+
+    def _shaped(self, line: Line) -> Line:
+        most = next((one.prefetch for one in self._wanted if one.queue == line.queue), line.prefetch)
+        return replace(line, prefetch=min(most, self._narrow.get(line.queue, most)))
+
+    def _close_settled(self) -> None:
+        for number, line in list(self._open.items()):
+            if line.retired and line.in_hand <= 0:
+                line.close()
+                del self._open[number]
 
     def _cut(self) -> None:
         for line in self._open.values():
@@ -107,7 +153,11 @@ class DirectSource:
         if session is not None:
             session.close()
 
-    def _arrived(self, line: "_DirectLine", event: Deliver) -> None:
+    def _arrived(self, line: "DirectLine", event: Deliver) -> None:
+        if line.retired:
+            # It came before the line was given up, and goes back with its channel.
+            return
+        line.in_hand += 1
         message = event.message
         delivery = Delivery(
             queue=line.line.queue,
@@ -156,48 +206,7 @@ class _Loop:
         timer.cancel()
 
 
-class _DirectLine:
-    """What a Settler needs of an open line."""
-
-    since = float("inf")
-
-    def __init__(self, session: Session, number: int, line: Line) -> None:
-        self.line = line
-        self.open = True
-        self.deaf = False
-        self._channel = session.channel(number)
-        self._channel.qos(line.prefetch)
-        self._tag = self._channel.consume(line.queue)
-
-    def ack(self, deliveries: Iterable[Delivery]) -> bytes:
-        for delivery in deliveries:
-            self.tell(delivery, Tell.ACK)
-        return b""
-
-    def send(self, frames: bytes) -> None:
-        """Said already."""
-
-    def tell(self, delivery: Delivery, tell: Tell) -> None:
-        if not self.open or self.deaf:
-            return
-        token: Any = delivery.token
-        if tell is Tell.ACK:
-            self._channel.ack(token[1])
-        elif tell is Tell.COUNTED_REQUEUE:
-            self._channel.reject(token[1])
-        else:
-            self._channel.nack(token[1], requeue=tell is Tell.REQUEUE)
-
-    def when_heard(self, heard: Callable[[bool], None]) -> None:
-        """At once: whatever was told has been heard, unless the connection is as good as lost."""
-        heard(self.open and not self.deaf)
-
-    def quiesce(self) -> None:
-        if not self.line.ordered:
-            self._channel.cancel(self._tag)
-
-
-def _line(delivery: Delivery) -> _DirectLine:
+def _line(delivery: Delivery) -> DirectLine:
     token: Any = delivery.token
-    line: _DirectLine = token[0]
+    line: DirectLine = token[0]
     return line

@@ -156,6 +156,7 @@ def test_a_consumer_brings_back_a_broker_that_was_killed_and_all_that_was_in_it(
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.django_db
 def test_a_command_with_nobody_running_it_says_what_to_start() -> None:
     ran = run("rmq_status")
 
