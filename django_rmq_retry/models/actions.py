@@ -30,6 +30,15 @@ class Verb(models.TextChoices):
     STOP = "stop", pgettext_lazy("act", "Stop run")
 
 
+ELSEWHERE = {
+    (Verb.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
+    (Verb.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
+    (Verb.RELEASE, "let_go"): pgettext_lazy("act", "Let key go on"),
+    (Verb.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
+}
+"""The same verbs, done to what is neither a message nor a run; a fact tells them apart."""
+
+
 class InsertOnly(models.QuerySet["OperatorAction"]):
     """Refuses what would change history."""
 
@@ -90,7 +99,7 @@ class OperatorAction(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.number} {self.verb} {self.subject}".strip()
+        return f"{self.number} {self.get_verb_display()} {self.subject}".strip()
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if not self._state.adding:
@@ -99,6 +108,11 @@ class OperatorAction(models.Model):
 
     def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+
+    def get_verb_display(self) -> str:  # type: ignore[no-redef]  # Django makes none where there is one
+        """What was done, and to what."""
+        found = (said for (verb, fact), said in ELSEWHERE.items() if verb == self.verb and fact in self.facts)
+        return str(next(found, dict(Verb.choices).get(self.verb, self.verb)))
 
 
 class AuditHead(models.Model):
