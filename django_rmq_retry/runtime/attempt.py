@@ -1,45 +1,27 @@
 """One delivery, step by step: look, decode, run, judge; the result is a settlement, and nothing escapes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from django_rmq_retry.core.backoff import LONGEST
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.keying import NoKey
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Failure, Policy
 from django_rmq_retry.core.properties import Properties, has_headers
-from django_rmq_retry.core.settlement import DONE, Settlement
+from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 from django_rmq_retry.core.settling import feasible, set_apart, settle, unhandled, waits_on
 from django_rmq_retry.core.stamps import ANSWER, FAILED, MARK, story
 from django_rmq_retry.core.subscription import Intake, Subscription
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, park
 from django_rmq_retry.runtime.crashing import crashed
 from django_rmq_retry.runtime.grouping import grouped
-from django_rmq_retry.runtime.journal import Attempt, Journal, storied
-
-ENCODED = 0x40
-"""The flag of the property content-encoding, in the first byte of the properties."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What an attempt needs from outside: clocks, chance, and the two openings to the project."""
-
-    around: Callable[[], AbstractContextManager[object]]
-    journal: Journal
-    clock: Callable[[], float]
-    """Seconds that only go forward."""
-    today: Callable[[], int]
-    """Milliseconds of the epoch."""
-    chance: Callable[[], float]
-    crash_limit: int | None = 5
-    """So often a message may come back from a worker that went away; then it is parked unseen."""
-    reply_to: Sequence[str] = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
-    """Queues that may be answered, as patterns: a sender must not choose where we write with our rights."""
+from django_rmq_retry.runtime.journal import Attempt, storied
+from django_rmq_retry.runtime.preparing import ready, restore_origin
+from django_rmq_retry.runtime.surroundings import Instead, Surroundings, Unready, left_unready
 
 
 class Attempts:
@@ -65,13 +47,30 @@ class Attempts:
             subscription = found
         return self._attempt(delivery, subscription, began, begin)
 
+    def key(self, delivery: Delivery) -> tuple[str, str] | None:
+        """Of a message whose order counts its handler and its key; None for any other, and where neither is known."""
+        plain = not delivery.redelivered and not has_headers(delivery.raw)
+        subscription = self._only.get(delivery.queue) if plain else None
+        if subscription is None:
+            intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
+            try:
+                restore_origin(delivery, intake.queue.name)
+                delivery.headers.check()
+                subscription = intake.choose(delivery)
+            except UndecodableHeaders:
+                return None
+        if subscription is None or subscription.order_by is None or ready(delivery, subscription) is not None:
+            return None
+        delivery.decoded = True
+        return subscription.name, delivery.key or ""
+
     def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
         """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
         # Noted in the delivery, for it may be looked at again after something outside its handler failed.
         apart = delivery.apart = delivery.apart or delivery.queue in self._apart
         intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
         try:
-            _restore_origin(delivery, intake.queue.name)
+            restore_origin(delivery, intake.queue.name)
             delivery.headers.check()
             subscription = intake.choose(delivery)
         except UndecodableHeaders as error:
@@ -83,7 +82,7 @@ class Attempts:
                 f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
             )
         suspects = None if apart else intake.suspects
-        verdict = crashed(delivery, subscription, self._out.crash_limit, movable=suspects is not None)
+        verdict = None if subscription.order_by else self._crashed(delivery, subscription, suspects)
         if verdict is not None and suspects is not None and verdict.kind is Kind.RETRY:
             self._note(delivery, verdict, subscription, self._out.clock())
             return set_apart(delivery, suspects)
@@ -99,30 +98,65 @@ class Attempts:
     def _attempt(
         self, delivery: Delivery, subscription: Subscription, began: float, begin: Callable[[Delivery], None] | None
     ) -> Settlement:
-        error: BaseException | None = None
         answer: object = None
-        verdict = ACK
         with self._out.around():
-            try:
-                _decode(delivery, subscription)
-                if begin is not None:
-                    begin(delivery)
-                answer = subscription.run(delivery)
-            except UndecodableBody as undecodable:
-                error = undecodable
-                verdict = park(Reason.UNDECODABLE_BODY, str(undecodable), ErrorNote.of(undecodable))
-            except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
-                error = raised
-                verdict = feasible(self._judge(subscription, delivery, raised), delivery, subscription)
+            error: BaseException | None = ready(delivery, subscription)
+            gate = self._out.gate if subscription.gated and error is None else None
+            instead = None if gate is None or delivery.ended else gate.enter(delivery, subscription)
+            if instead is not None:
+                return _unattempted(instead, delivery)
+            # Where order counts, what waits for another message is not parked for its returns.
+            crash = self._crashed(delivery, subscription, None) if subscription.order_by else None
+            verdict = crash or ACK
+            if error is None and crash is None:
+                answer, error = delivery.ended or self._run(delivery, subscription, begin)
+            if isinstance(error, Unready):
+                raise left_unready(gate, delivery, subscription, error)
+            ran = error
+            if error is not None:
+                verdict, error = self._ended(delivery, subscription, error)
+            if gate is not None:
+                # What a gate raises must not make the handler run again.
+                delivery.ended = answer, ran
+                verdict = gate.leave(delivery, subscription, verdict, error)
+                delivery.ended = None
             if verdict.kind is Kind.PARK:
                 verdict = grouped(verdict, delivery, subscription, error)
             self._note(delivery, verdict, subscription, began, error=error)
         settlement = DONE
-        if error is not None:
-            settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
+        if verdict is not ACK:
+            settlement = self._settled(verdict, delivery, subscription)
         if answer is None and not subscription.policy.answers:
             return settlement
         return self._answered(settlement, delivery, subscription, answer if error is None else error)
+
+    def _settled(self, verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Settlement:
+        settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
+        return settlement if verdict.counted else _unattempted(settlement, delivery)
+
+    def _crashed(self, delivery: Delivery, subscription: Subscription, suspects: str | None) -> Verdict | None:
+        return crashed(delivery, subscription, self._out.crash_limit, movable=suspects is not None)
+
+    def _run(
+        self, delivery: Delivery, subscription: Subscription, begin: Callable[[Delivery], None] | None
+    ) -> tuple[object, BaseException | None]:
+        """The handler's answer, or what it raised."""
+        try:
+            if begin is not None:
+                begin(delivery)
+            if subscription.once:
+                return self._out.once(subscription, delivery), None
+            return subscription.run(delivery), None
+        except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
+            return None, raised
+
+    def _ended(
+        self, delivery: Delivery, subscription: Subscription, error: BaseException
+    ) -> tuple[Verdict, BaseException | None]:
+        """The verdict on what was raised; where the handler was not run, that it stands for itself."""
+        if isinstance(error, Instead):
+            return error.verdict, None
+        return feasible(self._judge(subscription, delivery, error), delivery, subscription), error
 
     def _note(
         self,
@@ -141,7 +175,11 @@ class Attempts:
         )
 
     def _judge(self, subscription: Subscription, delivery: Delivery, error: BaseException) -> Verdict:
-        """The policy's verdict; a policy that fails itself costs no message."""
+        """The policy's verdict; a policy that fails itself costs no message, and no policy makes a body readable."""
+        if isinstance(error, UndecodableBody):
+            return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
+        if isinstance(error, NoKey):
+            return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
         since = story(delivery).since
         age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
         failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
@@ -181,16 +219,11 @@ class Attempts:
         return replace(settlement, answer=message)
 
 
-def _decode(delivery: Delivery, subscription: Subscription) -> None:
-    """Set the data; whatever keeps a codec from reading a body, no retry will mend."""
-    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
-    properties = delivery.properties if delivery.raw[0] & ENCODED else None
-    try:
-        delivery.data = subscription.codec.decode(delivery.body, properties)
-    except UndecodableBody:
-        raise
-    except Exception as error:
-        raise UndecodableBody(str(ErrorNote.of(error)), size=len(delivery.body)) from error
+def _unattempted(settlement: Settlement, delivery: Delivery) -> Settlement:
+    """What stays in hand is attempted again, and counted then: this was no attempt."""
+    if settlement.tell is Tell.AGAIN:
+        delivery.attempt -= 1
+    return settlement
 
 
 def _judged(policy: Policy, failure: Failure) -> Verdict:
@@ -210,15 +243,3 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
             error = broken
     note = ErrorNote.of(error)
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
-
-
-def _restore_origin(delivery: Delivery, work: str) -> None:
-    """After a wait a message arrives by the default exchange; handlers see where it was first published to.
-
-    One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
-    """
-    by_name = not delivery.exchange and delivery.routing_key == delivery.queue
-    delivery.queue = work
-    stamp = story(delivery)
-    if by_name and stamp.queue:
-        delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key

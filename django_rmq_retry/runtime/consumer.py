@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
-from django_rmq_retry.broker.base import Line, Server, Source
+from django_rmq_retry.broker.base import Server, Source
 from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
-from django_rmq_retry.core.layout import parks
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import Settlement, Tell
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.limits import Limits
+from django_rmq_retry.runtime.lines import lines_of
+from django_rmq_retry.runtime.pausing import Valves
 from django_rmq_retry.runtime.quota import Quota
+from django_rmq_retry.runtime.sequencing import Sequencer
+from django_rmq_retry.runtime.surroundings import tell_mishap
 from django_rmq_retry.runtime.workers import Workers
 
 log = logging.getLogger("django_rmq_retry")
@@ -27,19 +30,6 @@ LAST_WORDS = 5.0
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 """Exit codes, the same as every command's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a consumer ends by itself; None is never."""
-
-    burst: bool = False
-    messages: int | None = None
-    seconds: float | None = None
-    fail_fast: bool = False
-    shutdown: float = 30.0
-    also: Sequence[Callable[[], str | None]] = ()
-    """Further reasons to stop, asked for at every tick."""
 
 
 class Consumer:
@@ -63,9 +53,12 @@ class Consumer:
         self._lines = tuple(line for intake in intakes for line in lines_of(intake, held))
         self._source = source
         self._attempts = attempts
+        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
+        self._sequencer = Sequencer(attempts.key)
         self._limits = limits
         self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
+        self.valves = Valves(intakes, source, self._workers, self._sequencer)
         self._over = False
         # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -115,13 +108,15 @@ class Consumer:
     @property
     def waiting(self) -> int:
         """Messages that wait here for a thread."""
-        return self._workers.waiting
+        return self._workers.waiting + self._sequencer.waiting
 
     def arrived(self, delivery: Delivery) -> None:
         if self._over:
             self._source.give_back([delivery])
-        else:
-            self._workers.add(delivery)
+            return
+        if delivery.queue in self._keyed:
+            self._sequencer.add(delivery)
+        self._workers.add(delivery)
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
@@ -155,24 +150,41 @@ class Consumer:
         self._drained.set()
 
     def _work(self, delivery: Delivery) -> None:
+        if delivery.queue not in self._keyed:
+            self._make(delivery)
+            return
+        # It stands for one arrival, whichever is the next. Who has done with a message goes on with those behind it.
+        turn = self._sequencer.take()
+        while turn is not None:
+            turn = self._make(turn)
+
+    def _make(self, delivery: Delivery) -> Delivery | None:
+        """Make an attempt and have it settled; what waited for it, where its order counts."""
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
+            following = self._sequencer.keep(delivery)
             if self._over or quota.begun:
                 self._give_back_rest()
-            return
+            return following
         try:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
-        except BaseException:
-            log.exception("The attempt itself failed; the message stays in hand for %s s", AFTER_MISHAP)
+        except BaseException as mishap:  # noqa: BLE001 - whatever it is, the worker must live on
+            tell_mishap(mishap, AFTER_MISHAP)
             # It stays in hand, for a return would count as a crash; and it was no attempt of the message's.
             delivery.attempt -= 1
             settlement = Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
+        stays = settlement.tell is Tell.AGAIN
+        # Before it can come again.
+        following = self._sequencer.keep(delivery) if stays else None
         self._source.settle(delivery, settlement)
+        if not stays:
+            following = self._sequencer.done(delivery)
         if quota is not None:
             for other in quota.end(delivery):
                 self.arrived(other)
             if quota.used:
                 self.stop(f"{quota.most} messages were asked for")
+        return following
 
     def _last_begun(self) -> None:
         """Before it is acknowledged: what the broker would send in its place could only go back."""
@@ -180,6 +192,7 @@ class Consumer:
         self._give_back_rest()
 
     def _give_back_rest(self) -> None:
+        self._sequencer.clear()
         self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
 
     def _look_after(self, age: float) -> None:
@@ -232,15 +245,3 @@ class Consumer:
             self._code = self._code or BROKEN
         self._workers.stop()
         return self._code
-
-
-def lines_of(intake: Intake, prefetch: int) -> list[Line]:
-    """What is consumed for the handlers of one queue."""
-    work = Line(
-        queue=intake.queue.name,
-        prefetch=1 if intake.ordered else prefetch,
-        ordered=intake.ordered,
-        parks=parks(intake),
-    )
-    # One suspect at a time: when it takes its worker along, no other message is charged with it.
-    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1, parks=True)]

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from django_rmq_retry.core.deaths import counts_losses_only, rejections, returns
+from django_rmq_retry.core.deaths import counts_losses_only, returns
 from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settling import ROOM
-from django_rmq_retry.core.stamps import MOST, story
+from django_rmq_retry.core.settling import ROOM, ended
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.core.verdict import Reason, Verdict, park, retry
 
@@ -30,11 +29,11 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
             return None
         return retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
     own = subscription.policy.via.returns(subscription.route, delivery)
-    if not (delivery.apart or counts_losses_only(delivery.headers)):
+    # A line that keeps the order of keys gives back by closing its channel, which every version counts as a loss.
+    if not delivery.apart and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
         limit *= STOPS
     if own is None or came_back < limit + own:
         return None
     # Not as its carrier counts: to one that counts returns, stops and crashes are attempts.
-    ended = story(delivery).attempts + rejections(delivery.headers, delivery.queue)
-    delivery.attempt = min(ended, MOST) + 1
+    delivery.attempt = ended(delivery) + 1
     return replace(park(Reason.CRASHED, f"{said}."), counted=False)

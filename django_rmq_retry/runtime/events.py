@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from django_rmq_retry.core.verdict import Kind
+from django_rmq_retry.core.verdict import DUPLICATE, Kind
 from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.runtime.keying import key_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -39,10 +40,14 @@ class Events:
         self._halts: dict[str, Halt] = {}
         self._lock = threading.Lock()
         self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.counts_acks = False
+        """Whether successes are counted although nobody hears of each."""
+        self.duplicates = 0
+        """So many of those acknowledged were not run, for they had been handled before."""
 
     @property
     def notes_acks(self) -> bool:
-        return bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
+        return self.counts_acks or bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
 
     @property
     def halts(self) -> tuple[Halt, ...]:
@@ -53,6 +58,7 @@ class Events:
     def note(self, attempt: Attempt) -> None:
         with self._lock:
             self.counts[attempt.verdict.kind] += 1
+            self.duplicates += attempt.verdict is DUPLICATE
             self._mark_halt(attempt)
         _write(attempt)
         for observer in self._observers:
@@ -88,13 +94,16 @@ def _write(attempt: Attempt) -> None:
     if not log.isEnabledFor(level):
         return
     handler = attempt.subscription.name if attempt.subscription else "-"
+    number = delivery.attempt if attempt.subscription else 0
     limit = attempt.subscription.policy.attempts if attempt.subscription else None
+    event = "duplicate" if verdict is DUPLICATE else verdict.kind.value
     fields = {
-        "event": verdict.kind.value,
+        "event": event,
         "queue": delivery.queue,
         "handler": handler,
+        "key": key_of(attempt),
         "message_id": message_id(attempt),
-        "attempt": delivery.attempt,
+        "attempt": number,
         "attempts": limit,
         "seconds": round(attempt.seconds, 6),
         "after": verdict.after,
@@ -105,11 +114,12 @@ def _write(attempt: Attempt) -> None:
     # %r: whatever a sender or an exception put into these texts stays on one line.
     log.log(
         level,
-        "%s %s id=%r attempt=%s/%s ms=%.1f%s%s",
-        verdict.kind.value,
+        "%s %s%s id=%r attempt=%s/%s ms=%.1f%s%s",
+        event,
         handler if attempt.subscription else delivery.queue,
+        f" key={fields['key']!r}" if fields["key"] else "",
         fields["message_id"],
-        delivery.attempt,
+        number,
         limit or "∞",
         attempt.seconds * 1000,
         f" after={verdict.after:.3g}s" if verdict.after else "",

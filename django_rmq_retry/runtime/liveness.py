@@ -85,6 +85,7 @@ def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
             "running": consumer.running,
             "waiting": consumer.waiting,
             "counts": {kind.value: count for kind, count in events.counts.items()},
+            "duplicates": events.duplicates,
             "halts": [
                 {
                     "queue": halt.queue,

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 log = logging.getLogger("django_rmq_retry")
@@ -52,14 +53,16 @@ class Workers(Generic[Job]):
         if self._idle and not self._waking:
             self._wake()
 
-    def take_back(self) -> list[Job]:
-        """The jobs that no thread has begun; they are no longer anybody's."""
+    def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
+        """The jobs that no thread has begun; they are no longer anybody's. Those that are not wanted stay."""
         taken: list[Job] = []
-        while True:
-            try:
+        with suppress(IndexError):
+            while True:
                 taken.append(self._jobs.popleft())
-            except IndexError:
-                return taken
+        for job in taken:
+            if not wanted(job):
+                self.add(job)
+        return [job for job in taken if wanted(job)]
 
     def wait_quiet(self, timeout: float) -> bool:
         """Wait until no thread runs a job; tell whether that came about."""

@@ -23,8 +23,9 @@ from django_rmq_retry.core.stamps import ANSWER
 from django_rmq_retry.core.subscription import Intake, Match, Subscription, intakes
 from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.core.verdict import Kind, Reason
-from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from django_rmq_retry.runtime.attempt import Attempts
 from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.runtime.surroundings import Surroundings
 from tests.core.made import NOW, delivery
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"

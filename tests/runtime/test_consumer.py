@@ -15,7 +15,8 @@ from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 from django_rmq_retry.core.subscription import Intake, intakes
 from django_rmq_retry.runtime import consumer as room
 from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits
+from django_rmq_retry.runtime.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer
+from django_rmq_retry.runtime.limits import Limits
 from tests.core.made import delivery, subscription
 from tests.tooling.waiting import wait_until
 
@@ -45,6 +46,12 @@ class Tap:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         self.returned += [one.body for one in deliveries]
+
+    def pause(self, queue: str) -> None:
+        self.words.append(f"pause {queue}")
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        self.words.append(f"resume {queue} {prefetch}")
 
     def quiesce(self) -> None:
         self.words.append("quiesce")

@@ -1,11 +1,13 @@
 """The log of verdicts: one line for each, and never what a sender wrote as it is."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.core.subscription import Keys
 from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, discard, halt, park, retry
 from django_rmq_retry.runtime.events import Events
 from django_rmq_retry.runtime.journal import Attempt
@@ -14,8 +16,10 @@ from tests.core.made import delivery, subscription
 NOTE = ErrorNote(kind="BankDown", text="timeout")
 
 
-def attempt(verdict: Verdict, arrival: Delivery | None = None, *, handled: bool = True) -> Attempt:
-    made = subscription(RetryThenPark(attempts=5)) if handled else None
+def attempt(
+    verdict: Verdict, arrival: Delivery | None = None, *, handled: bool = True, keys: Keys | None = None
+) -> Attempt:
+    made = replace(subscription(RetryThenPark(attempts=5)), keys=keys) if handled else None
     return Attempt(delivery=arrival or delivery(message_id="m-1"), verdict=verdict, subscription=made, seconds=0.012)
 
 
@@ -59,7 +63,7 @@ def test_a_message_whose_properties_cannot_be_read_has_its_line(caplog: pytest.L
     broken = delivery(raw=b"\x00\x01")
     Events(lambda: 1.0).note(attempt(park(Reason.UNDECODABLE_HEADERS, "x"), broken, handled=False))
 
-    assert caplog.records[0].getMessage() == "park payments id=None attempt=1/∞ ms=12.0 'x'"
+    assert caplog.records[0].getMessage() == "park payments id=None attempt=0/∞ ms=12.0 'x'"
 
 
 def test_a_body_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,3 +111,38 @@ def test_observers_are_told_and_verdicts_counted() -> None:
 
     assert seen == [Kind.ACK, Kind.ACK, Kind.RETRY]
     assert (events.counts[Kind.ACK], events.counts[Kind.RETRY], events.counts[Kind.PARK]) == (2, 1, 0)
+
+
+def failing(_delivery: Delivery) -> str:
+    raise KeyError("payment")
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        (lambda delivery: delivery.data["payment"], "PAY-7"),
+        (lambda delivery: ["", delivery.data["payment"], "A-1"], "PAY-7"),
+        (lambda _: [], ""),
+        (failing, ""),
+    ],
+)
+def test_a_line_bears_the_first_business_key(keys: Keys, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    arrival = delivery(message_id="m-1")
+    arrival.data = {"payment": "PAY-7"}
+    with caplog.at_level("INFO", "django_rmq_retry"):
+        Events(lambda: 1.0).note(attempt(ACK, arrival, keys=keys))
+
+    said = f" key={key!r}" if key else ""
+    assert vars(caplog.records[0])["key"] == key
+    assert caplog.records[0].getMessage() == f"ack payments.handlers.charge{said} id='m-1' attempt=1/5 ms=12.0"
+
+
+def test_successes_are_counted_where_somebody_looks_at_the_counts() -> None:
+    logging.getLogger("django_rmq_retry").setLevel(logging.WARNING)
+    events = Events(lambda: 1.0)
+    before = events.notes_acks
+    events.counts_acks = True
+    after = events.notes_acks
+    logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
+
+    assert (before, after) == (False, True)

@@ -18,7 +18,8 @@ from django_rmq_retry.core.subscription import Fingerprint, Match, Subscription,
 from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.core.verdict import Kind
 from django_rmq_retry.runtime import grouping
-from django_rmq_retry.runtime.attempt import Attempts, Surroundings
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.surroundings import Surroundings
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
 from tests.runtime.test_attempt import Book

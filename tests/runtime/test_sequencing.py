@@ -1,0 +1,193 @@
+"""Whose turn it is: in the order of arrival within a key, side by side otherwise."""
+
+import threading
+from collections import defaultdict
+
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.runtime.sequencing import Sequencer
+from django_rmq_retry.runtime.workers import Workers
+from tests.tooling.waiting import wait_until
+
+
+class Channel:
+    """What tells an arrival by one channel from one by another."""
+
+    open = True
+
+
+def arrival(key: str, number: int, channel: object, *, queue: str = "q") -> Delivery:
+    made = Delivery(queue=queue, body=str(number).encode(), routing_key=key, token=(channel, number))
+    made.key = key or None
+    return made
+
+
+def sequencer(*arrivals: Delivery) -> Sequencer:
+    made = Sequencer(lambda delivery: delivery.key)
+    for one in arrivals:
+        made.add(one)
+    return made
+
+
+def test_messages_of_one_key_take_turns_and_others_do_not_wait() -> None:
+    channel = Channel()
+    a1, a2, b1 = (arrival(key, number, channel) for number, key in enumerate("aab"))
+    turns = sequencer(a1, a2, b1)
+
+    assert [turns.take(), turns.take(), turns.take()] == [a1, None, b1]
+    assert turns.waiting == 1
+    assert turns.done(b1) is None
+    assert turns.done(a1) is a2
+    assert turns.done(a2) is None
+    assert turns.waiting == 0
+
+
+def test_what_has_no_key_waits_for_nobody() -> None:
+    channel = Channel()
+    first, second = arrival("", 1, channel), arrival("", 2, channel)
+    turns = sequencer(first, second)
+
+    assert [turns.take(), turns.take(), turns.take()] == [first, second, None]
+    assert turns.done(first) is None
+
+
+def test_what_stays_in_hand_keeps_its_key_until_it_comes_again_and_is_done() -> None:
+    channel = Channel()
+    first, second = arrival("a", 1, channel), arrival("a", 2, channel)
+    turns = sequencer(first)
+    turns.take()
+
+    assert turns.keep(first) is None
+    turns.add(second)
+    assert turns.take() is None
+    turns.add(first)
+    assert turns.take() is first
+    assert turns.done(first) is second
+
+
+def test_what_waits_of_a_lost_channel_is_forgotten_for_it_comes_again() -> None:
+    old, new = Channel(), Channel()
+    first, second = arrival("a", 1, old), arrival("a", 2, old)
+    again, too = arrival("a", 1, new), arrival("a", 2, new)
+    turns = sequencer(first, second)
+    turns.take()
+    turns.take()
+    turns.add(again)
+    turns.add(too)
+
+    assert [turns.take(), turns.take()] == [None, None]
+    assert turns.done(first) is again
+    assert turns.done(again) is too
+    assert turns.done(too) is None
+
+
+def test_what_was_in_hand_of_a_lost_channel_frees_its_key() -> None:
+    old, new = Channel(), Channel()
+    first, again = arrival("a", 1, old), arrival("a", 1, new)
+    turns = sequencer(first)
+    turns.take()
+    turns.keep(first)
+    turns.add(again)
+
+    assert turns.take() is again
+    assert turns.done(again) is None
+
+
+def test_what_would_stay_in_hand_on_a_lost_channel_frees_its_key_too() -> None:
+    old, new = Channel(), Channel()
+    first, again, other = arrival("a", 1, old), arrival("a", 1, new), arrival("b", 2, new)
+    turns = sequencer(first)
+    turns.take()
+    turns.add(other)
+    turns.take()
+    turns.add(again)
+    turns.take()
+
+    assert turns.keep(first) is again
+
+
+def test_an_arrival_by_a_channel_that_has_closed_is_not_begun() -> None:
+    closed = Channel()
+    closed.open = False
+    turns = sequencer(arrival("a", 1, closed))
+
+    assert turns.take() is None
+    assert turns.waiting == 0
+
+
+def test_another_queues_channel_is_none_of_its_business() -> None:
+    here, there = Channel(), Channel()
+    first, second = arrival("a", 1, here), arrival("a", 2, here)
+    turns = sequencer(first, second, arrival("z", 3, there, queue="other"))
+
+    assert [turns.take() is first, turns.take()] == [True, None]
+    assert turns.take() is not None
+    assert turns.done(first) is second
+
+
+def test_what_has_not_begun_is_forgotten_at_a_stop() -> None:
+    channel = Channel()
+    first, second, third = arrival("a", 1, channel), arrival("a", 2, channel), arrival("b", 3, channel)
+    turns = sequencer(first, second, third)
+    turns.take()
+    turns.take()
+
+    turns.clear()
+
+    assert turns.take() is None
+    assert turns.done(first) is None
+
+
+def test_under_many_threads_each_key_keeps_its_order_and_never_runs_twice_at_once() -> None:
+    channel = Channel()
+    arrivals = [arrival("abcde"[number % 5], number, channel) for number in range(2000)]
+    seen: dict[str, list[int]] = defaultdict(list)
+    busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
+    overlaps: list[str] = []
+    turns = sequencer()
+    for key in "abcde":
+        busy[key], seen[key] = threading.Lock(), []
+
+    def work(_token: Delivery) -> None:
+        turn = turns.take()
+        while turn is not None:
+            key = turn.routing_key
+            if not busy[key].acquire(blocking=False):
+                overlaps.append(key)
+            seen[key].append(int(turn.body))
+            busy[key].release()
+            turn = turns.done(turn)
+
+    workers = Workers(6, work)
+    workers.start()
+    for one in arrivals:
+        turns.add(one)
+        workers.add(one)
+    wait_until(lambda: sum(map(len, seen.values())) == len(arrivals), what="every message has had its turn")
+    workers.stop()
+
+    assert overlaps == []
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_different_keys_run_side_by_side() -> None:
+    channel = Channel()
+    both = threading.Barrier(2, timeout=20)
+    met: list[str] = []
+    turns = sequencer()
+
+    def work(_token: Delivery) -> None:
+        turn = turns.take()
+        while turn is not None:
+            both.wait()
+            met.append(turn.routing_key)
+            turn = turns.done(turn)
+
+    workers = Workers(2, work)
+    workers.start()
+    for one in (arrival("a", 1, channel), arrival("b", 2, channel)):
+        turns.add(one)
+        workers.add(one)
+    wait_until(lambda: len(met) == 2, what="both have run")
+    workers.stop()
+
+    assert sorted(met) == ["a", "b"]
