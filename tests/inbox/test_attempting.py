@@ -1,0 +1,121 @@
+"""How an attempt hears what the inbox says: a duplicate, a message for a person, or that nothing can be tried now."""
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.core.breaking import Breaker
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.settlement import DONE, Settlement
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import DUPLICATE, Kind, Reason, Verdict, park
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.surroundings import Instead, Surroundings, Unready, tell_mishap
+from tests.core.made import NOW, delivery
+
+PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
+
+
+@dataclass
+class Gate:
+    """Lets everything in, and keeps what it is told."""
+
+    told: list[tuple[Verdict, BaseException | None]] = field(default_factory=list)
+    fails: bool = False
+
+    def enter(self, _delivery: Delivery, _subscription: Subscription) -> Settlement | None:
+        return None
+
+    def leave(
+        self, _delivery: Delivery, _subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        self.told.append((verdict, error))
+        if self.fails:
+            raise OSError("the gate is stuck")
+        return verdict
+
+
+def attempts(
+    says: BaseException | object, *, gate: Gate | None = None, events: Events | None = None
+) -> Callable[[Delivery], Settlement]:
+    """Of an inbox that raises this, or answers it."""
+
+    def once(_subscription: Subscription, _delivery: Delivery) -> object:
+        if isinstance(says, BaseException):
+            raise says
+        return says
+
+    gated: dict[str, Any] = {"breaker": Breaker(share=0.5)} if gate else {}
+    policy = RetryThenPark(attempts=3)
+    one = Subscription(
+        name="h", run=print, queue=Queue("payments"), policy=policy, park="payments.parked", once=True, **gated
+    )
+    surroundings = Surroundings(
+        around=nullcontext,
+        journal=events or Events(lambda: 1.0),
+        clock=lambda: 1.0,
+        today=lambda: NOW,
+        chance=lambda: 0.0,
+        gate=gate,
+        once=once,
+    )
+    return Attempts(intakes([one]), surroundings).settlement
+
+
+def test_a_duplicate_is_acknowledged_and_counted() -> None:
+    events = Events(lambda: 1.0)
+
+    assert attempts(Instead(DUPLICATE), events=events)(delivery()) is DONE
+    assert (events.duplicates, events.counts[Kind.ACK]) == (1, 1)
+
+
+def test_what_was_run_is_no_duplicate() -> None:
+    events = Events(lambda: 1.0)
+    attempts(None, events=events)(delivery(attempt=2))
+
+    assert (events.duplicates, events.counts[Kind.ACK]) == (0, 1)
+
+
+def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
+    settlement = attempts(Instead(PARK))(delivery())
+
+    assert settlement.copy is not None
+    told = {name: settlement.copy.headers.get(f"rmq-retry-{name}") for name in ("reason", "detail", "attempts")}
+    assert told == {"reason": "identity conflict", "detail": "another body", "attempts": None}
+
+
+def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() -> None:
+    gate, message = Gate(fails=True), delivery()
+    settle = attempts(Instead(PARK), gate=gate)
+    with pytest.raises(OSError, match="stuck"):
+        settle(message)
+    gate.fails = False
+
+    assert settle(message).copy is not None
+    assert [(verdict.kind, error) for verdict, error in gate.told] == [(Kind.PARK, None)] * 2
+
+
+def test_where_nothing_can_be_tried_the_gate_hears_of_a_retry_that_does_not_count() -> None:
+    gate, unready = Gate(), Unready("no database")
+    with pytest.raises(Unready):
+        attempts(unready, gate=gate)(delivery())
+
+    ((verdict, error),) = gate.told
+    assert (verdict.kind, verdict.counted, verdict.detail, error) == (Kind.RETRY, False, "no database", unready)
+
+
+def test_that_is_told_in_one_line_and_other_mishaps_with_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    tell_mishap(Unready("No database."), 5.0)
+    tell_mishap(OSError("the disk is full"), 5.0)
+
+    assert [(one.levelno, one.getMessage(), bool(one.exc_info)) for one in caplog.records] == [
+        (logging.WARNING, "No database. The message stays in hand for 5.0 s.", False),
+        (logging.ERROR, "The attempt itself failed; the message stays in hand for 5.0 s", True),
+    ]

@@ -1,0 +1,138 @@
+"""What ``manage.py check`` says of handlers that run once for each message."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.db import connection, connections
+from django.test import override_settings
+
+from django_rmq_retry import AckFirst, Delivery, Exponential, Fixed, OneShot, RetryThenPark, handler, registry
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.models import InboxEntry
+
+
+class Nowhere:
+    """A router that keeps our tables out of every database."""
+
+    def allow_migrate(self, _db: str, app_label: str, **_: object) -> bool:
+        return app_label != "rmq_retry"
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+def once(**options: Any) -> None:
+    @handler("payments", **{"name": "charge", "once": True, **options})
+    def charge(message: Delivery) -> None: ...
+
+
+def found(*, tag: str = "rmq_retry", **keys: Any) -> list[CheckMessage]:
+    with override_settings(RMQ_RETRY={"URL": "amqps://rabbit.bank/pay", **keys}):
+        return run_checks(tags=[tag], databases=["default"])
+
+
+def ids(**keys: Any) -> list[str]:
+    messages = found(**keys)
+    assert all(message.hint for message in messages)
+    said = [str(message.id).removeprefix("rmq_retry.") for message in messages]
+    # The outbox says of the same router what it thinks of it.
+    return sorted(number for number in said if number != "W040")
+
+
+def test_a_sound_handler_hears_nothing() -> None:
+    once()
+
+    assert ids() == []
+
+
+def test_a_database_that_is_not_there_is_an_error() -> None:
+    once(using="ledger")
+
+    assert ids() == ["E030"]
+
+
+def test_a_database_that_our_tables_may_not_enter_is_an_error(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Nowhere()]
+    once()
+
+    assert ids() == ["E031"]
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_a_table_that_was_not_migrated_is_a_warning_where_databases_are_asked() -> None:
+    once()
+    assert ids(tag="database") == []
+    with connection.schema_editor() as editor:
+        editor.delete_model(InboxEntry)
+    try:
+        said = found(tag="database")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(InboxEntry)
+
+    assert [(one.id, one.hint) for one in said] == [
+        (
+            "rmq_retry.W033",
+            "Run `manage.py migrate --database default`; a router must let the app rmq_retry migrate there.",
+        )
+    ]
+
+
+def test_retries_that_outlast_the_memory_are_an_error() -> None:
+    once(policy=RetryThenPark(attempts=8, backoff=Exponential(86400, factor=2)))
+
+    assert ids() == ["E032"]
+    assert ids(INBOX_DAYS=128) == []
+
+
+def test_a_memory_shorter_than_what_can_be_sent_back_is_a_warning() -> None:
+    once()
+
+    assert ids(INBOX_DAYS=89) == ["W031"]
+
+
+def test_a_database_without_autocommit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    once()
+
+    assert ids() == ["E033"]
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, ["W030"]), ({"transaction_mode": "IMMEDIATE"}, [])])
+def test_a_file_of_sqlite_without_immediate_transactions_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], said: list[str]
+) -> None:
+    told = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/srv/bank.sqlite3", "OPTIONS": options}
+    for key, value in told.items():
+        monkeypatch.setitem(connections["default"].settings_dict, key, value)
+    once()
+
+    assert ids() == said
+
+
+def test_ack_first_is_a_warning_of_its_own() -> None:
+    once(policy=RetryThenPark(backoff=Fixed(1), via=AckFirst()))
+
+    assert ids() == ["W001", "W032"]
+
+
+def test_handlers_that_do_not_run_once_hear_nothing_of_it() -> None:
+    once(once=False, using="ledger")
+
+    assert ids(INBOX_DAYS=1) == []
+
+
+def test_an_answer_cannot_be_given_twice_so_one_shot_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Each call waits for an answer, and once=… has none for a second one"):
+        once(policy=OneShot())
+
+
+def test_a_database_is_named_by_its_alias() -> None:
+    with pytest.raises(ConfigurationError, match="using is a database's alias, such as 'ledger', not 7"):
+        once(using=7)

@@ -1,0 +1,82 @@
+"""The test kit and ``once``: what a test lacks ends the test, in words; it is no failure of a handler."""
+
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import transaction
+from django.test import SimpleTestCase, TestCase
+
+from django_rmq_retry import Delivery, Handler, handler, registry
+from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.testing import RmqTest, RmqTestMixin
+from django_rmq_retry.testing.inbox import NoDatabase
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+def charging(using: str = "") -> Handler[None]:
+    @handler("payments", name="charge", once=True, using=using)
+    def charge(message: Delivery) -> None:
+        Group.objects.create(name=str(message.data))
+
+    return charge
+
+
+def test_without_pytests_database_the_test_is_told(rmq: RmqTest) -> None:
+    charging().publish("a")
+
+    with pytest.raises(NoDatabase, match=r"charge runs with once in a transaction of database 'default'.*django_db"):
+        rmq.drain()
+
+
+@pytest.mark.django_db
+def test_an_open_transaction_of_the_tests_own_is_told(rmq: RmqTest) -> None:
+    charge = charging()
+    charge.publish("a")
+
+    with (
+        transaction.atomic(),
+        pytest.raises(NoDatabase, match=r"the test has one open. Call drain\(\) or advance\(\) outside of atomic\(\)"),
+    ):
+        rmq.drain()
+
+
+@pytest.mark.django_db
+def test_a_database_that_is_unknown_is_told(rmq: RmqTest) -> None:
+    charging(using="nowhere").publish("a")
+
+    with pytest.raises(NoDatabase, match="database 'nowhere', which cannot be used"):
+        rmq.drain()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_real_transactions_it_commits(rmq: RmqTest) -> None:
+    charge = charging()
+    for _ in range(2):
+        charge.publish("a", message_id="m")
+    rmq.drain()
+
+    assert (Group.objects.count(), InboxEntry.objects.count()) == (1, 1)
+
+
+class TestOfDjango(RmqTestMixin, TestCase):
+    def test_it_runs_once_within_the_tests_transaction(self) -> None:
+        charge = charging()
+        for _ in range(2):
+            charge.publish("a", message_id="m")
+        self.rmq.drain()
+
+        assert (Group.objects.count(), InboxEntry.objects.count()) == (1, 1)
+
+
+class TestWithoutDatabases(RmqTestMixin, SimpleTestCase):
+    def test_it_is_told(self) -> None:
+        charging().publish("a")
+
+        with pytest.raises(NoDatabase, match="this test may not use it"):
+            self.rmq.drain()

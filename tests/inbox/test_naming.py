@@ -1,0 +1,201 @@
+"""By what a handler knows a message again: its id, what its function says, or its bytes with what that leaves open."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+from unittest.mock import Mock
+from uuid import UUID
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_rmq_retry import Delivery
+from django_rmq_retry.core.parking import TICKET
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.subscription import Named, Subscription
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import DUPLICATE, Reason
+from django_rmq_retry.inbox.entries import insert, present
+from django_rmq_retry.inbox.naming import LONGEST, name_for
+from django_rmq_retry.inbox.running import once
+from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.runtime.surroundings import Instead, Unready
+from tests.core.made import delivery
+from tests.records.made import parked as recorded
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db]
+NUMBER = UUID("0f8e7d6c-5b4a-4392-8170-6f5e4d3c2b1a")
+ATTEMPTS = {"rmq-retry-attempts": 1}
+
+
+def subscribed(
+    named: bool | Named = True, does: Callable[[Delivery], object] = lambda _: None, *, name: str = "h"
+) -> Subscription:
+    policy = RetryThenPark(attempts=1)
+    return Subscription(name=name, run=does, queue=Queue("q"), policy=policy, park="q.parked", once=named)
+
+
+def arrival(**told: Any) -> Delivery:
+    made = delivery(queue="q", **told)
+    made.data = 7
+    return made
+
+
+def handled(named: bool | Named = True, **told: Any) -> bool:
+    """Whether the handler is run for such a message."""
+    ran: list[Delivery] = []
+    with suppress(Duplicate):
+        once_or_duplicate(subscribed(named, ran.append), arrival(**told))
+    return bool(ran)
+
+
+class Duplicate(Exception):
+    """It was not run, for it was handled before."""
+
+
+def once_or_duplicate(subscription: Subscription, message: Delivery) -> None:
+    try:
+        once(subscription, message)
+    except Instead as instead:
+        if instead.verdict is DUPLICATE:
+            raise Duplicate from instead
+        raise
+
+
+def parked(named: bool | Named = True, **told: Any) -> tuple[Reason | None, str]:
+    with pytest.raises(Instead) as found:
+        once(subscribed(named, lambda _: pytest.fail("it must not run")), arrival(**told))
+    assert not found.value.verdict.counted
+
+    return found.value.verdict.reason, found.value.verdict.detail
+
+
+def test_an_id_names_a_message_and_a_body_of_its_own_makes_it_a_conflict() -> None:
+    assert handled(message_id="m", body=b"1")
+    assert not handled(message_id="m", body=b"1")
+    reason, detail = parked(message_id="m", body=b"2")
+
+    assert reason is Reason.CONFLICT
+    assert detail == (
+        "Handler h has handled 'm' before, with another body. This one was not run: look which of the two is right. "
+        "Requeued, it runs."
+    )
+
+
+@pytest.mark.parametrize("told", ["payment 7", 7, 7.5, Decimal("7.1"), NUMBER, "x" * 256, "\0", "\udcff", "é" * 255])
+def test_a_function_names_it_by_any_text_or_number(told: object) -> None:
+    assert handled(lambda _: told, message_id="one")
+    assert not handled(lambda _: told, message_id="another")
+
+    entry = InboxEntry.objects.get()
+    assert 0 < len(entry.name) <= LONGEST
+
+
+def test_long_names_that_differ_at_their_end_are_two() -> None:
+    assert handled(lambda _: "x" * 300 + "1")
+    assert handled(lambda _: "x" * 300 + "2")
+
+
+@pytest.mark.parametrize("told", [None, "", True, float("nan"), [], {"payment": 7}, b"7"])
+def test_a_function_that_names_nothing_parks_the_message_unseen(told: object) -> None:
+    assert parked(lambda _: told) == (
+        Reason.UNNAMED,
+        f"once=… of handler h must return a text or a number that names the message, not {told!r}. It was not run.",
+    )
+
+
+def test_a_function_that_raises_parks_it_with_the_error() -> None:
+    reason, detail = parked(lambda message: message.data["payment"])
+
+    assert reason is Reason.UNNAMED
+    assert detail == "once=… of handler h raised TypeError: 'int' object is not subscriptable. It was not run."
+
+
+def test_an_id_is_not_what_a_function_says() -> None:
+    assert handled(message_id="7")
+    assert handled(lambda _: "7", message_id="other")
+
+
+def test_two_handlers_of_one_message_each_handle_it() -> None:
+    keys = {name_for(subscribed(name=name), arrival(message_id="m")).key for name in ("a", "b", "a\0id")}
+
+    assert len(keys) == 3
+
+
+def test_each_name_makes_a_key_that_the_database_takes_as_it_is() -> None:
+    names = [name_for(subscribed(), arrival(message_id=f"m{number}")) for number in range(1000)]
+    for name in names:
+        insert(connection, "h", name)
+
+    assert all(present(connection, name) for name in names)
+    assert InboxEntry.objects.count() == 1000
+
+
+def test_without_an_id_what_surely_came_before_is_a_duplicate() -> None:
+    assert handled(body=b"1")
+    assert not handled(body=b"1", redelivered=True)
+    assert not handled(body=b"1", headers=ATTEMPTS)
+    assert not handled(body=b"1", attempt=2)
+
+
+def test_without_an_id_what_is_fresh_and_looks_the_same_is_for_a_person() -> None:
+    assert handled(body=b"1")
+    reason, detail = parked(body=b"1")
+
+    assert reason is Reason.ALIKE
+    assert detail == (
+        "It has no id, and handler h has handled one with the same bytes: it may be a second message or a second copy "
+        "of the first, and a person must look. Requeued, it runs; discarded, it was a copy."
+    )
+
+
+def test_without_an_id_another_body_way_in_or_property_is_another_message() -> None:
+    assert handled(body=b"1")
+    assert handled(body=b"2")
+    assert handled(body=b"1", correlation_id="c")
+    assert handled(body=b"1", exchange="x")
+    assert handled(body=b"1", headers={"trace": "t"})
+
+
+def test_what_was_begun_here_and_whose_end_nobody_knows_is_the_same_message() -> None:
+    message = arrival(body=b"1")
+    once(subscribed(), message)
+
+    with pytest.raises(Instead) as found:
+        once(subscribed(), message)
+    assert found.value.verdict is DUPLICATE
+
+
+def test_without_an_id_what_found_no_database_at_first_has_not_come_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert handled(body=b"1")
+    fresh = arrival(body=b"1")
+    with monkeypatch.context() as away:
+        away.setattr("django_rmq_retry.inbox.running.insert", Mock(side_effect=OperationalError("away")))
+        with pytest.raises(Unready):
+            once(subscribed(), fresh)
+
+    with pytest.raises(Instead) as found:
+        once(subscribed(), fresh)
+    assert found.value.verdict.reason is Reason.ALIKE
+
+
+@pytest.mark.parametrize("told", [{"redelivered": True}, {"attempt": 2}])
+def test_without_an_id_what_a_person_sent_back_runs_also_where_it_came_twice_or_failed_once(told: Any) -> None:
+    assert handled(body=b"1")
+    record = recorded(reason=Reason.ALIKE.value)
+    signed = Ticket(record=record.pk, cycle=2).signed(bearer("q", None, b"1"))
+    ran: list[Delivery] = []
+    for _ in range(2):
+        with suppress(Duplicate):
+            once_or_duplicate(subscribed(does=ran.append), arrival(body=b"1", headers={TICKET: signed}, **told))
+
+    assert len(ran) == 1
+
+
+def test_properties_that_cannot_be_read_park_it() -> None:
+    with pytest.raises(Instead) as found:
+        once(subscribed(), Delivery(queue="q", body=b"", raw=b"\xff\xff\x01"))
+
+    assert found.value.verdict.reason is Reason.UNDECODABLE_HEADERS

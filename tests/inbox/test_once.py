@@ -1,0 +1,156 @@
+"""A handler with ``once``: its effects and the record that it was done are one commit, in a test as in production."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import transaction
+
+from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, registry, signals
+from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.testing import RmqTest
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db]
+POLICY = RetryThenPark(attempts=2, backoff=Fixed(10))
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+@pytest.fixture
+def charge() -> Handler[None]:
+    return charging()
+
+
+def charging(**options: Any) -> Handler[None]:
+    @handler("payments", policy=POLICY, name="charge", **{"once": True, **options})
+    def charge(message: Delivery) -> None:
+        Group.objects.create(name=f"{message.data} {Group.objects.count()}")
+        if message.data == "fails":
+            raise ValueError("not today")
+
+    return charge
+
+
+def done() -> list[str]:
+    return sorted(Group.objects.values_list("name", flat=True))
+
+
+def test_a_message_is_handled_and_remembered(rmq: RmqTest, charge: Handler[None]) -> None:
+    charge.publish("a", message_id="m")
+    rmq.drain()
+
+    entry = InboxEntry.objects.get()
+    assert (done(), entry.handler, entry.name) == (["a 0"], "charge", "m")
+
+
+def test_a_duplicate_is_acknowledged_without_running(rmq: RmqTest, charge: Handler[None]) -> None:
+    charge.publish("a", message_id="m")
+    charge.publish("a", message_id="m")
+    rmq.drain()
+
+    assert (done(), len(rmq.attempts(charge)), rmq.all_parked(charge), rmq.drain()) == (["a 0"], 1, [], 0)
+
+
+def test_a_duplicate_is_told_in_one_line_and_by_a_signal(
+    rmq: RmqTest, charge: Handler[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    hear = lambda handler, **_: heard.append(handler)  # noqa: E731
+    signals.duplicated.connect(hear)
+    charge.publish("a", message_id="m")
+    charge.publish("a", message_id="m")
+    with caplog.at_level("INFO", "django_rmq_retry"):
+        rmq.drain()
+    signals.duplicated.disconnect(hear)
+
+    assert heard == ["charge"]
+    assert [one.__dict__["event"] for one in caplog.records] == ["ack", "duplicate"]
+    assert "duplicate charge id='m'" in caplog.text
+
+
+def test_what_fails_leaves_neither_effect_nor_record(rmq: RmqTest, charge: Handler[None]) -> None:
+    charge.publish("fails", message_id="m")
+    rmq.drain()
+
+    assert (done(), InboxEntry.objects.count(), len(rmq.attempts(charge))) == ([], 0, 2)
+    assert rmq.parked(charge).reason == "Gave up after 2 attempts: ValueError: not today"
+
+
+@pytest.mark.parametrize("fault", ["crash before ack", "duplicate delivery", "broker loss"])
+def test_whatever_delivers_it_again_it_is_done_once(rmq: RmqTest, charge: Handler[None], fault: str) -> None:
+    charge.publish("a", message_id="m")
+    rmq.fail_next(charge, fault)
+    rmq.drain()
+
+    assert (done(), rmq.all_parked(charge)) == (["a 0"], [])
+
+
+def test_each_handler_handles_a_message_once(rmq: RmqTest, charge: Handler[None]) -> None:
+    @handler("mails", policy=POLICY, name="mail", once=True)
+    def mail(message: Delivery) -> None:
+        Group.objects.create(name=f"mail {message.data}")
+
+    charge.publish("a", message_id="m")
+    mail.publish("a", message_id="m")
+    rmq.drain()
+
+    assert done() == ["a 0", "mail a"]
+
+
+def test_an_async_handler_works_in_the_same_transaction(rmq: RmqTest) -> None:
+    @handler("payments", policy=POLICY, name="charge", once=True)
+    async def charge(message: Delivery) -> None:
+        await asyncio.gather()
+        await Group.objects.acreate(name=str(message.data))
+        if message.data == "fails":
+            raise ValueError("not today")
+
+    for data, name in (("a", "1"), ("a", "1"), ("fails", "2")):
+        charge.publish(data, message_id=name)
+    rmq.drain()
+
+    assert (done(), InboxEntry.objects.count()) == (["a"], 1)
+
+
+def test_what_an_async_handler_publishes_leaves_with_its_commit(rmq: RmqTest, charge: Handler[None]) -> None:
+    @handler("orders", policy=POLICY, name="order", once=True)
+    async def order(message: Delivery) -> None:
+        await charge.apublish(f"for {message.data}")
+        if message.data == "fails":
+            raise ValueError("not today")
+
+    for data, name in (("a", "1"), ("a", "1"), ("fails", "2")):
+        order.publish(data, message_id=name)
+    rmq.drain()
+
+    assert done() == ["for a 0"]
+
+
+def test_called_directly_it_is_the_plain_function(charge: Handler[None]) -> None:
+    message = Delivery(queue="payments", body=b"")
+    message.data = "a"
+    charge(message)
+    charge(message)
+
+    assert (done(), InboxEntry.objects.count()) == (["a 0", "a 1"], 0)
+
+
+def test_what_its_commit_leaves_for_later_is_done_after_it(rmq: RmqTest) -> None:
+    order: list[str] = []
+
+    @handler("payments", policy=POLICY, name="charge", once=True)
+    def charge(_message: Delivery) -> None:
+        transaction.on_commit(lambda: order.append("committed"))
+        order.append("done")
+
+    charge.publish("a", message_id="m")
+    charge.publish("a", message_id="m")
+    rmq.drain()
+
+    assert order == ["done", "committed"]

@@ -1,0 +1,237 @@
+"""Real consumers on a real broker and database: whatever dies or stands still, each effect happens once."""
+
+import json
+import signal
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from django.db import connections
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.models import ParkedMessage, State
+from tests.inbox.conftest import BY_ID, BY_NUMBER, Send, Till, done, left, wait_for_done
+from tests.tooling import databases
+from tests.tooling.filled import VARIABLE
+from tests.tooling.proxy import Mode, Proxy, proxy_to
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.long]
+QUIET = ("rmq_consume", "--burst", "--threads", "1")
+
+
+def not_on(vendor: str) -> None:
+    if connections["own"].vendor == vendor:
+        pytest.skip(f"not on {vendor}")
+
+
+def cut(proxy: Proxy) -> None:
+    """End all connections with what they held back; new ones get through."""
+    proxy.refuse()
+    wait_until(lambda: not any(pair._thread.is_alive() for pair in proxy._pairs), what="all are cut")
+    proxy.set(Mode.PASS)
+    proxy.accept()
+
+
+def parked() -> list[tuple[str, str]]:
+    return list(ParkedMessage.objects.using("own").order_by("pk").values_list("reason", "state"))
+
+
+def test_killed_after_the_commit_and_before_the_ack_it_is_done_once(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    send(1)
+    killed = till.run(*QUIET, TILL_DIES=str(tmp_path / "mark"))
+    assert (killed.returncode, done()) == (-signal.SIGKILL, [1])
+    again = till.run(*QUIET)
+
+    assert (again.returncode, done(), left(amqp)) == (0, [1], 0)
+    assert again.stdout.count("handled before") == 1, again.stdout
+
+
+def test_killed_inside_the_handler_it_leaves_nothing_and_is_done_once(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    send(1, do="die once", mark=str(tmp_path / "mark"))
+    killed = till.run(*QUIET)
+    assert (killed.returncode, done()) == (-signal.SIGKILL, [])
+    again = till.run(*QUIET)
+
+    assert (again.returncode, done(), left(amqp)) == (0, [1], 0)
+
+
+def test_from_queue_to_database_to_queue_it_is_done_once_each_time(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    send(1, do="forward")
+    assert till.run(*QUIET, TILL_DIES=str(tmp_path / "mark")).returncode == -signal.SIGKILL
+    with till.running("rmq_consume") as consumer:
+        wait_for_done(1, 101)
+        consumer.signal()
+        assert consumer.code() == 0
+
+    assert (done(), left(amqp), left(amqp, BY_NUMBER), parked()) == ([1, 101], 0, 0, [])
+
+
+def test_what_a_publisher_sends_twice_is_done_once_by_two_consumers(
+    till: Till, send: Send, amqp: BlockingChannel
+) -> None:
+    numbers = list(range(15))
+    with till.running("rmq_consume", "--threads", "4") as one, till.running("rmq_consume", "--threads", "4") as two:
+        wait_until(lambda: all("Connected to" in consumer.text for consumer in (one, two)), 60, what="both consume")
+        for number in numbers:
+            for _twin in range(3):
+                send(number, id=f"m{number}")
+        wait_for_done(*numbers)
+        wait_until(lambda: one.text.count("handled before") + two.text.count("handled before") == 30, 60, what="twins")
+        for consumer in (one, two):
+            consumer.signal()
+            assert consumer.code() == 0
+
+    assert (done(), left(amqp), parked()) == (numbers, 0, [])
+
+
+def test_a_consumer_that_stood_still_past_its_heartbeat_has_done_it_once(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    if databases.chosen() == databases.SQLITE:
+        pytest.skip("whoever stands still in a transaction holds all of SQLite")
+    gate, here = tmp_path / "gate", tmp_path / "here"
+    send(1, do="wait", **{"for": str(gate), "here": str(here)})
+    with till.running("rmq_consume", TILL_HEARTBEAT="1") as frozen:
+        wait_until(here.exists, what="the handler has begun")
+        frozen.signal(signal.SIGSTOP)
+        wait_until(lambda: left(amqp) == 1, what="the broker has taken the message back")
+        with till.running("rmq_consume") as other:
+            wait_until(lambda: left(amqp) == 0, what="another consumer has it")
+            gate.touch()
+            frozen.signal(signal.SIGCONT)
+            wait_for_done(1)
+            wait_until(lambda: frozen.text.count("handled before") + other.text.count("handled before") == 1)
+            for consumer in (frozen, other):
+                consumer.signal()
+                assert consumer.code() == 0
+
+    assert (done(), left(amqp)) == ([1], 0)
+
+
+def test_a_connection_killed_in_the_transaction_costs_no_attempt(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    not_on("sqlite")
+    send(1, do="be cut off once", mark=str(tmp_path / "mark"))
+    ran = till.run(*QUIET)
+
+    assert (ran.returncode, done(), left(amqp), parked()) == (0, [1], 0, [])
+    assert "Database 'default' was lost while handler by id ran" in ran.stdout
+    assert [line for line in ran.stdout.splitlines() if "event=ack" in line and " attempt=1 " in line], ran.stdout
+
+
+def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    if connections["own"].vendor != "postgresql":
+        pytest.skip("only there nothing is asked between the handler and its commit")
+    settings = json.loads(till.records[VARIABLE])
+    gate, here = tmp_path / "gate", tmp_path / "here"
+    send(1, do="wait", **{"for": str(gate), "here": str(here)})
+    with proxy_to(int(settings["PORT"] or 5432)) as proxy:
+        through = {**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        with till.running("rmq_consume", **{VARIABLE: json.dumps(through)}) as consumer:
+            wait_until(here.exists, what="the handler has begun")
+            proxy.set(Mode.BLACKHOLE_TO_CLIENT)
+            gate.touch()
+            wait_for_done(1)
+            cut(proxy)
+            consumer.says("Nobody knows whether database 'default' has committed")
+            consumer.says("handled before")
+            consumer.signal()
+            assert consumer.code() == 0
+
+    assert (done(), left(amqp), parked()) == ([1], 0, [])
+
+
+def test_a_database_that_is_away_keeps_the_message_in_hand_and_parks_nothing(
+    till: Till, send: Send, amqp: BlockingChannel
+) -> None:
+    not_on("sqlite")
+    settings = json.loads(till.records[VARIABLE])
+    usual = 5432 if connections["own"].vendor == "postgresql" else 3306
+    with proxy_to(int(settings["PORT"] or usual)) as proxy:
+        through = {**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        proxy.refuse()
+        with till.running("rmq_consume", **{VARIABLE: json.dumps(through)}) as consumer:
+            send(1)
+            consumer.says("Database 'default' cannot be used", times=2)
+            assert (done(), left(amqp)) == ([], 0)
+            proxy.accept()
+            consumer.says("event=ack")
+            consumer.signal()
+            assert consumer.code() == 0
+
+    assert (done(), left(amqp), parked()) == ([1], 0, [])
+
+
+def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    told = {"do": "fail without", "mark": str(tmp_path / "mark")}
+    send(1, **told)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked()) == ([], [("retries exhausted", State.PARKED)])
+    (tmp_path / "mark").touch()
+    send(1, **told)
+    assert till.run(*QUIET).returncode == 0
+    assert done() == [1]
+
+    requeue(till)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked(), left(amqp)) == ([1], [("retries exhausted", State.PROCESSED)], 0)
+
+
+def test_a_message_that_failed_is_parked_once_requeued_and_done_once(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    send(1, do="fail without", mark=str(tmp_path / "mark"))
+    assert till.run(*QUIET).returncode == 0
+    (tmp_path / "mark").touch()
+
+    requeue(till)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked(), left(amqp)) == ([1], [("retries exhausted", State.PROCESSED)], 0)
+
+
+def requeue(till: Till) -> "CompletedProcess[str]":
+    record = ParkedMessage.objects.using("own").get(state=State.PARKED)
+    return till.run("rmq_parked", "requeue", str(record.pk), "--reason", "looked at", "--yes", "--wait", "0")
+
+
+def test_another_body_is_parked_and_runs_where_a_person_says_so(till: Till, send: Send, amqp: BlockingChannel) -> None:
+    send(1)
+    send(2)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked()) == ([1], [("identity conflict", State.PARKED)])
+
+    requeue(till)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked(), left(amqp)) == ([1, 2], [("identity conflict", State.PROCESSED)], 0)
+
+
+def test_two_without_an_id_that_look_the_same_are_for_a_person(till: Till, send: Send, amqp: BlockingChannel) -> None:
+    send(1, id=None)
+    send(1, id=None)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked()) == ([1], [("may be a duplicate", State.PARKED)])
+
+    requeue(till)
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked(), left(amqp)) == ([1, 1], [("may be a duplicate", State.PROCESSED)], 0)
+
+
+def test_a_name_of_the_business_outlives_new_ids(till: Till, send: Send, amqp: BlockingChannel) -> None:
+    send(1, id="one", queue=BY_NUMBER)
+    send(1, id="two", queue=BY_NUMBER)
+    send(1, id=None, queue=BY_NUMBER)
+
+    assert till.run(*QUIET).returncode == 0
+    assert (done(), parked(), left(amqp, BY_NUMBER), left(amqp, BY_ID)) == ([1], [], 0, 0)

@@ -1,0 +1,333 @@
+"""What goes wrong with the database itself costs no attempt: the same again at once, or the message stays in hand."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import DataError, OperationalError, connection, connections, transaction
+
+from django_rmq_retry import Delivery, Park
+from django_rmq_retry.core.policy import RetryThenPark
+from django_rmq_retry.core.subscription import Subscription
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.core.verdict import DUPLICATE
+from django_rmq_retry.inbox import running
+from django_rmq_retry.inbox.running import once
+from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.runtime.surroundings import Instead, Unready
+from tests.core.made import delivery
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+MARIADB, POSTGRESQL, SQLITE = "mysql", "postgresql", "sqlite"
+KILLS = {
+    POSTGRESQL: ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+    MARIADB: ("SELECT connection_id()", "KILL {}"),
+}
+
+
+def run(does: Callable[[Delivery], object], *, using: str = "", name: str = "m") -> object:
+    policy = RetryThenPark(attempts=1)
+    told: dict[str, Any] = {"queue": Queue("q"), "policy": policy, "park": "q.parked", "once": True, "using": using}
+    return once(Subscription(name="h", run=does, **told), delivery(message_id=name))
+
+
+def not_on(vendor: str) -> None:
+    if connection.vendor == vendor:
+        pytest.skip(f"not on {vendor}")
+
+
+def committed() -> list[str]:
+    return sorted(Group.objects.values_list("name", flat=True))
+
+
+@contextmanager
+def other() -> Iterator[Any]:
+    """Another connection to the same database."""
+    made = connections.create_connection("default")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def kill_own() -> None:
+    """As an operator would, or a fail-over."""
+    ask, kill = KILLS[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(ask)
+        number = cursor.fetchone()[0]
+    with other() as another, another.cursor() as cursor:
+        cursor.execute(kill.format(number))
+
+
+def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
+    not_on(SQLITE)
+    Group.objects.bulk_create([Group(name="one"), Group(name="two")])
+    locked, waits, runs = threading.Event(), threading.Event(), []
+
+    def opponent() -> None:
+        with django_db_blocker.unblock():
+            with transaction.atomic():
+                Group.objects.bulk_create([Group(name=f"more {number}") for number in range(200)])
+                list(Group.objects.select_for_update().filter(name="two"))
+                locked.set()
+                waits.wait(20)
+                list(Group.objects.select_for_update().filter(name="one"))
+            connection.close()
+
+    def transfers(_message: Delivery) -> None:
+        runs.append(1)
+        Group.objects.filter(name="one").update(name="one")
+        locked.wait(20)
+        waits.set()
+        Group.objects.filter(name="two").update(name="two")
+        Group.objects.create(name="done")
+
+    if connection.vendor == POSTGRESQL:
+        # Whoever looks first is the one that is given up.
+        with connection.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '50ms'")
+    thread = threading.Thread(target=opponent)
+    thread.start()
+    run(transfers)
+    thread.join(20)
+    connection.close()
+
+    assert len(runs) == 2
+    assert (Group.objects.filter(name="done").count(), InboxEntry.objects.count()) == (1, 1)
+
+
+def test_a_serialization_failure_is_run_again_at_once() -> None:
+    not_on(SQLITE)
+    not_on(MARIADB)
+    Group.objects.create(name="balance")
+    runs: list[int] = []
+
+    def reads_and_writes(_message: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT name FROM auth_group")
+        runs.append(1)
+        if len(runs) == 1:
+            with other() as another, another.cursor() as cursor:
+                cursor.execute("UPDATE auth_group SET name = 'changed'")
+        Group.objects.update(name="mine")
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    run(reads_and_writes)
+    connection.close()
+
+    assert (len(runs), committed()) == (2, ["mine"])
+
+
+def test_a_run_that_was_rolled_back_leaves_the_data_as_they_came() -> None:
+    seen: list[object] = []
+
+    def changes(message: Delivery) -> None:
+        message.data["amount"] *= 100
+        seen.append(message.data["amount"])
+        if len(seen) < 3:
+            raise clash()
+
+    policy = RetryThenPark(attempts=1)
+    subscription = Subscription(name="h", run=changes, queue=Queue("q"), policy=policy, park="q.parked", once=True)
+    message = delivery(message_id="m", body=b'{"amount": 5}')
+    message.data = {"amount": 5}
+    once(subscription, message)
+
+    assert seen == [500, 500, 500]
+
+
+def test_after_four_runs_in_vain_the_policy_judges() -> None:
+    runs: list[int] = []
+
+    def clashes(_message: Delivery) -> None:
+        runs.append(1)
+        raise clash()
+
+    with pytest.raises(OperationalError):
+        run(clashes)
+
+    assert (len(runs), InboxEntry.objects.count()) == (1 + running.AGAIN, 0)
+
+
+def clash() -> OperationalError:
+    """As each database says it."""
+    causes: dict[str, Exception] = {MARIADB: Exception(1213, "Deadlock found"), SQLITE: Exception("database is locked")}
+    cause = causes.get(connection.vendor, Exception("deadlock detected"))
+    cause.sqlstate, cause.sqlite_errorcode = (  # type: ignore[attr-defined]  # as drivers add them
+        "40P01" if connection.vendor == POSTGRESQL else None,
+        5 if connection.vendor == SQLITE else None,
+    )
+    error = OperationalError("made up")
+    error.__cause__ = cause
+    return error
+
+
+def test_a_connection_killed_in_the_handler_keeps_the_message_in_hand() -> None:
+    not_on(SQLITE)
+
+    def is_cut_off(_message: Delivery) -> None:
+        Group.objects.create(name="a")
+        kill_own()
+        Group.objects.create(name="b")
+
+    with pytest.raises(Unready, match="Database 'default' was lost while handler h ran"):
+        run(is_cut_off)
+    run(lambda _: Group.objects.create(name="c"))
+
+    assert (committed(), InboxEntry.objects.count()) == (["c"], 1)
+
+
+def test_so_it_is_where_the_handler_raises_an_error_of_its_own_over_it() -> None:
+    not_on(SQLITE)
+
+    def translates(_message: Delivery) -> None:
+        kill_own()
+        try:
+            Group.objects.create(name="b")
+        except Exception as error:
+            raise ValueError("the books are closed") from error
+
+    with pytest.raises(Unready):
+        run(translates)
+    connection.close()
+
+
+def test_a_handler_that_decides_itself_is_heard_all_the_same() -> None:
+    not_on(SQLITE)
+
+    def parks(_message: Delivery) -> None:
+        kill_own()
+        try:
+            Group.objects.create(name="b")
+        except OperationalError as error:
+            raise Park("no more of this") from error
+
+    with pytest.raises(Park):
+        run(parks)
+    connection.close()
+
+
+def test_a_connection_killed_before_the_commit_leaves_the_end_to_the_next_delivery() -> None:
+    not_on(SQLITE)
+
+    def is_cut_off_at_last(_message: Delivery) -> None:
+        Group.objects.create(name="a")
+        kill_own()
+
+    with pytest.raises(Unready):
+        run(is_cut_off_at_last)
+    run(lambda _: Group.objects.create(name="c"))
+
+    assert (committed(), InboxEntry.objects.count()) == (["c"], 1)
+
+
+def test_an_error_of_another_database_is_the_handlers_own() -> None:
+    def fails(_message: Delivery) -> None:
+        raise OperationalError("the rates database is down")
+
+    with pytest.raises(OperationalError, match="rates"):
+        run(fails)
+
+
+def test_a_table_that_is_missing_costs_no_attempt() -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(InboxEntry)
+    try:
+        with pytest.raises(Unready, match=r"Database 'default' cannot be used: .*rmq_retry_inboxentry"):
+            run(lambda _: pytest.fail("it must not run"))
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(InboxEntry)
+
+
+def test_a_name_that_the_database_cannot_store_is_for_the_policy_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "insert", Mock(side_effect=DataError("has no equivalent in encoding LATIN1")))
+
+    with pytest.raises(DataError):
+        run(lambda _: None)
+
+
+def test_an_unknown_database_costs_no_attempt() -> None:
+    with pytest.raises(Unready, match=r"Handler h has using='nowhere': The connection 'nowhere' doesn't exist"):
+        run(lambda _: None, using="nowhere")
+
+
+def test_a_database_without_autocommit_is_refused_for_nothing_would_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    not_on(SQLITE)
+    connection.set_autocommit(False)
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    with pytest.raises(Unready, match="AUTOCOMMIT False, so that nothing would be committed"):
+        run(lambda _: pytest.fail("it must not run"))
+    connection.set_autocommit(True)
+
+
+def test_what_fails_after_the_commit_is_logged_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    def leaves(_message: Delivery) -> str:
+        Group.objects.create(name="a")
+        transaction.on_commit(lambda: 1 / 0)
+        return "answer"
+
+    assert run(leaves) == "answer"
+    with pytest.raises(Instead) as found:
+        run(leaves)
+
+    assert (found.value.verdict, committed()) == (DUPLICATE, ["a"])
+    assert "Handler h has committed, but what it left for after that failed: ZeroDivisionError" in caplog.text
+
+
+def test_twins_at_the_same_moment_are_done_once(django_db_blocker: Any) -> None:
+    not_on(SQLITE)
+    inside, go_on, ends = threading.Event(), threading.Event(), []
+
+    def first(_message: Delivery) -> None:
+        Group.objects.create(name="a")
+        inside.set()
+        go_on.wait(20)
+
+    def in_a_thread(does: Callable[[Delivery], object]) -> threading.Thread:
+        def work() -> None:
+            with django_db_blocker.unblock():
+                try:
+                    ends.append(run(does))
+                except Instead as instead:
+                    ends.append(instead.verdict)
+                connection.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    one = in_a_thread(first)
+    inside.wait(20)
+    two = in_a_thread(lambda _: Group.objects.create(name="b"))
+    waits_for_it(two)
+    go_on.set()
+    one.join(20)
+    two.join(20)
+
+    assert (len(ends), ends.count(DUPLICATE), committed()) == (2, 1, ["a"])
+
+
+def waits_for_it(thread: threading.Thread) -> None:
+    """Until the database says that somebody waits for somebody."""
+    asked = {
+        POSTGRESQL: "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        MARIADB: "SELECT count(*) FROM information_schema.innodb_lock_waits",
+    }[connection.vendor]
+
+    def waits() -> bool:
+        with other() as another, another.cursor() as cursor:
+            cursor.execute(asked)
+            return bool(cursor.fetchone()[0])
+
+    wait_until(waits, what="the second one waits for the first")
+    assert thread.is_alive()

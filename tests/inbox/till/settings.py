@@ -1,0 +1,8 @@
+"""The shop's settings for the till, with a heartbeat that a test can outwait."""
+
+import os
+
+from tests.shop.settings import *  # noqa: F403 - settings are made to be extended
+from tests.shop.settings import RMQ_RETRY as SHOPS
+
+RMQ_RETRY = {**SHOPS, "QUEUE_TYPE": "quorum", "HEARTBEAT": int(os.environ.get("TILL_HEARTBEAT", "15"))}
