@@ -1,0 +1,118 @@
+"""The thread that relays: in every consuming process, and in ``rmq_relay`` alone."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from django.db import connections
+
+from django_rmq_retry.outbox import claiming, placing, settling
+from django_rmq_retry.outbox.listening import Ears
+from django_rmq_retry.outbox.relaying import Relay, Turn
+
+log = logging.getLogger("django_rmq_retry")
+
+POLL = 1.0
+"""Seconds between two looks where nobody calls."""
+LISTENING_POLL = 3.0
+SOONEST = 0.05
+AGAIN = 1.0
+"""Seconds after which a broker or database that is away is tried again."""
+
+Around = Callable[[], AbstractContextManager[object]]
+
+
+class Relaying:
+    """Relays for all databases that have an outbox; one that is away stops its own and no other."""
+
+    def __init__(self, *, around: Around = nullcontext, burst: bool = False) -> None:
+        self._around = around
+        self._burst = burst
+        self._ended = threading.Event()
+        self.over = threading.Event()
+        """Set when it has ended, by itself too."""
+        self.away = ""
+        """After a burst: why the broker did not take all."""
+        self._ears = Ears()
+        self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
+        self._relays: dict[str, Relay] = {}
+        self._failing: set[str] = set()
+        self.sent = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._ears.wake()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End after the batch under way; whether it has ended by then."""
+        self._ended.set()
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        settling.wakers.add(self.wake)
+        try:
+            while not self._ended.is_set():
+                wait = self._round()
+                if self._burst:
+                    break
+                self._ears.wait(wait)
+        finally:
+            settling.wakers.discard(self.wake)
+            self._ears.close()
+            connections.close_all()
+            self.over.set()
+
+    def _round(self) -> float:
+        """Serve every database; seconds until something is due again."""
+        waits = [LISTENING_POLL]
+        for using in placing.served():
+            if self._ended.is_set():
+                return 0.0
+            try:
+                with self._around():
+                    waits.append(self._serve(using))
+                self._failing.discard(using)
+            except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
+                self.away = self.away or str(error)
+                self._complain(using, error)
+                waits.append(AGAIN)
+        return min(waits)
+
+    def _serve(self, using: str) -> float:
+        if not placing.made(using):
+            return LISTENING_POLL
+        # Before it looks: what is called in between must be heard.
+        poll = LISTENING_POLL if self._ears.listens(using) else POLL
+        away = self._emptied(using).away
+        if away:
+            self.away = self.away or away
+            return AGAIN
+        due = claiming.next_due(using)
+        return poll if due is None else max(SOONEST, min(poll, due))
+
+    def _emptied(self, using: str) -> Turn:
+        relay = self._relays.setdefault(using, Relay(using, ended=self._ended))
+        while True:
+            turn = relay.turn()
+            self.sent += turn.sent
+            if turn.sent:
+                log.info("%s messages left the outbox of %r", turn.sent, using, extra={"event": "relayed"})
+            if turn.nothing or turn.away or self._ended.is_set():
+                relay.forget()
+                return turn
+
+    def _complain(self, using: str, error: Exception) -> None:
+        """Once: a database that is away for hours says the same each time."""
+        connection = connections[using]
+        if not connection.in_atomic_block:
+            connection.close()
+        if using not in self._failing:
+            said = "The outbox of %r cannot be served; tried again every %g s: %s"
+            log.warning(said, using, AGAIN, " ".join(str(error).split()), extra={"event": "relay"})
+        self._failing.add(using)

@@ -1,0 +1,38 @@
+"""A process that publishes or relays, and is killed at a step: ``python -m tests.outbox.dying STEP``."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import django
+
+QUEUE = "q"
+
+
+def die(*_arguments: Any, **_options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(step: str) -> None:
+    django.setup()
+    # What these import reads the settings.
+    from django.db import transaction  # noqa: PLC0415 - as above
+
+    from django_rmq_retry import publish  # noqa: PLC0415 - as above
+    from django_rmq_retry.outbox import leaving, settling  # noqa: PLC0415 - as above
+    from django_rmq_retry.outbox.relaying import Relay  # noqa: PLC0415 - as above
+
+    if step == "before it is sent":
+        leaving.Leaving.__call__ = die  # type: ignore[method-assign]
+    else:
+        settling.delete = die
+    if step == "a relay before it forgets":
+        Relay("default", ended=threading.Event()).turn()
+    with transaction.atomic():
+        publish({"n": 1}, routing_key=QUEUE, message_id="mine")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

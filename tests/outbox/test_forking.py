@@ -1,0 +1,15 @@
+"""A process that is forked while another thread of its parent looks at the broker."""
+
+import os
+
+from django_rmq_retry.outbox import reach as reaching
+
+
+def test_a_child_does_not_wait_for_a_lock_that_its_parent_held() -> None:
+    with reaching.reach._lock:
+        child = os.fork()
+        if not child:
+            os._exit(not reaching.reach._lock.acquire(timeout=5))
+        _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0

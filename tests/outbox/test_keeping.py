@@ -1,0 +1,193 @@
+"""Inside a transaction a message is a row of it; after the commit it leaves, and the row is gone."""
+
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_rmq_retry.core.codec import Raw
+from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.core.message import Message
+from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.options import Options
+from django_rmq_retry.outbox import keeping, leaving
+from django_rmq_retry.outbox.keeping import keep
+from django_rmq_retry.outbox.rows import READ, row_of
+from django_rmq_retry.publishing import message_of, publish, publish_many
+from tests.outbox.made import Post, kept
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+
+
+def test_inside_a_transaction_it_is_a_row_and_after_the_commit_it_is_sent_and_gone(post: Post) -> None:
+    with transaction.atomic():
+        name = publish(1, routing_key="q")
+        row = OutboxMessage.objects.get()
+        assert (row.message_id, row.routing_key, post.sent) == (name, "q", [])
+
+    assert [message.properties.message_id for message in post.sent] == [name]
+    assert kept() == []
+
+
+def test_a_rollback_takes_the_row_back(post: Post) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="q")
+        transaction.set_rollback(True)
+
+    assert (post.sent, kept()) == ([], [])
+
+
+def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="outer")
+        with transaction.atomic():
+            publish(1, routing_key="inner")
+            transaction.set_rollback(True)
+        with transaction.atomic():
+            publish(1, routing_key="other")
+        publish(1, routing_key="last")
+
+    assert (post.keys, kept()) == (["outer", "other", "last"], [])
+
+
+def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving.Leaving, "__call__", lambda _self: None)
+    headers = {"text": "é\0", "whole": 2**40, "list": [1, {"a": b"\xff"}], "nothing": None}
+    message = message_of(
+        bytes(range(256)),
+        exchange="an exchange",
+        routing_key="a.key",
+        codec=Raw(),
+        options=Options(headers=headers, priority=7, type="t", correlation_id="c", expiration=60.0),
+    )
+    with transaction.atomic():
+        publish_many([message, Message(body=b"", properties=Properties(), routing_key="q", mandatory=False)])
+
+    found = [row_of(row).message for row in OutboxMessage.objects.order_by("pk").values_list(*READ)]
+    assert found[0] == message
+    assert found[0].properties.headers.raw == message.properties.headers.raw
+    assert (found[1].body, found[1].properties, found[1].mandatory) == (b"", Properties(), False)
+
+
+def test_rows_of_one_transaction_go_together_and_are_deleted_by_one_statement(post: Post) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="so that the table is known")
+    with CaptureQueriesContext(connection) as queries, transaction.atomic():
+        for number in range(5):
+            publish(number, routing_key=f"q{number}")
+        assert len(connection.run_on_commit) == 1
+
+    assert (post.keys[1:], kept()) == (["q0", "q1", "q2", "q3", "q4"], [])
+    assert len([query for query in queries if "DELETE" in query["sql"]]) == 1
+
+
+def test_without_the_outbox_it_leaves_on_commit(post: Post) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="q", outbox=False)
+        publish_many([message_of(1, routing_key="many")], outbox=False)
+        assert kept() == []
+
+    assert post.keys == ["q", "many"]
+
+
+@pytest.mark.parametrize("outbox", [False, ["own"]])
+def test_a_database_that_the_setting_leaves_out_has_none(post: Post, settings: Any, outbox: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OUTBOX": outbox}
+    with transaction.atomic():
+        publish(1, routing_key="q")
+        assert kept() == []
+
+    assert post.keys == ["q"]
+
+
+def test_a_database_that_the_routers_keep_free_of_it_has_none(post: Post, settings: Any) -> None:
+    settings.DATABASE_ROUTERS = ["tests.outbox.routers.Refuse"]
+    with transaction.atomic():
+        publish(1, routing_key="q")
+        assert kept() == []
+
+    assert post.keys == ["q"]
+
+
+def test_keep_writes_a_row_of_the_open_transaction(post: Post) -> None:
+    with transaction.atomic():
+        keep(message_of(1, routing_key="q"), using="default", order_key="account:7")
+        row = OutboxMessage.objects.get()
+        assert (row.order_key, row.size, post.sent) == ("account:7", 1, [])
+
+    assert (post.keys, kept()) == (["q"], [])
+
+
+def test_what_cannot_be_written_fails_inside_the_transaction_and_leaves_it_usable(post: Post) -> None:
+    with transaction.atomic():
+        with pytest.raises(ValueError, match="takes 300 bytes"):
+            publish_many([message_of(1, routing_key="q"), message_of(1, routing_key="k" * 300)])
+        publish(1, routing_key="good")
+
+    assert post.keys == ["good"]
+
+
+def test_a_transaction_that_is_bound_to_fail_takes_no_row(post: Post) -> None:
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        publish(1, routing_key="q")
+
+    assert (post.keys, kept()) == ([], [])
+
+
+def test_an_order_needs_an_outbox(post: Post) -> None:
+    message = message_of(1, routing_key="q", options=Options(order_key="k"))
+    with pytest.raises(ConfigurationError, match="takes effect in an outbox only"):
+        publish_many([message])
+    with pytest.raises(ConfigurationError, match="takes effect in an outbox only"), transaction.atomic():
+        publish(1, routing_key="q", order_key="k", at_once=True)
+    with pytest.raises(ConfigurationError, match="takes effect in an outbox only"), transaction.atomic():
+        publish(1, routing_key="q", order_key="k", outbox=False)
+
+    assert post.sent == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_savepoint_made_by_hand_takes_its_rows_too(post: Post, *, nested: bool) -> None:
+    with transaction.atomic():
+        publish(1, routing_key="before")
+        made = connection.savepoint()
+        publish(1, routing_key="taken back")
+        connection.savepoint_rollback(str(made))
+        with transaction.atomic() if nested else nullcontext():
+            publish(1, routing_key="after")
+
+    assert (post.keys, kept()) == (["before", "after"], [])
+
+
+def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_back(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where rows are not locked: a slow callback has used up the lease, and a relay has one of its own."""
+    monkeypatch.setattr(leaving, "SPARE", 0.0)
+    theirs = timezone.now() + timedelta(seconds=60)
+    with transaction.atomic():
+        transaction.on_commit(lambda: OutboxMessage.objects.update(due_at=theirs) and None)
+        publish(1, routing_key="q")
+
+    assert (post.keys, OutboxMessage.objects.get().due_at) == ([], theirs)
+
+
+def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[float] = []
+    begun: list[float] = []
+    monkeypatch.setattr(keeping, "insert", lambda *_args, **_more: written.append(time.monotonic()))
+    monkeypatch.setattr(keeping, "_leave", lambda _rows, _using, at: begun.append(at))
+    with transaction.atomic():
+        publish(1, routing_key="q")
+
+    assert begun <= written
+    assert post.sent == []

@@ -1,0 +1,74 @@
+"""The test kit: the outbox of production, and what was left in it is sent by ``drain``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_rmq_retry import handler, registry
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.handler import Handler
+from django_rmq_retry.testing import RmqTest
+from tests.outbox.made import kept
+
+Capture = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def charge() -> Iterator[Handler[None]]:
+    with registry.isolated():
+
+        @handler("outbox.charge")
+        def charge(message: Delivery) -> None:
+            """Nothing."""
+
+        yield charge
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("trouble", ["broker loss", "nack"])
+def test_what_could_not_leave_is_sent_by_the_next_drain(rmq: RmqTest, charge: Handler[None], trouble: str) -> None:
+    rmq.fail_next("publish", trouble)
+    with transaction.atomic():
+        charge.publish({"payment": 7})
+    assert (len(rmq.published(charge)), kept()) == (0, ["outbox.charge"])
+
+    assert (rmq.drain(), kept()) == (1, [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lost_confirm_brings_the_message_twice_with_one_id(rmq: RmqTest, charge: Handler[None]) -> None:
+    rmq.fail_next("publish", "confirm lost")
+    with transaction.atomic():
+        name = charge.publish({"payment": 7})
+    rmq.drain()
+
+    assert [one.message.id for one in rmq.attempts(charge)] == [name, name]
+
+
+@pytest.mark.django_db
+def test_what_no_commit_has_come_for_is_not_sent(
+    rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
+) -> None:
+    with transaction.atomic():
+        charge.publish({"payment": 7})
+    assert (rmq.drain(), kept()) == (0, ["outbox.charge"])
+
+    with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+        charge.publish({"payment": 8})
+    assert rmq.drain() == 1
+    assert [one.message.data for one in rmq.attempts(charge)] == [{"payment": 8}]
+
+
+@pytest.mark.django_db
+def test_a_troubled_publish_makes_nobody_believe_that_the_broker_is_away(
+    rmq: RmqTest, charge: Handler[None], django_capture_on_commit_callbacks: Capture
+) -> None:
+    rmq.fail_next("publish", "broker loss")
+    for number in (1, 2):
+        with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+            charge.publish({"payment": number})
+
+    assert [one.data for one in rmq.published(charge)] == [{"payment": 2}]

@@ -1,0 +1,211 @@
+"""Real processes, a real broker and a real database: kills between the steps, a broker that is away, the commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import wiring
+from django_rmq_retry.management.base import Exit
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.outbox import claiming, placing, running, settling
+from django_rmq_retry.outbox.listening import Ears
+from django_rmq_retry.outbox.running import Relaying
+from django_rmq_retry.publishing import publish
+from tests.outbox.dying import QUEUE
+from tests.outbox.made import emptied, kept, left, relay
+from tests.outbox.test_relaying import due_again
+from tests.tooling.filled import Own
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.long, pytest.mark.usefixtures("declared")]
+
+ROOT = Path(__file__).parents[2]
+ROWS = OutboxMessage.objects.using("own")
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def declared(amqp: BlockingChannel, broker_url: str, settings: Any, own_database: Own) -> Iterator[None]:  # noqa: ARG001 - in this order
+    """The broker has a queue, and we publish to that broker."""
+    wiring.close()
+    settings.RMQ_RETRY = {"URL": broker_url}
+    amqp.queue_declare(QUEUE)
+    yield
+    wiring.close()
+
+
+@pytest.fixture
+def start(own_database: Own, broker_url: str, tmp_path: Path) -> Iterator[Start]:
+    """Start a Python module on that database and broker; whatever runs in the end is ended."""
+    with ExitStack() as started:
+
+        def begin(*words: str, url: str = broker_url) -> subprocess.Popen[str]:
+            own = {
+                "FAULTS_URL": url,
+                "FAULTS_FOLDER": str(tmp_path),
+                "PYTHONPATH": str(ROOT),
+                **own_database.environment,
+            }
+            env = {**os.environ, **own, "DJANGO_SETTINGS_MODULE": "tests.faults.project.settings"}
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen([sys.executable, "-m", *words], env=env, cwd=ROOT, **pipes)
+            started.enter_context(process)
+            started.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def arrived(amqp: BlockingChannel) -> list[str]:
+    """The ids of what lies in the queue, which is empty afterwards."""
+    found: list[str] = []
+    while True:
+        _method, properties, _body = amqp.basic_get(QUEUE, auto_ack=True)
+        if properties is None:
+            return found
+        found.append(properties.message_id or "")
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, said
+
+
+def test_what_a_kill_between_commit_and_send_leaves_is_sent_once(amqp: BlockingChannel, start: Start) -> None:
+    killed(start("tests.outbox.dying", "before it is sent"))
+    assert (arrived(amqp), kept("own")) == ([], [QUEUE])
+    emptied(relay())
+    assert arrived(amqp) == [], "its lease is not over"
+
+    due_again()
+    emptied(relay())
+    assert (arrived(amqp), kept("own")) == (["mine"], [])
+
+
+def test_what_a_kill_between_confirm_and_delete_leaves_is_sent_again_with_its_id(
+    amqp: BlockingChannel, start: Start
+) -> None:
+    killed(start("tests.outbox.dying", "before it is forgotten"))
+    due_again()
+    emptied(relay())
+
+    assert (arrived(amqp), kept("own")) == (["mine", "mine"], [])
+
+
+def test_the_rows_of_a_killed_relay_are_free_at_once_where_rows_are_locked(amqp: BlockingChannel, start: Start) -> None:
+    left(QUEUE)
+    killed(start("tests.outbox.dying", "a relay before it forgets"))
+    if not claiming.skips_locked("own"):
+        emptied(relay())
+        assert kept("own") == [QUEUE], "its lease is not over"
+        due_again()
+    emptied(relay())
+
+    assert (arrived(amqp), kept("own")) == ([f"id of {QUEUE}"] * 2, [])
+
+
+def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
+    amqp: BlockingChannel, broker_url: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wiring.close()
+    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
+    took: list[float] = []
+    for number in range(20):
+        began = time.monotonic()
+        with transaction.atomic(using="own"):
+            publish(number, routing_key=QUEUE, message_id=f"{number:02}", order_key="account:7")
+        took.append(time.monotonic() - began)
+    said = [record.getMessage() for record in caplog.records if "stay in the outbox" in record.getMessage()]
+    assert took[0] < 3
+    assert sum(took[1:]) < 3
+    assert len(said) == 1
+
+    wiring.close()
+    settings.RMQ_RETRY = {"URL": broker_url}
+    due_again()
+    emptied(relay())
+    assert (arrived(amqp), kept("own")) == ([f"{number:02}" for number in range(20)], [])
+
+
+def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq_retry.outbox.reach.PATIENCE", 0.0)
+    with transaction.atomic(using="own"):
+        publish(1, routing_key=QUEUE, message_id="mine")
+    wait_until(lambda: not kept("own"), what="the row is gone")
+
+    assert arrived(amqp) == ["mine"]
+
+
+def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLL", "LISTENING_POLL"):
+        monkeypatch.setattr(running, name, 600.0)
+    monkeypatch.setattr(placing, "served", lambda: ["own"])
+    asleep: list[float] = []
+    listened = Ears.wait
+
+    def wait(ears: Ears, seconds: float) -> None:
+        asleep.append(seconds)
+        listened(ears, seconds)
+
+    monkeypatch.setattr(Ears, "wait", wait)
+    relaying = Relaying()
+    relaying.start()
+    wait_until(lambda: asleep, what="it sleeps")
+    if connections["own"].vendor == "postgresql":
+        # The database calls it, and nobody in this process.
+        settling.wakers.clear()
+    left(QUEUE)
+    settling.notify("own")
+    wait_until(lambda: not kept("own"), what="the row was sent")
+
+    assert asleep[0] == 600.0
+    assert relaying.stop(timeout=20)
+    assert arrived(amqp) == [f"id of {QUEUE}"]
+
+
+@pytest.mark.parametrize("command", ["rmq_relay", "rmq_consume"])
+def test_a_process_relays_until_it_is_told_to_stop(amqp: BlockingChannel, start: Start, command: str) -> None:
+    assert start("django", "rmq_declare").wait(60) == 0
+    process = start("django", command, "--max-runtime", "120")
+    left(*[QUEUE] * 5)
+    wait_until(lambda: not kept("own"), 60, what="the rows were sent")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0, said
+    assert len(arrived(amqp)) == 5
+
+
+def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start) -> None:
+    left(*[QUEUE] * 3)
+    process = start("django", "rmq_relay", "--burst")
+    said, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, len(arrived(amqp))) == (Exit.DONE, 3), said
+
+
+def test_a_burst_says_that_the_broker_is_away(start: Start) -> None:
+    left(QUEUE)
+    process = start("django", "rmq_relay", "--burst", url="amqp://guest:guest@127.0.0.1:1/")
+    said, _ = process.communicate(timeout=60)
+
+    assert process.returncode == Exit.UNREACHABLE, said
+    assert kept("own") == [QUEUE]
+
+
+def test_a_burst_says_that_something_is_left(amqp: BlockingChannel, start: Start) -> None:
+    left(QUEUE, "nowhere")
+    process = start("django", "rmq_relay", "--burst")
+    said, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, len(arrived(amqp)), kept("own")) == (Exit.PARTLY, 1, ["nowhere"]), said

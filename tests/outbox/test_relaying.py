@@ -1,0 +1,270 @@
+"""The relay sends what commits have left: once, in order where asked, and past what the broker can never take."""
+
+import logging
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.outbox import claiming, judging
+from django_rmq_retry.outbox.looking import pending
+from django_rmq_retry.outbox.relaying import Turn
+from django_rmq_retry.publishing import publish
+from tests.outbox.made import Post, emptied, kept, left, relay
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own_database")]
+
+ROWS = OutboxMessage.objects.using("own")
+
+
+def due_again() -> None:
+    """As if the waits after failures were over."""
+    ROWS.update(due_at=timezone.now() - timedelta(seconds=1))
+
+
+def test_what_was_left_is_sent_in_its_order_and_gone(post: Post) -> None:
+    left(*(f"q{number}" for number in range(40)))
+
+    assert relay().turn() == Turn(sent=40)
+    assert (post.keys, kept("own")) == ([f"q{number}" for number in range(40)], [])
+
+
+def test_a_row_that_its_writer_is_sending_is_left_to_it_until_its_lease_is_over(post: Post) -> None:
+    left("q")
+    ROWS.update(due_at=timezone.now() + timedelta(seconds=60))
+    one = relay()
+    assert one.turn().nothing
+
+    due_again()
+    assert one.turn() == Turn(sent=1)
+    assert post.keys == ["q"]
+
+
+def test_a_batch_holds_no_more_bodies_than_have_room(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "MOST_BYTES", 100)
+    left("a", "b", "c", body=b"x" * 60)
+    one = relay()
+
+    assert [one.turn().sent for _ in range(4)] == [1, 1, 1, 0]
+    assert post.keys == ["a", "b", "c"]
+
+
+def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
+    left("a1", "a2", "a3", order_key="a")
+    left("free")
+    left("b1", order_key="b")
+    post.silent = True
+    turn: list[Turn] = []
+
+    def work() -> None:
+        turn.append(relay().turn())
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: post.keys == ["a1", "free", "b1"], what="the first of each")
+    post.answer()
+    wait_until(lambda: post.keys[3:] == ["a2"], what="the second of a")
+    post.silent = False
+    post.answer()
+    thread.join(20)
+
+    assert post.keys == ["a1", "free", "b1", "a2", "a3"]
+    assert turn == [Turn(sent=5)]
+    assert kept("own") == []
+
+
+def test_a_row_that_fails_holds_its_own_key_only(post: Post) -> None:
+    left("bad", "a2", order_key="a")
+    left("b1", "b2", order_key="b")
+    left("free")
+    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    emptied(relay())
+
+    assert sorted(post.keys) == ["b1", "b2", "bad", "free"]
+    assert kept("own") == ["bad", "a2"]
+
+
+def test_a_key_whose_first_row_is_its_writers_is_left_alone(post: Post) -> None:
+    left("a1", "a2", order_key="a")
+    ROWS.filter(routing_key="a1").update(due_at=timezone.now() + timedelta(seconds=60))
+    emptied(relay())
+    assert post.keys == []
+
+    due_again()
+    emptied(relay())
+    assert post.keys == ["a1", "a2"]
+
+
+def test_rows_of_a_key_behind_one_that_is_not_due_wait_for_it(post: Post) -> None:
+    left("a1", "a2", "a3", order_key="a")
+    ROWS.filter(routing_key="a2").update(due_at=timezone.now() + timedelta(seconds=60))
+    emptied(relay())
+
+    assert (post.keys, kept("own")) == (["a1"], ["a2", "a3"])
+
+
+def test_keys_that_a_database_takes_for_one_keep_their_order_too(post: Post) -> None:
+    left("a1", order_key="a")
+    left("A1", order_key="A")
+    left("a2", order_key="a")
+    left("A2", order_key="A")
+    emptied(relay())
+
+    assert sorted(post.keys) == ["A1", "A2", "a1", "a2"]
+    assert [key for key in post.keys if key[0] == "a"] == ["a1", "a2"]
+    assert [key for key in post.keys if key[0] == "A"] == ["A1", "A2"]
+
+
+def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None:
+    for number in range(30):
+        for key in ("a", "b", "c"):
+            left(f"{key}{number}", order_key=key)
+        left(f"-{number}", f"+{number}")
+
+    def work() -> None:
+        try:
+            one = relay()
+            wait_until(lambda: one.turn().nothing and not ROWS.exists(), what="an empty outbox")
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(post.keys) == len(set(post.keys)) == 150
+    for key in ("a", "b", "c"):
+        assert [one for one in post.keys if one[0] == key] == [f"{key}{number}" for number in range(30)]
+
+
+def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(judging, "TRIES", 3)
+    left("bad", "good")
+    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    one = relay()
+    for _ in range(4):
+        emptied(one)
+        due_again()
+
+    row = ROWS.get()
+    assert (row.routing_key, row.tries, row.error) == ("bad", 3, "312 NO_ROUTE")
+    assert row.stuck_at is not None
+    assert post.keys == ["bad", "good", "bad", "bad"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
+    assert pending("own") == (0, None, 1)
+
+
+def test_a_stuck_row_holds_its_key(post: Post) -> None:
+    left("bad", "next", order_key="a")
+    ROWS.filter(routing_key="bad").update(stuck_at=timezone.now())
+    emptied(relay())
+
+    assert post.keys == []
+
+
+def test_a_queue_that_is_full_never_makes_a_row_stuck(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "TRIES", 3)
+    left("full")
+    post.ends["full"] = (Outcome.NACKED, "")
+    one = relay()
+    for _ in range(6):
+        emptied(one)
+        due_again()
+    post.ends.clear()
+    emptied(one)
+
+    assert (post.keys, kept("own")) == (["full"] * 7, [])
+
+
+def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_leave(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left("a", "evil", "b")
+    refused = (Outcome.UNKNOWN, "PRECONDITION_FAILED - user_id property set to 'x'")
+    together = True
+
+    def end_of(message: Any) -> tuple[Outcome, str]:
+        return refused if together or message.routing_key == "evil" else (Outcome.CONFIRMED, "")
+
+    monkeypatch.setattr(post, "end_of", end_of)
+    one = relay()
+    assert one.turn() == Turn(failed=3)
+
+    together = False
+    emptied(one)
+    assert kept("own") == ["evil"]
+    assert ROWS.get().tries == 1
+
+
+def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    left("a", "b", "c")
+    post.ends = dict.fromkeys(("a", "b", "c"), (Outcome.UNSENT, "connection refused"))
+    one = relay()
+    turns = [one.turn() for _ in range(3)]
+    assert turns == [Turn(away="connection refused")] * 3
+    assert post.keys == ["a", "b", "c", "a", "a"]
+    assert set(ROWS.values_list("tries", flat=True)) == {0}
+    assert len(caplog.records) == 1
+
+    post.ends = {}
+    emptied(one)
+    assert (post.keys[5:], kept("own")) == (["a", "b", "c"], [])
+
+
+def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(post: Post) -> None:
+    left("evil", "good")
+    post.ends["evil"] = (Outcome.UNKNOWN, "the connection was lost: 501 FRAME_ERROR")
+    post.ends["good"] = (Outcome.UNKNOWN, "the connection was lost: 501 FRAME_ERROR")
+    one = relay()
+    assert one.turn().away
+    post.ends.pop("good")
+    for _ in range(6):
+        one.turn()
+
+    assert kept("own") == ["evil"]
+    assert ROWS.get().stuck_at is None
+
+
+def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget_it(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left("a", "b")
+    one = relay()
+    with monkeypatch.context() as patch:
+        patch.setattr("django_rmq_retry.outbox.settling.delete", _fail)
+        with pytest.raises(ConnectionError):
+            one.turn()
+    due_again()
+    emptied(one)
+
+    assert (post.keys, kept("own")) == (["a", "b"], [])
+
+
+def _fail(*_arguments: object, **_options: object) -> None:
+    raise ConnectionError("the database is gone")
+
+
+def test_a_commit_leaves_what_has_an_earlier_row_of_its_key_to_the_relay(post: Post) -> None:
+    left("a1", order_key="a")
+    with transaction.atomic(using="own"):
+        publish(1, routing_key="a2", order_key="a")
+        publish(1, routing_key="b1", order_key="b")
+        publish(1, routing_key="b2", order_key="b")
+        publish(1, routing_key="free")
+    assert (post.keys, kept("own")) == (["b1", "b2", "free"], ["a1", "a2"])
+
+    emptied(relay())
+    assert post.keys[3:] == ["a1", "a2"]
