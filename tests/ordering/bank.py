@@ -1,0 +1,53 @@
+"""The handler of these tests: notes what it posts, and fails where a test says so."""
+
+from typing import Any
+
+from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler
+from django_rmq_retry.models import BlockedKey, HeldMessage
+
+QUEUE = "bank.post"
+
+
+class BankDown(Exception):
+    """Another attempt may help."""
+
+
+class Closed(Exception):
+    """No attempt will help."""
+
+
+class Bank:
+    """Postings are numbers; those in ``down`` fail so often, those in ``closed`` are parked."""
+
+    def __init__(self, **options: Any) -> None:
+        self.began: list[int] = []
+        self.posted: list[int] = []
+        self.down: dict[int, int] = {}
+        self.closed: set[int] = set()
+        policy = RetryThenPark(attempts=3, backoff=Fixed(10), park_on=Closed)
+        wanted = {"policy": policy, "order_by": lambda message: message.data["account"], "name": "post", **options}
+        self.post: Handler[None] = handler(QUEUE, **wanted)(self._post)
+
+    def _post(self, message: Delivery) -> None:
+        number = message.data["number"]
+        self.began.append(number)
+        if number in self.closed:
+            raise Closed(number)
+        if self.down.get(number):
+            self.down[number] -= 1
+            raise BankDown(number)
+        self.posted.append(number)
+
+    def publish(self, *numbers: int, account: str = "A", **options: Any) -> None:
+        for number in numbers:
+            self.post.publish({"account": account, "number": number}, message_id=f"m{number}", **options)
+
+
+def blocked(using: str = "default") -> dict[str, tuple[str, bool, int]]:
+    """Of each blocked key: what goes first, whether it is parked, and how many wait."""
+    rows = BlockedKey.objects.using(using).order_by("pk")
+    return {row.key: (row.blocker, row.parked, row.held) for row in rows}
+
+
+def held(using: str = "default") -> list[str]:
+    return list(HeldMessage.objects.using(using).order_by("pk").values_list("shown", flat=True))

@@ -1,0 +1,65 @@
+"""``rmq_consume`` that is killed at a step: ``python -m tests.ordering.dying STEP NTH``."""
+
+import sys
+from typing import Any
+
+import django
+from django.core.management import execute_from_command_line
+
+from tests.records.dying import die, dying
+
+
+def _patched(step: str, nth: int) -> None:
+    # What these import needs the settings.
+    from django_rmq_retry.broker.publishing import PikaPublisher  # noqa: PLC0415 - as above
+    from django_rmq_retry.ordering import blocking, gating  # noqa: PLC0415 - as above
+
+    if step == "after the copy's confirm":
+        _confirmed(PikaPublisher, nth)
+        return
+    owner, name, when = {
+        "before the block": (gating, "block", "before"),
+        "in the block": (gating, "block", "after"),
+        "after the block": (gating.Order, "_failed", "after"),
+        "before the hold": (gating, "hold", "before"),
+        "in the hold": (gating, "hold", "after"),
+        "between hold and ack": (gating.Order, "_behind", "after"),
+        "before the release": (gating, "pass_on", "before"),
+        "in the release": (blocking, "keep", "after"),
+        "at the end of the release": (gating, "pass_on", "after"),
+        "between release and ack": (gating.Order, "_resolved", "after"),
+    }[step]
+    setattr(owner, name, dying(getattr(owner, name), when, nth))
+
+
+def _confirmed(publisher: Any, nth: int) -> None:
+    """Killed as a retry's copy is confirmed, before the original is acknowledged."""
+    send = publisher.send
+    seen = iter(range(1, 1000))
+
+    def sending(self: Any, message: Any, done: Any, *, timeout: float | None = None) -> None:
+        def ended(*answer: Any) -> None:
+            if ".retry." in message.routing_key and next(seen) == nth:
+                die()
+            done(*answer)
+
+        send(self, message, ended, timeout=timeout)
+
+    publisher.send = sending
+
+
+STEPS = (
+    *("before the block", "in the block", "after the block", "after the copy's confirm"),
+    *("before the hold", "in the hold", "between hold and ack"),
+    *("before the release", "in the release", "at the end of the release", "between release and ack"),
+)
+
+
+def main(step: str, nth: int) -> None:
+    django.setup()
+    _patched(step, nth)
+    execute_from_command_line(["manage.py", "rmq_consume", "--max-runtime", "120"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,78 @@
+"""The ledger on a broker and a database of the test's own, with consumers as processes."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.ordering.bank import blocked, held
+from tests.shop.running import Running, Shop
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+QUEUE = "ledger.post"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was posted stands in the notes, in the order in which it happened, whichever process did it."""
+
+    shop: Shop
+    amqp: BlockingChannel
+    vhost: Vhost
+
+    def publish(self, account: str, *numbers: int, **what: Any) -> None:
+        for number in numbers:
+            said = BasicProperties(delivery_mode=2, message_id=f"{account}{number}", content_type="application/json")
+            body = json.dumps({"account": account, "number": number, **what}).encode()
+            self.amqp.basic_publish("", QUEUE, body, said, mandatory=True)
+
+    @contextmanager
+    def consumer(self, *options: str, **changed: str) -> Iterator[Running]:
+        """One of them; of several the first that subscribes is handed what there is."""
+        with self.shop.running("rmq_consume", "--max-runtime", "120", *options, **changed) as running:
+            yield running
+
+    def _consumers(self) -> int:
+        # The broker itself counts only the one that is active.
+        rows = self.vhost.management.call("GET", f"consumers/{quote(self.vhost.name, safe='')}")
+        return sum(row["queue"]["name"] == QUEUE for row in rows)
+
+    def subscribed(self, count: int) -> None:
+        wait_until(lambda: self._consumers() == count, what=f"{count} consumers are subscribed")
+
+    def ended(self, account: str) -> list[int]:
+        """What was posted of an account, each for the first time."""
+        return list(dict.fromkeys(number for word, number in self.seen(account) if word == "end"))
+
+    def seen(self, account: str) -> list[tuple[str, int]]:
+        found = (line.split() for line in self.shop.noted())
+        return [(word, int(number)) for word, key, number in found if key == account]
+
+    def overtaken(self, account: str, *, resolved: tuple[int, ...] = ()) -> list[tuple[int, set[int]]]:
+        """What began although an earlier one was not done with, and which these were."""
+        done, found = set(resolved), []
+        for word, number in self.seen(account):
+            early = set(range(1, number)) - done
+            if word == "begin" and early:
+                found.append((number, early))
+            if word == "end":
+                done.add(number)
+        return found
+
+    def posts(self, account: str, *numbers: int, timeout: float = 60) -> None:
+        """Until these were posted."""
+        wait_until(
+            lambda: set(numbers) <= set(self.ended(account)),
+            timeout,
+            what=f"{account} is posted; {self.seen(account)}",
+        )
+
+    def free(self) -> None:
+        """Until no key is blocked."""
+        wait_until(lambda: not blocked("own") and not held("own"), what=f"no key is blocked: {blocked('own')}")

@@ -1,0 +1,1 @@
+"""A ledger whose postings keep their order within each account."""

@@ -1,0 +1,43 @@
+"""Posts what comes, and fails, waits or gives up where the message says so. Each run leaves two lines in the notes."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from django_rmq_retry import Fixed, Queue, RetryThenPark, handler
+
+PAUSE = threading.Event()
+
+
+class BankDown(Exception):
+    """Another attempt may help."""
+
+
+class Closed(Exception):
+    """No attempt will help."""
+
+
+def note(text: str) -> None:
+    file = os.open(os.environ["SHOP_NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(file, f"{os.getpid()} {text}\n".encode())
+    os.close(file)
+
+
+@handler(
+    Queue("ledger.post", type="quorum"),
+    policy=RetryThenPark(attempts=3, backoff=Fixed(0.3), park_on=Closed),
+    order_by=lambda message: message.data["account"],
+    name="ledger.post",
+)
+def post(message: Any) -> None:
+    data = message.data
+    name = f"{data['account']} {data['number']}"
+    note(f"begin {name}")
+    if data.get("closed"):
+        raise Closed(name)
+    if message.attempt <= data.get("fails", 0):
+        raise BankDown(name)
+    while "holds" in data and not Path(data["holds"]).exists():
+        PAUSE.wait(0.02)
+    note(f"end {name}")

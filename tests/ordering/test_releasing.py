@@ -1,0 +1,212 @@
+"""What lets a key go on: a decision over the record, a person who waits no longer, a look around."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.parking import identity
+from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.models import BlockedKey, HeldMessage, OperatorAction, OutboxMessage, ParkedMessage, State
+from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.refusals import Outdated, Refused
+from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.operating.unblocking import let_go
+from django_rmq_retry.ordering.blocking import block, hold
+from django_rmq_retry.ordering.limits import standing
+from django_rmq_retry.ordering.releasing import record_of, settle
+from django_rmq_retry.ordering.telling import digest
+from django_rmq_retry.outbox.reach import reach
+from tests.admin.made import person
+from tests.operating.made import ANN, QUEUE, record
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def nobody_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is released lies in the outbox."""
+    monkeypatch.setattr(reach, "worth_keeping", lambda: False)
+
+
+def delivery(number: int, *, name: str | None = "") -> Delivery:
+    said = f"m{number}" if name == "" else name
+    made = Delivery(
+        queue=QUEUE,
+        body=b'{"number": %d}' % number,
+        raw=encode_properties(Properties(message_id=said)),
+        exchange="payments",
+        routing_key="charge.card",
+    )
+    made.key = "A"
+    return made
+
+
+def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") -> BlockedKey:
+    """The first message has failed, and some wait behind it."""
+    key = digest("charge", "A")
+    with transaction.atomic():
+        block(delivery(1, name=name), handler="charge", digest=key, parked=parked)
+        known = BlockedKey.objects.select_for_update().get()
+        for number in range(2, 2 + waiting):
+            hold(known, delivery(number))
+    return BlockedKey.objects.get()
+
+
+def recorded(**fields: Any) -> ParkedMessage:
+    body = b'{"number": 1}'
+    made = {"message_id": "m1", "identity": identity(QUEUE, "m1", body), **fields}
+    return record(body=body, **made)
+
+
+def sent() -> list[tuple[str, str]]:
+    """What lies in the outbox: where it goes, and which message it is."""
+    return list(OutboxMessage.objects.order_by("pk").values_list("routing_key", "message_id"))
+
+
+def test_a_discard_lets_the_next_one_go_first() -> None:
+    standstill()
+    known = recorded()
+
+    discard(Selection.of_ids([known.pk]), ANN, why="test")
+
+    row = BlockedKey.objects.get()
+    assert (row.blocker, row.parked, row.held, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
+
+
+def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
+    standstill()
+    recorded(state=State.PROCESSED, resolved_at=timezone.now())
+
+    assert settle() is False
+
+    assert (BlockedKey.objects.get().blocker, sent()) == ("m2", [(QUEUE, "m2")])
+
+
+def test_what_was_resolved_before_it_failed_once_more_lets_nothing_go_on() -> None:
+    standstill()
+    recorded(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(minutes=5))
+
+    settle()
+
+    assert (BlockedKey.objects.get().blocker, sent()) == ("m1", [])
+
+
+@pytest.mark.parametrize("state", [State.PARKED, State.ON_HOLD, State.REQUEUED, State.REQUEUEING])
+def test_what_nobody_has_resolved_lets_nothing_go_on(state: State) -> None:
+    standstill()
+    recorded(state=state)
+
+    settle()
+
+    assert sent() == []
+
+
+def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
+    row = standstill(name=None)
+    known = recorded(message_id="", identity="copy:1")
+
+    assert record_of(row) == known
+
+    discard(Selection.of_ids([known.pk]), ANN, why="test")
+
+    assert sent() == [(QUEUE, "m2")]
+
+
+def test_the_last_one_frees_its_key() -> None:
+    row = standstill(waiting=0)
+
+    assert let_go(row, ANN, reason="booked by hand") is None
+    assert BlockedKey.objects.count() == 0
+
+
+def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
+    row = standstill(waiting=1)
+    let_go(row, ANN, reason="booked by hand")
+
+    copy = OutboxMessage.objects.get()
+    assert (bytes(copy.body), copy.exchange, copy.routing_key) == (b'{"number": 2}', "", QUEUE)
+    assert (b"payments" in bytes(copy.properties), b"charge.card" in bytes(copy.properties)) == (True, True)
+    assert HeldMessage.objects.count() == 0
+
+
+def test_letting_go_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
+    row = standstill()
+    with pytest.raises(Refused, match="Say why"):
+        let_go(row, ANN, reason=" ")
+    now = let_go(row, ANN, reason="booked by hand")
+
+    act = OperatorAction.objects.get()
+    assert now is not None
+    assert (act.verb, act.reason, act.subject, act.actor_name) == ("release", "booked by hand", "charge A", "ann")
+    assert (act.facts["let_go"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
+
+
+def test_two_who_let_it_go_at_once_release_one_message() -> None:
+    row = standstill()
+    let_go(row, ANN, reason="booked by hand")
+
+    with pytest.raises(Outdated):
+        let_go(row, ANN, reason="booked by hand")
+    assert sent() == [(QUEUE, "m2")]
+
+
+def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
+    standstill()
+
+    now = standing()
+    assert (now.keys, now.held, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
+
+    settings.RMQ_RETRY = {"URL": "embedded://", "HELD_PER_KEY": 2}
+    assert standing().full
+
+
+def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> None:
+    standstill()
+    call_command("rmq_held", "list")
+    listed = capsys.readouterr().out
+    call_command("rmq_held", "release", "charge", "A", "--yes", "--reason", "booked by hand")
+    said = capsys.readouterr().err
+
+    assert [line.split()[:4] for line in listed.splitlines()] == [
+        ["HANDLER", "KEY", "GOES", "FIRST"],
+        ["charge", "A", "m1", "yes"],
+    ]
+    assert ("m2 goes first, 1 wait behind it" in said, sent()) == (True, [(QUEUE, "m2")])
+
+
+def page(client: Client, name: str, *args: object) -> str:
+    return client.get(reverse(f"admin:rmq_retry_{name}", args=args)).content.decode()
+
+
+def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client: Client) -> None:
+    row = standstill()
+    known = recorded()
+    client.force_login(person("ann", "view_blockedkey", "release_blockedkey", "view_parkedmessage"))
+    shown = page(client, "blockedkey_changelist")
+    asked = reverse("admin:rmq_retry_blockedkey_release", args=[row.pk])
+    without = client.post(asked, {"first": row.name, "text": ""})
+    client.post(asked, {"first": "another", "text": "booked by hand"})
+    unchanged = sent()
+    answer = client.post(asked, {"first": row.name, "text": "booked by hand"}, follow=True).content.decode()
+
+    assert f'href="{reverse("admin:rmq_retry_parkedmessage_change", args=[known.pk])}">m1</a>' in shown
+    assert (without.status_code, unchanged, sent()) == (422, [], [(QUEUE, "m2")])
+    assert "Key A goes on: m2 goes first now." in answer
+
+
+def test_who_may_not_see_records_gets_no_link_and_who_may_not_release_no_button(client: Client) -> None:
+    row = standstill()
+    recorded()
+    client.force_login(person("bob", "view_blockedkey"))
+    shown = page(client, "blockedkey_changelist")
+    refused = client.post(reverse("admin:rmq_retry_blockedkey_release", args=[row.pk]), {"text": "x"})
+
+    assert ("m1" in shown, "parkedmessage" in shown.split("<tbody>")[1].split("</tbody>")[0]) == (True, False)
+    assert (">Release<" in shown, refused.status_code, sent()) == (False, 403, [])
