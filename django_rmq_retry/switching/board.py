@@ -1,0 +1,207 @@
+"""The switches of one process: opens breakers, tries single messages, and follows what others have switched."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from django_rmq_retry.core.breaking import Circuit, End, spared
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settlement import Settlement
+from django_rmq_retry.core.settling import put_back
+from django_rmq_retry.core.subscription import Intake, Subscription
+from django_rmq_retry.core.verdict import ErrorNote, Verdict
+from django_rmq_retry.runtime.surroundings import Unready
+from django_rmq_retry.switching import telling
+from django_rmq_retry.switching.standing import QueueState
+from django_rmq_retry.switching.valves import Hands, Mode, NoHands, Valve, turn
+
+LEASE = 20.0
+"""Seconds after which somebody else tries a message, if whoever does has not said that it lives."""
+LOOK = 1.0
+"""Seconds between two looks at what others have switched."""
+LOOK_AGAIN = 5.0
+"""The same while the store does not answer."""
+
+
+class Store(Protocol):
+    """What all processes of the project share."""
+
+    def look(self, queues: Collection[str]) -> Mapping[str, QueueState]: ...
+
+    def put(self, queue: str, circuit: Circuit, who: str) -> None: ...
+
+    def claim(self, queue: str, who: str, *, now: float, until: float) -> bool: ...
+
+    def renew(self, queue: str, who: str, until: float) -> None: ...
+
+    def release(self, who: str) -> None: ...
+
+
+class Board:
+    """``enter`` and ``leave`` are called by workers and ask no database; ``turn`` is called again and again."""
+
+    def __init__(
+        self,
+        intakes: Sequence[Intake],
+        store: Store | None,
+        *,
+        now: Callable[[], float],
+        chance: Callable[[], float],
+        who: str = "",
+    ) -> None:
+        self._valves = {intake.queue.name: Valve.of(intake) for intake in intakes}
+        self._store = store
+        self._now = now
+        self._chance = chance
+        self._who = who or "this process"
+        self._alone = False
+        self.loud = True
+        """Whether it is worth a warning that the store does not answer."""
+        self.hands: Hands = NoHands()
+        self.changed: Callable[[], None] = lambda: None
+        """Called where ``turn`` has something to do at once."""
+        self.looked = threading.Event()
+        """Whether it was tried once to learn what is switched."""
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+        """Where its queue is shut: how the message goes back, with nothing counted."""
+        valve = self._valves[subscription.queue.name]
+        if valve.mode is not Mode.SHUT:
+            return None
+        return put_back(delivery, subscription, in_place=valve.in_place)
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        """The verdict; of a run that failed because something was down, one that counts for nothing."""
+        breaker, valve = subscription.breaker, self._valves[subscription.queue.name]
+        if breaker is None or isinstance(error, Unready):
+            return verdict
+        end = breaker.end(verdict, error)
+        if end is End.GOOD and breaker.share is None and not valve.circuit.tripped:
+            return verdict
+        with valve.lock:
+            before = valve.circuit
+            after = valve.circuit = self._moved(valve, subscription, end, verdict, error)
+            if after != before:
+                valve.pending, valve.probing = True, False
+        if after != before:
+            turn(valve, self._now(), self.hands)
+            telling.moved(valve.queue, before, after)
+            self.changed()
+        spare = after.tripped and (after != before or breaker.names(error) or after.kind == _kind(verdict, error))
+        return spared(verdict, subscription.policy) if end is End.BAD and spare else verdict
+
+    def turn(self) -> float:
+        """Tell the store what has changed here, learn what has changed elsewhere, and follow; seconds until the next.
+
+        Without a store, or while it does not answer, the process goes by what it knows itself.
+        """
+        rows = self._exchanged()
+        now = self._now()
+        for valve in self._valves.values():
+            self._follow(valve, rows, now)
+        self.looked.set()
+        due, look = self.next_due(), LOOK_AGAIN if self._alone else LOOK
+        return look if due is None else max(0.0, min(look, due - self._now()))
+
+    def next_due(self) -> float | None:
+        """When something may happen by itself, in seconds of the epoch; None: never."""
+        now = self._now()
+        dues = [due for valve in self._valves.values() if (due := valve.next_due(now)) is not None]
+        return min(dues, default=None)
+
+    def end(self) -> None:
+        """Somebody else may try a message at once."""
+        if self._store is not None and any(valve.probing for valve in self._valves.values()):
+            self._store.release(self._who)
+
+    def _moved(
+        self, valve: Valve, subscription: Subscription, end: End, verdict: Verdict, error: BaseException | None
+    ) -> Circuit:
+        """Where its breaker stands after a run; called under the valve's lock."""
+        breaker, circuit, tally = subscription.breaker, valve.circuit, valve.tallies[subscription.name]
+        if breaker is None or end is End.NEITHER:
+            return circuit
+        now, probe = self._now(), valve.probing and circuit.handler == subscription.name
+        if not circuit.tripped:
+            tally.add(end)
+            if end is End.GOOD or not (breaker.names(error) or tally.full):
+                return circuit
+            cause = telling.cause(tally.failures, verdict.error or error)
+            wait = breaker.wait(0, self._chance())
+            return circuit.trip(handler=subscription.name, kind=_kind(verdict, error), cause=cause, now=now, wait=wait)
+        if not probe:
+            return circuit
+        tally.clear()
+        if end is End.GOOD:
+            return circuit.close()
+        cause = telling.cause(1, verdict.error or error)
+        return circuit.fail(cause=cause, now=now, wait=breaker.wait(circuit.failed + 1, self._chance()))
+
+    def _exchanged(self) -> Mapping[str, QueueState] | None:
+        """What the store knows, after it was told what it does not; None where it does not answer."""
+        store = self._store
+        if store is None:
+            return None
+        try:
+            for valve in self._valves.values():
+                self._tell(store, valve)
+            rows = store.look(self._valves)
+        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+            if not self._alone:
+                telling.alone(error, loud=self.loud)
+            self._alone = True
+            return None
+        if self._alone:
+            telling.together(loud=self.loud)
+        self._alone = False
+        return rows
+
+    def _tell(self, store: Store, valve: Valve) -> None:
+        with valve.lock:
+            circuit, pending, probing = valve.circuit, valve.pending, valve.probing
+            valve.pending = False
+        if pending:
+            try:
+                store.put(valve.queue, circuit, self._who)
+            except BaseException:
+                valve.pending = True
+                raise
+        elif probing:
+            store.renew(valve.queue, self._who, self._now() + LEASE)
+
+    def _follow(self, valve: Valve, rows: Mapping[str, QueueState] | None, now: float) -> None:
+        before = valve.known
+        with valve.lock:
+            if rows is not None:
+                valve.known = rows.get(valve.queue) or QueueState(queue=valve.queue)
+                # What has changed here since the store was told is not there yet.
+                valve.circuit = valve.circuit if valve.pending else valve.known.circuit
+            ours = valve.circuit.tripped and (rows is None or valve.circuit.prober == self._who)
+            valve.probing = valve.probing and ours and not valve.known.held(now)
+        if (
+            not valve.known.held(now)
+            and valve.circuit.due(now)
+            and not valve.probing
+            and self._claims(valve, now, rows)
+        ):
+            with valve.lock:
+                valve.probing = True
+                valve.circuit = replace(valve.circuit, prober=self._who, probe_until=now + LEASE)
+        telling.turned(valve, before, turn(valve, now, self.hands), now)
+
+    def _claims(self, valve: Valve, now: float, rows: Mapping[str, QueueState] | None) -> bool:
+        if rows is None or self._store is None:
+            return True
+        try:
+            return self._store.claim(valve.queue, self._who, now=now, until=now + LEASE)
+        except Exception:  # noqa: BLE001 - the next look tells of it
+            return False
+
+
+def _kind(verdict: Verdict, error: BaseException | None) -> str:
+    if verdict.error is not None:
+        return verdict.error.kind
+    return "" if error is None else ErrorNote.of(error).kind

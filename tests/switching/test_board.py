@@ -1,0 +1,315 @@
+"""The switches of several processes over one table, and over one that does not answer."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_rmq_retry import Breaker, RetryThenPark
+from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.core.settlement import Tell
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.verdict import ACK, Kind, Verdict, retry
+from django_rmq_retry.models import Meter, Switch
+from django_rmq_retry.switching.board import LEASE, Board
+from django_rmq_retry.switching.meters import MeterTable
+from django_rmq_retry.switching.pacing import AHEAD, Pace
+from django_rmq_retry.switching.table import Table
+from tests.core.made import delivery, subscription
+from tests.tooling.filled import Own
+from tests.tooling.owned import routed
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+QUEUE = "payments"
+NOW = 1_800_000_000.0
+
+
+class BankDown(Exception): ...
+
+
+class Hands:
+    """What a board has done."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def shut(self, queue: str) -> None:
+        self.done.append("shut")
+
+    def open(self, queue: str) -> None:
+        self.done.append("open")
+
+    def try_one(self, queue: str) -> None:
+        self.done.append("one")
+
+
+class Away:
+    """A table that does not answer while it is told to."""
+
+    def __init__(self) -> None:
+        self.table, self.away = Table(), False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if self.away:
+            raise ConnectionError("the database is away")
+        found: Callable[..., Any] = getattr(self.table, name)
+        return found
+
+
+@pytest.fixture
+def own(own_database: Own, settings: Any) -> Own:
+    """Threads of a test work on one database, whichever it is."""
+    routed(settings)
+    return own_database
+
+
+class Process:
+    """One of several, with a clock that the test moves."""
+
+    def __init__(self, who: str, store: Any = None) -> None:
+        breaker = Breaker(on=BankDown, probe_after=30)
+        known = subscription(policy=RetryThenPark(attempts=1))
+        self.subscription = Subscription(
+            name="charge", run=known.run, queue=known.queue, policy=known.policy, park=known.park, breaker=breaker
+        )
+        self.intakes = intakes([self.subscription])
+        self.queue = self.subscription.queue.name
+        self.now = NOW
+        self.hands = Hands()
+        self.board = Board(self.intakes, store or Table(), now=lambda: self.now, chance=lambda: 0.0, who=who)
+        self.board.hands = self.hands
+
+    def ran(self, error: BaseException | None = None) -> Verdict:
+        verdict = ACK if error is None else retry(10)
+        return self.board.leave(delivery(), self.subscription, verdict, error)
+
+    def turn(self, after: float = 0.0) -> None:
+        self.now += after
+        self.board.turn()
+
+
+def row() -> Switch:
+    return Switch.objects.get()
+
+
+def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
+    one, two, three = (Process(name) for name in ("one", "two", "three"))
+    verdict = one.ran(BankDown("timeout"))
+    one.turn()
+    for other in (two, three):
+        other.turn()
+    for process in (two, three, one):
+        process.turn(31)
+    done = [list(process.hands.done) for process in (one, two, three)]
+    two.ran()
+    for process in (two, one, three):
+        process.turn()
+
+    assert (verdict.kind, verdict.counted) == (Kind.RETRY, False)
+    assert done == [["shut"], ["shut", "one"], ["shut"]]
+    assert [process.hands.done[-1] for process in (one, two, three)] == ["open"] * 3
+    assert (row().tripped, row().failed, row().prober) == (False, 0, "")
+
+
+def test_what_fails_as_it_is_tried_is_tried_later_by_anybody() -> None:
+    one, two = Process("one"), Process("two")
+    one.ran(BankDown("timeout"))
+    one.turn()
+    one.turn(31)
+    one.ran(BankDown("timeout"))
+    one.turn()
+    two.turn(31 + 59)
+    early = list(two.hands.done)
+    two.turn(2)
+
+    assert one.hands.done == ["shut", "one", "shut"]
+    assert (early, two.hands.done, row().failed) == (["shut"], ["shut", "one"], 1)
+
+
+def test_a_lease_that_is_not_renewed_runs_out() -> None:
+    one, two = Process("one"), Process("two")
+    one.ran(BankDown("timeout"))
+    one.turn()
+    one.turn(31)
+    two.turn(31)
+    one.turn(LEASE - 1)
+    two.turn(LEASE + 1)
+    renewed = list(two.hands.done)
+    two.turn(LEASE)
+
+    assert (renewed, two.hands.done) == (["shut"], ["shut", "one"])
+
+
+def test_whoever_ends_lets_others_try_at_once() -> None:
+    one, two = Process("one"), Process("two")
+    one.ran(BankDown("timeout"))
+    one.turn()
+    one.turn(31)
+    one.board.end()
+    two.turn(32)
+
+    assert two.hands.done == ["one"]
+
+
+@pytest.mark.usefixtures("own")
+def test_many_processes_that_want_to_probe_are_one() -> None:
+    Table().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "somebody")
+    claimed: list[bool] = []
+    ready = threading.Barrier(6)
+
+    def claim(number: int) -> None:
+        try:
+            ready.wait(20)
+            claimed.append(Table().claim(QUEUE, f"process {number}", now=NOW + 2, until=NOW + 20))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert sorted(claimed) == [False] * 5 + [True]
+
+
+def test_a_person_who_resumes_closes_it_everywhere_even_while_a_message_is_tried() -> None:
+    one = Process("one")
+    one.ran(BankDown("timeout"))
+    one.turn()
+    one.turn(31)
+    Switch.objects.update(tripped=False, prober="", probe_until=None)
+    one.turn(1)
+    verdict = one.ran()
+
+    assert one.hands.done == ["shut", "one", "open"]
+    assert verdict is ACK
+
+
+def test_a_person_who_pauses_keeps_everybody_from_trying() -> None:
+    one = Process("one")
+    one.ran(BankDown("timeout"))
+    one.turn()
+    Switch.objects.update(paused=True, by="ann")
+    one.turn(600)
+    held = list(one.hands.done)
+    Switch.objects.update(paused=False)
+    one.turn(1)
+
+    assert (held, one.hands.done) == (["shut"], ["shut", "one"])
+
+
+def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pytest.LogCaptureFixture) -> None:
+    store = Away()
+    one = Process("one", store)
+    one.turn()
+    store.away = True
+    with caplog.at_level(logging.INFO):
+        one.ran(BankDown("timeout"))
+        for _ in range(5):
+            one.turn(1)
+        one.turn(31)
+        one.ran(BankDown("timeout"))
+        one.turn(61)
+        alone = list(one.hands.done)
+        store.away = False
+        one.turn()
+    told = [record.getMessage() for record in caplog.records if "looked at" in record.getMessage()]
+    known = row()
+    one.ran()
+    one.turn()
+
+    assert alone == ["shut", "one", "shut", "one"]
+    assert (known.tripped, known.failed) == (True, 1)
+    assert (one.hands.done[-1], row().tripped) == ("open", False)
+    assert len(told) == 2
+    assert "(the database is away)" in told[0]
+
+
+def test_who_comes_while_its_queue_is_shut_goes_back_and_nothing_is_counted() -> None:
+    one = Process("one")
+    one.ran(BankDown("timeout"))
+    came = delivery(queue=one.queue)
+    back = one.board.enter(came, one.subscription)
+
+    assert back is not None
+    assert back.copy is not None
+    assert (back.tell, back.copy.exchange, back.copy.routing_key) == (Tell.ACK, "", one.queue)
+    assert "rmq-retry-attempts" not in back.copy.headers
+
+
+def test_a_row_that_nobody_knows_keeps_nobody_from_anything() -> None:
+    one = Process("one")
+    Switch.objects.create(queue="somebody else's", paused=True)
+    one.turn()
+
+    assert one.hands.done == []
+
+
+class Taken:
+    """Runs of several processes that take their moments out of one row."""
+
+    def __init__(self, count: int, rate: float) -> None:
+        known = subscription(policy=RetryThenPark())
+        self.subscription = Subscription(
+            name="charge", run=known.run, queue=known.queue, policy=known.policy, park=known.park, rate=rate
+        )
+        self.now = NOW
+        self.paces = [Pace(intakes([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)]
+
+    def run(self, messages: int, step: float = 0.01) -> list[float]:
+        """When each message runs, where each process has so many in hand all the time."""
+        waiting = [(self.now, pace, delivery()) for pace in self.paces for _ in range(messages)]
+        ran: list[float] = []
+        while waiting:
+            due = [one for one in waiting if one[0] <= self.now]
+            waiting = [one for one in waiting if one[0] > self.now]
+            for _at, pace, message in due:
+                told = pace.enter(message, self.subscription)
+                if told is None:
+                    ran.append(self.now)
+                else:
+                    waiting.append((self.now + told.hold, pace, message))
+            self.now += step
+        return ran
+
+
+def test_several_processes_share_one_rate_and_its_burst() -> None:
+    ran = sorted(Taken(3, 50).run(150))
+    spent = ran[-1] - ran[0]
+
+    assert (len(ran) - 1) / spent == pytest.approx(50, rel=0.1)
+    assert max(sum(start <= one < start + 1 for one in ran) for start in ran) <= 50 * 1.5 + 1
+
+
+def test_nobody_takes_moments_far_ahead() -> None:
+    taken = Taken(1, 2)
+    for _ in range(20):
+        taken.paces[0].enter(delivery(), taken.subscription)
+
+    assert Meter.objects.get().next_at.timestamp() <= NOW + AHEAD + 0.5
+
+
+def test_moments_that_nobody_used_are_lost() -> None:
+    taken = Taken(1, 10)
+    taken.run(10)
+    taken.now += 3600
+    ran = taken.run(20)
+
+    assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)
+
+
+def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    class Gone(MeterTable):
+        def take(self, handler: str, count: int, rate: float, now: float) -> float:
+            raise ConnectionError("the database is away")
+
+    taken = Taken(1, 10)
+    taken.paces = [Pace(intakes([taken.subscription]), Gone(), now=lambda: taken.now)]
+    ran = taken.run(20)
+
+    assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)
+    assert caplog.text.count("each keeps the whole rate by itself") == 1

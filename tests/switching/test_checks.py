@@ -1,0 +1,73 @@
+"""What the system checks say of breakers and rates."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+
+from django_rmq_retry import Breaker, Delivery, OneShot, RetryThenPark, StopTheLine, handler, registry
+
+
+class BankDown(Exception): ...
+
+
+class Timeout(BankDown): ...
+
+
+@pytest.fixture(autouse=True)
+def no_other_handlers() -> Iterator[None]:
+    with registry.isolated():
+        yield
+
+
+def handle(queue: str, **options: Any) -> None:
+    def charge(message: Delivery) -> None: ...
+
+    handler(queue, **{"name": f"handler {len(registry.registrations())}", **options})(charge)
+
+
+def found(**settings: Any) -> list[str]:
+    with override_settings(RMQ_RETRY={"URL": "amqp://h", **settings}):
+        return [f"{one.id} {one.msg}".removeprefix("rmq_retry.") for one in run_checks(tags=["rmq_retry"])]
+
+
+def test_what_is_sound_is_told_nothing() -> None:
+    handle("payments", breaker=Breaker(on=BankDown), rate=20)
+    handle("ledger", policy=StopTheLine(), breaker=Breaker(share=0.5), rate="6/h")
+
+    assert found() == []
+
+
+def test_a_breaker_that_stops_other_handlers_is_told() -> None:
+    handle("payments", breaker=Breaker(on=BankDown), type="charge")
+    handle("payments", type="refund")
+
+    assert found() == [
+        "W050 While the breaker of handler 0 is open, queue 'payments' is paused, and with it handler 1.",
+    ]
+
+
+@pytest.mark.parametrize("policy", [RetryThenPark(park_on=BankDown), StopTheLine(park_on=BankDown)])
+def test_what_is_to_be_parked_and_spared_at_once_is_told(policy: Any) -> None:
+    handle("payments", policy=policy, breaker=Breaker(on=(Timeout, ValueError)))
+
+    assert [one.partition(" opens")[0] for one in found()] == ["W051 Timeout"]
+
+
+def test_a_rate_that_keeps_messages_in_hand_for_long_is_told() -> None:
+    handle("payments", rate="30/h")
+
+    assert [one.partition(";")[0] for one in found()] == [
+        "W052 With a rate of 30 per hour the 10 messages in hand last for 1200 s"
+    ]
+    assert found(PREFETCH=5) == []
+
+
+def test_a_policy_of_the_settings_that_bears_no_breaker_is_told() -> None:
+    handle("payments", breaker=Breaker(on=BankDown))
+    told = found(POLICY=OneShot())
+
+    assert [one.partition(":")[0] for one in told] == ["E002 Handler handler 0"]
+    assert "somebody waits for each answer" in told[0]
