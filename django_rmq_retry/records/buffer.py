@@ -14,7 +14,7 @@ from django_rmq_retry.records.rows import Draft
 
 log = logging.getLogger("django_rmq_retry")
 
-AT_ONCE = 200
+AT_ONCE = 400
 EVERY = 0.2
 """Seconds within which what comes is written, or sooner if it is much."""
 MOST, ROOM = 10_000, 64 * 1024 * 1024

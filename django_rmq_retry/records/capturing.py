@@ -29,9 +29,12 @@ def begin() -> None:
 
 def text() -> str:
     """What was logged since the attempt began, the latest lines if there are many."""
+    lines = _lines.get()
+    if not lines:
+        return ""
     kept: list[str] = []
     room = TEXT_LIMIT
-    for record in reversed(_lines.get() or ()):
+    for record in reversed(lines):
         line = _line(record)
         room -= len(line.encode()) + 1
         if room < 0:

@@ -1,19 +1,15 @@
 """The words of the business by which people find a message: as its handler names them, or none."""
 
 import logging
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 
 from django_rmq_retry import registry
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.parking import Parked
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.verdict import short
+from django_rmq_retry.runtime.keying import texts
 
 log = logging.getLogger("django_rmq_retry")
-
-MOST = 20
-LIMIT = 255
 
 
 class Keys:
@@ -41,7 +37,7 @@ class Keys:
             if subscription is None or subscription.keys is None:
                 return []
             message.data = subscription.codec.decode(message.body, message.properties)
-            return _texts(subscription.keys(message))
+            return texts(subscription.keys(message))
         except BaseException as error:  # noqa: BLE001 - a function of the project's, and a body of anybody's
             log.info("No business keys of a message of %r: %s", parked.queue, type(error).__name__)
             return []
@@ -49,8 +45,3 @@ class Keys:
     def _chosen(self, message: Delivery) -> Subscription | None:
         intake = self._intakes.get(message.queue)
         return None if intake is None else intake.choose(message)
-
-
-def _texts(told: str | Iterable[object]) -> list[str]:
-    named = [told] if isinstance(told, str) else islice(told, MOST)
-    return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))

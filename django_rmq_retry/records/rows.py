@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 from django_rmq_retry.core.message import Delivery
@@ -26,6 +27,10 @@ TICKET_MARK = TICKET.encode()
 NAME = 255
 KEPT = 2048
 """Bodies of more bytes are not kept until a row is made."""
+SMALL = 2000
+"""Bytes of memory that a draft takes at least, about."""
+REMEMBERED = 1000
+"""So many messages are known again, for one that fails is soon attempted once more."""
 MOST = 2**31 - 1
 
 
@@ -77,11 +82,8 @@ class Draft(NamedTuple):
     """Where the verdict or the handler tells it; the rule is followed later."""
     ticket: Ticket | None
     thread: str
-
-    @property
-    def size(self) -> int:
-        """About so many bytes of memory."""
-        return 2000 + len(self.body) + len(self.logs) + sum(len(cause.text) for cause in self.trace)
+    size: int
+    """About so many bytes of memory."""
 
 
 def drafted(attempt: Attempt, ticket: Ticket | None) -> Draft:
@@ -89,21 +91,24 @@ def drafted(attempt: Attempt, ticket: Ticket | None) -> Draft:
     delivery, error = attempt.delivery, attempt.error
     told, large = message_id(attempt) or "", len(delivery.body) > KEPT
     traced = () if error is None else trace(error, projects_own)
+    logs = "" if error is None else capturing.text()
+    body = b"" if large else delivery.body
     return Draft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
         message_id=told,
-        body=b"" if large else delivery.body,
+        body=body,
         identity=identity_of(delivery.queue, told, delivery.body) if large else "",
         number=delivery.attempt,
         ended=time.time(),
         seconds=attempt.seconds,
         verdict=attempt.verdict,
         trace=traced,
-        logs="" if error is None else capturing.text(),
+        logs=logs,
         fingerprint=attempt.verdict.fingerprint or _named(attempt),
         ticket=ticket,
         thread=threading.current_thread().name,
+        size=SMALL + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
     )
 
 
@@ -124,30 +129,31 @@ class Scribe:
     pid: int = field(default_factory=os.getpid)
 
     def row(self, draft: Draft) -> Row:
-        verdict, ended = draft.verdict, datetime.fromtimestamp(draft.ended, UTC)
+        verdict, ended = draft.verdict, draft.ended
         waits = verdict.kind in (Kind.RETRY, Kind.HALT)
+        # In the order of the columns: by their names it would take a quarter of the whole time more.
         return Row(
-            identity=draft.identity or identity_of(draft.queue, draft.message_id, draft.body),
-            queue=short(draft.queue, NAME),
-            handler=short(draft.handler, NAME),
-            message_id=short(draft.message_id, NAME),
-            cycle=min(draft.ticket.cycle, MOST) if draft.ticket else 1,
-            number=min(draft.number, MOST),
-            started_at=ended - timedelta(seconds=draft.seconds),
-            seconds=draft.seconds,
-            verdict=verdict.kind.value,
-            wait=verdict.after,
-            next_at=ended + timedelta(seconds=verdict.after) if waits else None,
-            reason=verdict.reason.value if verdict.reason else "",
-            error=verdict.error.kind if verdict.error else "",
-            error_text=draft.trace[0].text if draft.trace else "",
-            chain=chain_of(draft.trace),
-            logs=draft.logs,
-            fingerprint=draft.fingerprint or _fingerprint(draft),
-            host=self.host,
-            pid=self.pid,
-            thread=short(draft.thread, 100),
-            deploy=self.deploy,
+            draft.identity or _identity(draft.queue, draft.message_id, draft.body),
+            short(draft.queue, NAME),
+            short(draft.handler, NAME),
+            short(draft.message_id, NAME),
+            min(draft.ticket.cycle, MOST) if draft.ticket else 1,
+            min(draft.number, MOST),
+            datetime.fromtimestamp(ended - draft.seconds, UTC),
+            draft.seconds,
+            verdict.kind.value,
+            verdict.after,
+            datetime.fromtimestamp(ended, UTC) + timedelta(seconds=verdict.after) if waits else None,
+            verdict.reason.value if verdict.reason else "",
+            verdict.error.kind if verdict.error else "",
+            draft.trace[0].text if draft.trace else "",
+            chain_of(draft.trace),
+            draft.logs,
+            draft.fingerprint or _fingerprint(draft),
+            self.host,
+            self.pid,
+            short(draft.thread, 100),
+            self.deploy,
         )
 
 
@@ -169,6 +175,10 @@ def identity_of(queue: str, told: str, body: bytes) -> str:
         return identity(queue, told, body)
     parts = (queue.encode("utf-8", "surrogateescape"), body)
     return f"{NAMELESS}{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}"
+
+
+_identity = lru_cache(maxsize=REMEMBERED)(identity_of)
+"""For bodies that are kept anyway."""
 
 
 def ticket_of(delivery: Delivery) -> Ticket | None:

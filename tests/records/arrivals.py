@@ -3,13 +3,16 @@
 from typing import Any
 
 from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.policy import RetryThenPark
 from django_rmq_retry.core.settling import parked as parking
+from django_rmq_retry.core.settling import unhandled
+from django_rmq_retry.core.subscription import intakes
 from django_rmq_retry.core.verdict import ErrorNote, Reason, park
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.records.parker import Parker
 from django_rmq_retry.records.tickets import Ticket, bearer
 from django_rmq_retry.runtime.parking import Stored
-from tests.core.made import arrived, delivery
+from tests.core.made import arrived, delivery, subscription
 
 HOMES = {"payments.parked": "payments"}
 DAWN = 1_700_000_000_000
@@ -31,6 +34,14 @@ def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None
     made = arrived(copy, queue="payments.parked")
     made.redelivered = again
     return made
+
+
+def untaken() -> Delivery:
+    """What our consumer parked because none of its handlers takes it."""
+    (intake,) = intakes([subscription(RetryThenPark())])
+    copy = unhandled(park(Reason.UNHANDLED, "none takes it"), delivery(message_id="m-1"), intake, now=DAWN).copy
+    assert copy is not None
+    return arrived(copy, queue="payments.parked")
 
 
 def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Delivery:  # noqa: A002

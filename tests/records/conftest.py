@@ -18,10 +18,7 @@ PARKED = "shop.orders.parked"
 @pytest.fixture
 def shop(broker_url: str, tmp_path: Path, own_database: Own) -> Shop:
     """The shop with its queues declared and its tables made."""
-    shop = Shop(url=broker_url, notes=tmp_path / "notes", records=own_database.environment)
-    declared = shop.run("rmq_declare")
-    assert declared.returncode == 0, declared.stderr
-    return shop
+    return Shop(url=broker_url, notes=tmp_path / "notes", records=own_database.environment).declared()
 
 
 @pytest.fixture

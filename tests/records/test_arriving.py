@@ -11,7 +11,7 @@ from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, Parke
 from django_rmq_retry.models.messages import RESOLVED
 from django_rmq_retry.records.counting import recount
 from django_rmq_retry.records.tickets import Ticket, bearer
-from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record
+from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, untaken
 from tests.records.made import item
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -64,6 +64,13 @@ class TestNew:
         assert (record.published_at, record.parked_at) == (at(1_600_000_000_000), at(DAWN))
         assert (record.cycle, record.copies, record.revision, record.handler) == (1, 1, 1, "payments.charge")
         assert before <= record.recorded_at <= datetime.now(UTC)
+
+    def test_what_no_handler_took_was_never_tried(self) -> None:
+        store(untaken())
+
+        told = the_record()
+        assert (told.reason, told.attempts, told.summary, told.failed_at) == ("no handler", 0, "", None)
+        assert told.parked_at == at(DAWN)
 
     def test_its_group_begins_with_it(self) -> None:
         first()
