@@ -17,6 +17,9 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view_group": ("view_errorgroup", gettext_lazy("Can view error group")),
     "view_run": ("view_requeuerun", gettext_lazy("Can view requeue run")),
     "view_status": ("view_livestatus", gettext_lazy("Can view live status")),
+    "view_queue": ("view_switch", gettext_lazy("Can view queue switch")),
+    "view_key": ("view_blockedkey", gettext_lazy("Can view blocked key")),
+    "view_outbox": ("view_outboxmessage", gettext_lazy("Can view message to be published")),
     "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),
     "view_all_audit": ("view_all_operatoraction", gettext_lazy("Can see what others did")),
     "view_payload": ("view_payload", gettext_lazy("Can see message bodies and headers")),
@@ -31,6 +34,9 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "release": ("hold", gettext_lazy("Can hold messages")),
     "export": ("export", gettext_lazy("Can export messages")),
     "note": ("note_errorgroup", gettext_lazy("Can note on and mute error groups")),
+    "pause_queue": ("pause_queue", gettext_lazy("Can pause and resume queues")),
+    "resend": ("resend_outboxmessage", gettext_lazy("Can send stuck messages of the outbox again")),
+    "unblock": ("release_blockedkey", gettext_lazy("Can let go on what waits behind a failed message")),
     "steer": ("steer_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
 }
 """What each verb needs."""

@@ -9,10 +9,12 @@ from django.db import transaction
 from django.db.models import F
 
 from django_rmq_retry.models import ParkedMessage, Verb
+from django_rmq_retry.models.messages import RESOLVED
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.operating.locking import database, locked_messages, steadily
 from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.ordering.releasing import resolved
 from django_rmq_retry.records.counting import moved
 
 SLICE = 1000
@@ -79,6 +81,10 @@ def _slice(act: Act, selection: Selection, actor: Actor, ids: Sequence[int], all
             moved(group, state, act.state, count)
         if meant:
             _note(act, selection, actor, meant)
+        if meant and act.state in RESOLVED:
+            # What waits behind them goes on; where that fails, a consumer sees to it a little later.
+            ended = [row.pk for row in meant]
+            transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
 
 

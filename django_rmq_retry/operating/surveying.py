@@ -1,0 +1,136 @@
+"""How the project is doing by its own records: what is parked, runs, waits to be published, is held back or stopped."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connections, router
+from django.db.models import Count, Max, Min, Q, Subquery, Sum
+from django.utils import timezone
+
+from django_rmq_retry.models import (
+    ErrorGroup,
+    HeldMessage,
+    ParkedMessage,
+    RequeueRun,
+    State,
+    Switch,
+)
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.ordering.limits import standing
+from django_rmq_retry.outbox import placing
+from django_rmq_retry.outbox.looking import pending
+
+RECENT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """What waits for a person."""
+
+    count: int = 0
+    recent: int = 0
+    """Of these, parked in the last ten minutes."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbox:
+    """What is written and not published yet, in all databases that have an outbox."""
+
+    waiting: int = 0
+    stuck: int = 0
+    """What the broker can never take: it waits for a person."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What waits behind messages that have failed, where order counts."""
+
+    keys: int = 0
+    messages: int = 0
+    most: int = 0
+    """Behind one key."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """One look at the database."""
+
+    alias: str
+    seconds: float
+    """For the first answer."""
+    parked: Parked
+    runs: int
+    outbox: Outbox
+    held: Held
+    stopped: tuple[Switch, ...] = ()
+    """Queues that a person or a breaker has stopped."""
+
+
+class Unmigrated(Exception):
+    """The database answers, and its tables are not there."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        super().__init__(f"the tables are missing in {alias!r}: manage.py migrate")
+
+
+def survey() -> Survey:
+    """Ask, in some ten queries; whatever the database raises, it raises."""
+    alias = router.db_for_read(ParkedMessage)
+    began = time.monotonic()
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT 1")
+        cursor.fetchone()
+    seconds = time.monotonic() - began
+    tables = set(connections[alias].introspection.table_names())
+    if not {model._meta.db_table for model in (ParkedMessage, Switch)} <= tables:  # noqa: SLF001 - documented
+        raise Unmigrated(alias)
+    now = timezone.now()
+    held = Q(tripped=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    return Survey(
+        alias=alias,
+        seconds=seconds,
+        parked=parked(now),
+        runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
+        outbox=_outbox(),
+        held=_held(),
+        stopped=tuple(Switch.objects.filter(held).order_by("queue")),
+    )
+
+
+def parked(now: datetime) -> Parked:
+    """How many are parked, from the counters of the groups; an open page asks every few seconds."""
+    found = ParkedMessage.objects.filter(state=State.PARKED)
+    recent = found.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
+    on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
+    told = ErrorGroup.objects.aggregate(
+        open=Sum("parked"),
+        on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
+        oldest=Min(Subquery(found.order_by("parked_at").values("parked_at")[:1])),
+        recent=Max(Subquery(recent)),
+    )
+    count = max((told["open"] or 0) - (told["on_hold"] or 0), 0)
+    return Parked(count=count, recent=told["recent"] or 0, oldest=told["oldest"])
+
+
+def _outbox() -> Outbox:
+    told = [pending(alias) for alias in placing.served() if _has_outbox(alias)]
+    return Outbox(
+        waiting=sum(one.waiting for one in told),
+        stuck=sum(one.stuck for one in told),
+        oldest=min((one.oldest for one in told if one.oldest), default=None),
+    )
+
+
+def _has_outbox(alias: str) -> bool:
+    return placing.TABLE in connections[alias].introspection.table_names()
+
+
+def _held() -> Held:
+    told = standing()
+    oldest = HeldMessage.objects.aggregate(oldest=Min("held_at"))["oldest"] if told.held else None
+    return Held(keys=told.keys, messages=told.held, most=told.most, oldest=oldest)

@@ -1,0 +1,51 @@
+"""Whoever started a run and may not requeue any more: from then on nothing is sent in that name."""
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth.models import User
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.operating import words
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.running import Drive
+from django_rmq_retry.operating.selecting import Selection
+from tests.admin.made import person
+from tests.operating.made import QUEUE, record
+from tests.operating.test_running import Clock, Depths
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def sacked(user: User) -> None:
+    User.objects.filter(pk=user.pk).update(is_active=False)
+
+
+def demoted(user: User) -> None:
+    user.user_permissions.clear()
+
+
+def deleted(user: User) -> None:
+    user.delete()
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"), [(sacked, words.REFUSED), (demoted, words.REFUSED), (deleted, words.ACCOUNT_GONE)]
+)
+def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
+    wired: BlockingChannel, loss: Callable[[User], None], why: str
+) -> None:
+    ann, clock = person("ann", "requeue"), Clock()
+    actor = Actor(name="ann", user_id=ann.pk, source="admin")
+    run = start(Selection.of_ids([record().pk for _ in range(3)]), actor, reason="x", rate=1)
+    one = Drive(run.pk, "test", clock=clock, depths=Depths())
+    one.step()
+    loss(ann)
+    for _ in range(4):
+        clock.now += 60
+        one.step()
+
+    items = list(run.items.order_by("place").values_list("state", "why"))
+    assert items == [("sent", ""), ("skipped", why), ("skipped", why)]
+    assert int(wired.queue_declare(QUEUE, passive=True).method.message_count) == 1
