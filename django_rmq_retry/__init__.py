@@ -2,6 +2,7 @@
 
 from django_rmq_retry import errors
 from django_rmq_retry.core.backoff import Exponential, Fixed, Steps
+from django_rmq_retry.core.breaking import Breaker
 from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
 from django_rmq_retry.core.codec import Json, Raw
 from django_rmq_retry.core.message import Delivery, Message
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckFirst",
+    "Breaker",
     "DeadLetter",
     "Delivery",
     "Discard",

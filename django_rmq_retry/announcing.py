@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from django_rmq_retry import signals
 from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.verdict import Kind
+from django_rmq_retry.core.verdict import DUPLICATE, Kind
 from django_rmq_retry.runtime.journal import Attempt
 
 log = logging.getLogger("django_rmq_retry")
 
-ALL = (signals.attempted, signals.parked, signals.halted, signals.released)
+ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.released)
 
 
 def observers() -> Sequence[Callable[[Attempt], None]]:
@@ -32,7 +32,9 @@ class Announcer:
             "verdict": attempt.verdict,
         }
         try:
-            if attempt.subscription is not None:
+            if attempt.verdict is DUPLICATE:
+                signals.duplicated.send_robust(Delivery, **names)
+            elif attempt.subscription is not None:
                 signals.attempted.send_robust(Delivery, error=attempt.error, seconds=attempt.seconds, **names)
             if kind is Kind.PARK:
                 signals.parked.send_robust(Delivery, **names)

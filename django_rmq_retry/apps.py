@@ -1,9 +1,11 @@
 """What Django knows of the app."""
 
+from importlib import import_module
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq_retry import checks, registry
+from django_rmq_retry import checks, registry, wiring
 
 __all__ = ["RmqRetryConfig", "checks"]
 
@@ -18,4 +20,6 @@ class RmqRetryConfig(AppConfig):
 
     def ready(self) -> None:
         """Find the handlers; nothing is connected to."""
+        # Models can be imported only now.
+        wiring.use_outbox(import_module("django_rmq_retry.outbox.keeping").Outbox())
         registry.autodiscover()

@@ -75,6 +75,13 @@ class Settings:
     """Whom to ask for a permission."""
     environment: str = ""
     """Shown on every page of the admin, such as PRODUCTION."""
+    outbox: bool | tuple[str, ...] = True
+    """Whether what is published inside a transaction is a row of it first; or the databases in which it is."""
+    inbox_days: int = 120
+    """How long it is remembered which messages were handled by handlers that run once for each."""
+    held_per_key: int = 1000
+    """How many messages may wait behind one that has failed, where order counts."""
+    held_in_all: int = 100_000
     attempt_days: int = 30
     resolved_days: int = 90
     audit_days: int = 2557
@@ -138,6 +145,10 @@ KEYS: Mapping[str, reading.Reader] = {
     "PLAIN_WORDS": reading.texts,
     "CONTACT": reading.text,
     "ENVIRONMENT": reading.text,
+    "OUTBOX": reading.databases,
+    "INBOX_DAYS": reading.whole(1, 36500),
+    "HELD_PER_KEY": reading.whole(1, 1_000_000),
+    "HELD_IN_ALL": reading.whole(1, 100_000_000),
     "ATTEMPT_DAYS": reading.whole(1, 36500),
     "RESOLVED_DAYS": reading.whole(1, 36500),
     "AUDIT_DAYS": reading.whole(1, 36500),

@@ -18,18 +18,35 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.core.layout import needed
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.embedded.starting import Keeper
+from django_rmq_retry.inbox.running import once
+from django_rmq_retry.ordering.gating import Order
 from django_rmq_retry.records import capturing
 from django_rmq_retry.records.recorder import Recorder
-from django_rmq_retry.runtime.attempt import Attempts, Surroundings
-from django_rmq_retry.runtime.consumer import Consumer, Limits
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.consumer import Consumer
 from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.gating import Gates
 from django_rmq_retry.runtime.journal import Journals
+from django_rmq_retry.runtime.limits import Limits
+from django_rmq_retry.runtime.surroundings import Surroundings
+from django_rmq_retry.switching.board import Board
+from django_rmq_retry.switching.meters import MeterTable
+from django_rmq_retry.switching.pacing import Pace
+from django_rmq_retry.switching.table import Table, me
+from django_rmq_retry.switching.watching import Watch
+
+LAST_WORDS = 5.0
+"""Seconds that the database has at the end to hear what was switched."""
 
 
 def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetch: int, limits: Limits) -> Consumer:
     """A consumer with its connections; its handlers publish over the same I/O thread."""
     now = settings()
     recorder = Recorder() if now.records else None
+    board = Board(intakes, Table(), now=time.time, chance=random.random, who=me())
+    # Whoever has neither records nor breakers may well have none of our tables.
+    board.loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
+    pace = Pace(intakes, MeterTable(), now=time.time)
     surroundings = Surroundings(
         around=Around if recorder is None else Heard,
         # Records before signals: whoever is told of an outcome may look at its record.
@@ -39,31 +56,41 @@ def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetc
         chance=random.random,
         crash_limit=now.crash_limit,
         reply_to=now.reply_to,
+        once=once,
+        gate=Gates((board, pace, Order())),
     )
     access = now.access(port_of=Keeper().port)
     source = PikaSource(wiring.io("rmq-io"), access, wiring.publisher(), needs=needed(intakes))
-    return Recorded(
+    made = Recorded(
         intakes,
         source,
         Attempts(intakes, surroundings),
         recorder=recorder,
+        watch=Watch(board, around=Around),
         threads=threads,
         prefetch=prefetch,
         limits=limits,
         refusal=lambda server: _refusal(intakes, server),
     )
+    board.hands = made.valves
+    return made
 
 
 class Recorded(Consumer):
-    """A consumer whose attempts are remembered, if a recorder is given."""
+    """A consumer that follows what is switched, and whose attempts are remembered, if a recorder is given."""
 
-    def __init__(self, *args: Any, recorder: Recorder | None, **options: Any) -> None:
+    def __init__(self, *args: Any, recorder: Recorder | None, watch: Watch, **options: Any) -> None:
         super().__init__(*args, **options)
         self._recorder = recorder
+        self._watch = watch
 
     def run(self) -> int:
-        with self._recorder.recording() if self._recorder else nullcontext():
-            return super().run()
+        self._watch.start()
+        try:
+            with self._recorder.recording() if self._recorder else nullcontext():
+                return super().run()
+        finally:
+            self._watch.stop(LAST_WORDS)
 
 
 def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:

@@ -14,6 +14,8 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.parking import set_aside
 from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.embedded.starting import Keeper
+from django_rmq_retry.inbox.ageing import Ageing
+from django_rmq_retry.ordering.releasing import EVERY, settle
 from django_rmq_retry.records.parker import Parker
 from django_rmq_retry.records.retention import age_out
 from django_rmq_retry.runtime.chores import Chore
@@ -41,7 +43,11 @@ def drainer() -> Drainer:
         parker=Parker(homes_of(registry.intakes())),
         aside=PutAside(),
         around=Around,
-        chores=(Chore(name="Retention", every=HOUR, run=age_out),),
+        chores=(
+            Chore(name="Retention", every=HOUR, run=age_out),
+            Chore(name="Retention of handled messages", every=HOUR, run=Ageing()),
+            Chore(name="Letting keys go on", every=EVERY, run=settle),
+        ),
     )
     return Drainer([Line(queue=name, prefetch=PREFETCH) for name in parked_queues()], means)
 

@@ -19,6 +19,13 @@ def _limit(value: str) -> int | None:
     return None if value.lower() == "none" else int(value)
 
 
+def _databases(value: str) -> bool | list[str]:
+    """Whether there is an outbox, or in which databases."""
+    if value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+        return value.lower() in environ.Env.BOOLEAN_TRUE_STRINGS
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
 VARIABLES: Mapping[str, Cast] = {
     "URL": Secret,
     "PASSWORD": Secret,
@@ -43,6 +50,10 @@ VARIABLES: Mapping[str, Cast] = {
     "CAN": str,
     "CONTACT": str,
     "ENVIRONMENT": str,
+    "OUTBOX": _databases,
+    "INBOX_DAYS": int,
+    "HELD_PER_KEY": int,
+    "HELD_IN_ALL": int,
     "ATTEMPT_DAYS": int,
     "RESOLVED_DAYS": int,
     "AUDIT_DAYS": int,

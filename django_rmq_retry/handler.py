@@ -8,17 +8,23 @@ from typing import Any, Generic, TypeVar
 from asgiref.sync import async_to_sync
 
 from django_rmq_retry import registry
+from django_rmq_retry.core.breaking import Breaker
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.policy import Policy, RetryThenPark
-from django_rmq_retry.core.subscription import Fingerprint, Keys, Match, Subscription
+from django_rmq_retry.core.rates import per_second
+from django_rmq_retry.core.subscription import Fingerprint, Keys, Match, Named, Subscription
 from django_rmq_retry.core.topology import Queue, check_name
 from django_rmq_retry.options import options_of
 from django_rmq_retry.publishing import adispatch, dispatch, message_of
 from django_rmq_retry.replies import acall, call
 
 R = TypeVar("R")
+WRITTEN = (
+    *("queue", "policy", "park", "codec", "keys", "fingerprint"),
+    *("once", "using", "order_by", "rate", "breaker"),
+)
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
 
 
@@ -54,14 +60,23 @@ class Handler(Generic[R]):
             subscription=self.subscription,
         )
 
-    def publish(self, data: object, *, timeout: float | None = None, at_once: bool = False, **options: Any) -> str:
+    def publish(
+        self,
+        data: object,
+        *,
+        timeout: float | None = None,
+        at_once: bool = False,
+        outbox: bool = True,
+        **options: Any,
+    ) -> str:
         """Publish to this handler's queue: ``charge.publish({"payment": 7}, delay=60)``; return the message's id.
 
         Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
-        ``reply_to``, ``delay``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message leaves
-        on commit, unless ``at_once``.
+        ``reply_to``, ``delay``, ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the
+        message is a row of the transaction and leaves when that has committed; without ``outbox`` it leaves on commit,
+        and with ``at_once`` now.
         """
-        return dispatch(self.message(data, **options), timeout=timeout, at_once=at_once)
+        return dispatch(self.message(data, **options), timeout=timeout, at_once=at_once, outbox=outbox)
 
     async def apublish(
         self,
@@ -105,6 +120,11 @@ def handler(
     codec: Codec = JSON,
     keys: Keys | None = None,
     fingerprint: Fingerprint | None = None,
+    once: bool | Named = False,
+    using: str = "",
+    order_by: Named | None = None,
+    rate: float | str | None = None,
+    breaker: Breaker | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[[Any], R]], Handler[R]]:
     """Make a function the handler of a queue: ``@handler("payments.charge", policy=RetryThenPark(attempts=5))``.
@@ -113,13 +133,13 @@ def handler(
     such messages of its queue; ``routing_key`` may hold ``*`` for one word and ``#`` for any number. What its policy
     gives up goes to the queue ``park``, by default the queue's own name with ``.parked``; people find it there by its
     ``keys``: ``keys=lambda message: f"payment:{message.data['payment']}"``. Failures that have one cause are one group;
-    ``fingerprint=lambda message, error: …`` names the group itself.
+    ``fingerprint=lambda message, error: …`` names the group itself. With a ``breaker`` it pauses while what it needs is
+    down; ``rate=20`` is the most runs per second of all processes together. With ``once=True`` what it does in the
+    database ``using`` happens once for each message; ``once=lambda message: message.data["payment"]`` names it.
     """
-    _check_queue(queue)
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigurationError(f"A handler's policy is a value such as RetryThenPark(attempts=5), not {policy!r}.")
-    _check_functions(keys=keys, fingerprint=fingerprint)
-    written = {"queue": queue, "policy": policy, "park": park, "codec": codec, "keys": keys, "fingerprint": fingerprint}
+    values = (queue, policy, park, codec, keys, fingerprint, once, using, order_by, _paced(rate), breaker)
+    written = dict(zip(WRITTEN, values, strict=True))
+    _check(written)
     match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
 
     def decorate(function: Callable[[Any], R]) -> Handler[R]:
@@ -129,6 +149,10 @@ def handler(
         return Handler(plain, registration.name)
 
     return decorate
+
+
+def _paced(rate: float | str | None) -> float | None:
+    return None if rate is None else per_second(rate)
 
 
 def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
@@ -173,10 +197,22 @@ def _check_queue(queue: object) -> None:
     check_name("queue", queue)
 
 
-def _check_functions(**options: object) -> None:
-    for name, option in options.items():
-        if option is not None and not callable(option):
+def _check(written: Mapping[str, Any]) -> None:
+    """What cannot be meant, before there is a function."""
+    _check_queue(written["queue"])
+    policy, breaker = written["policy"], written["breaker"]
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError(f"A handler's policy is a value such as RetryThenPark(attempts=5), not {policy!r}.")
+    if breaker is not None and not isinstance(breaker, Breaker):
+        raise ConfigurationError(f"A handler's breaker is a value such as Breaker(on=BankDown), not {breaker!r}.")
+    for name in ("keys", "fingerprint", "order_by", "once"):
+        option = written[name]
+        if option is not None and not isinstance(option, bool) and not callable(option):
             raise ConfigurationError(f"A handler's {name} is a function, such as lambda message: …, not {option!r}.")
+    if not isinstance(written["using"], str):
+        raise ConfigurationError(
+            f"A handler's using is a database's alias, such as 'ledger', not {written['using']!r}."
+        )
 
 
 def _check_function(function: object) -> None:

@@ -31,6 +31,8 @@ class Options:
     reply_to: str | None = None
     delay: float | None = None
     """Seconds before which it shall not arrive."""
+    order_key: str = ""
+    """In the outbox: messages with the same one leave one after the other."""
 
 
 PLAIN = Options()
@@ -78,6 +80,9 @@ def check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, str) and len(value.encode(errors="replace")) <= NAME_LIMIT):
             raise ConfigurationError(f"{name}=… takes a text of at most {NAME_LIMIT} bytes, not {value!r:.60}.")
+    key: object = options.order_key
+    if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
+        raise ConfigurationError(f"order_key=… takes a plain text of at most {NAME_LIMIT} characters, not {key!r:.60}.")
     if options.expiration is not None:
         check_seconds("expiration=…", options.expiration)
     if options.reply_to == DIRECT:

@@ -4,18 +4,20 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
+from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq_retry import wiring
+from django_rmq_retry.addressing import addressed, delayed
 from django_rmq_retry.broker.base import ERRORS, Outcome
 from django_rmq_retry.broker.envelope import marshal_publish
 from django_rmq_retry.core.backoff import check_seconds
 from django_rmq_retry.core.codec import JSON, Codec
-from django_rmq_retry.core.errors import ConfigurationError, NotDelayable, NotExpirable
+from django_rmq_retry.core.errors import ConfigurationError, NotExpirable
+from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.core.subscription import Subscription
@@ -33,14 +35,16 @@ def publish(
     codec: Codec = JSON,
     timeout: float | None = None,
     at_once: bool = False,
+    outbox: bool = True,
     **options: object,
 ) -> str:
     """Publish to an exchange, persistent, confirmed and mandatory; return the message's id.
 
-    Inside ``transaction.atomic()`` it leaves on commit, unless ``at_once``. Options: see ``Options``.
+    Inside ``transaction.atomic()`` it is a row of the transaction and leaves when that has committed; without
+    ``outbox`` it leaves on commit, and with ``at_once`` now. Options: see ``Options``.
     """
     message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
-    return dispatch(message, timeout=timeout, at_once=at_once)
+    return dispatch(message, timeout=timeout, at_once=at_once, outbox=outbox)
 
 
 async def apublish(
@@ -58,7 +62,12 @@ async def apublish(
 
 
 def publish_many(
-    messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None, at_once: bool = False
+    messages: Iterable[Message],
+    *,
+    window: int = 1000,
+    timeout: float | None = None,
+    at_once: bool = False,
+    outbox: bool = True,
 ) -> int:
     """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed.
 
@@ -67,8 +76,11 @@ def publish_many(
     _check_timeout(timeout)
     using = None if at_once else wiring.open_transaction()
     if using is None:
-        return wiring.publisher().publish_many(messages, window=window, timeout=timeout)
-    kept = list(messages)
+        return wiring.publisher().publish_many(map(_free, messages), window=window, timeout=timeout)
+    rows = wiring.outbox(using) if outbox else None
+    if rows is not None:
+        return rows.keep(messages, using=using)
+    kept = list(map(_free, messages))
     for message in kept:
         check_writable(message)
     transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
@@ -86,7 +98,7 @@ def message_of(
 ) -> Message:
     """Data as a message, with an id of its own; to a handler where a subscription is given."""
     if subscription is not None:
-        exchange, routing_key, options = _addressed(subscription, exchange, routing_key, options)
+        exchange, routing_key, options = addressed(subscription, exchange, routing_key, options)
         codec = subscription.codec
         if options.expiration is not None and not subscription.policy.via.parks:
             raise NotExpirable(subscription.name, type(subscription.policy.via).__name__)
@@ -97,32 +109,47 @@ def message_of(
         if subscription is None or expiration is not None:
             raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
         check_seconds("delay=…", options.delay)
-        exchange, routing_key, expiration, headers = _delayed(
+        exchange, routing_key, expiration, headers = delayed(
             subscription, options.delay, (exchange, routing_key), headers
         )
-    properties = Properties(
-        content_type=codec.content_type,
-        headers=encoded(headers),
+    found = encoded(headers)
+    properties = _properties(options, found, codec.content_type, None if expiration is None else str(expiration))
+    return Message(
+        body=codec.encode(data),
+        properties=properties,
+        exchange=exchange,
+        routing_key=routing_key,
+        order_key=options.order_key,
+    )
+
+
+def _properties(options: Options, headers: Headers, content_type: str, expiration: str | None) -> Properties:
+    return Properties(
+        content_type=content_type,
+        headers=headers,
         delivery_mode=2,
         priority=options.priority,
         correlation_id=options.correlation_id,
         reply_to=options.reply_to,
-        expiration=None if expiration is None else str(expiration),
+        expiration=expiration,
         message_id=options.message_id or uuid.uuid4().hex,
         timestamp=int(time.time()),
         type=options.type,
     )
-    return Message(body=codec.encode(data), properties=properties, exchange=exchange, routing_key=routing_key)
 
 
-def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False) -> str:
-    """Send a message now, or on commit where a transaction is open."""
+def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False, outbox: bool = True) -> str:
+    """Send a message now, or where a transaction is open, when it has committed."""
     _check_timeout(timeout)
     name = message.properties.message_id or ""
     using = None if at_once else wiring.open_transaction()
+    rows = None if using is None or not outbox else wiring.outbox(using)
     if using is None:
-        wiring.publisher().publish(message, timeout=timeout)
+        wiring.publisher().publish(_free(message), timeout=timeout)
+    elif rows is not None:
+        rows.keep([message], using=using)
     else:
+        _free(message)
         check_writable(message)
         # Robust: one that fails must not keep the messages after it from leaving.
         transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
@@ -130,8 +157,11 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
 
 
 async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
-    """Send a message and await its confirm."""
+    """Send a message and await its confirm; from a handler with ``once``, as a part of its transaction."""
     _check_timeout(timeout)
+    if wiring.in_once.get():
+        # Its transaction is open in the thread that waits for this code.
+        return await sync_to_async(dispatch)(message, timeout=timeout)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
 
@@ -140,7 +170,7 @@ async def adispatch(message: Message, *, timeout: float | None = None) -> str:  
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
 
-    wiring.publisher().send(message, done, timeout=timeout)
+    wiring.publisher().send(_free(message), done, timeout=timeout)
     outcome, said = await ended
     if outcome is not Outcome.CONFIRMED:
         raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
@@ -178,6 +208,16 @@ def _all_after_commit(messages: Sequence[Message], window: int, timeout: float |
         raise
 
 
+def _free(message: Message) -> Message:
+    """A message that leaves by itself: none with an order, for it would pass those that wait in the outbox."""
+    if message.order_key:
+        raise ConfigurationError(
+            f"order_key={message.order_key!r} takes effect in an outbox only: publish inside transaction.atomic() of a "
+            "database that has one, from synchronous code, without at_once=True and without outbox=False."
+        )
+    return message
+
+
 def _check_timeout(timeout: float | None) -> None:
     """Before anything is sent: what is wrong with it must not be found out while a message is on its way."""
     if timeout is not None:
@@ -195,35 +235,3 @@ def check_writable(message: Message) -> None:
         mandatory=message.mandatory,
         frame_max=FRAME_MAX,
     )
-
-
-def _addressed(
-    subscription: Subscription, exchange: str, routing_key: str, options: Options
-) -> tuple[str, str, Options]:
-    """Where a handler's messages go: to its queue alone, with what makes this handler take them."""
-    match = subscription.match
-    if match.type is not None and options.type is None:
-        options = replace(options, type=match.type)
-    if match.headers:
-        options = replace(options, headers={**match.headers, **(options.headers or {})})
-    if exchange or (match.routing_key is None and not routing_key):
-        return exchange, routing_key or subscription.queue.name, options
-    key = routing_key or match.routing_key or ""
-    if "*" in key or "#" in key or not subscription.queue.bindings:
-        raise ConfigurationError(
-            f"Handler {subscription.name} takes messages with the routing key {match.routing_key!r}: "
-            "say routing_key=… (and exchange=… where its queue has no binding)."
-        )
-    return subscription.queue.bindings[0].source.name, key, options
-
-
-def _delayed(
-    subscription: Subscription, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
-) -> tuple[str, str, int | None, Mapping[str, object]]:
-    way = subscription.policy.via.delayed(subscription.route, delay)
-    if way is None:
-        raise NotDelayable(subscription.name, type(subscription.policy.via).__name__)
-    exchange, key, expiration, stamp = way
-    # Written down as in a retry: when the wait is over, its handler is found by the key it would have come by.
-    stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=subscription.queue.name)
-    return exchange, key, expiration, {**headers, **stamp.headers()}

@@ -117,6 +117,14 @@ def yes_or_no(key: str, value: object) -> bool:
     raise wrong(key, "True or False", repr(value))
 
 
+def databases(key: str, value: object) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    raise wrong(key, "True, False, or a list of names out of DATABASES", repr(value))
+
+
 def seconds(key: str, value: object) -> float:
     if type(value) in (int, float) and 0 < value < float("inf"):  # type: ignore[operator]  # a number
         return value  # type: ignore[return-value]  # a number

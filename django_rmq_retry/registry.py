@@ -9,13 +9,14 @@ from django.utils.module_loading import autodiscover_modules
 
 from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.core import subscription as joining
+from django_rmq_retry.core.breaking import Breaker
 from django_rmq_retry.core.codec import JSON, Codec
 from django_rmq_retry.core.declarations import Topology
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.layout import layout
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.policy import Policy
-from django_rmq_retry.core.subscription import Fingerprint, Intake, Keys, Match, Subscription
+from django_rmq_retry.core.subscription import Fingerprint, Intake, Keys, Match, Named, Subscription
 from django_rmq_retry.core.topology import Queue
 
 PARKED = ".parked"
@@ -34,6 +35,11 @@ class Registration:
     codec: Codec = JSON
     keys: Keys | None = None
     fingerprint: Fingerprint | None = None
+    once: bool | Named = False
+    using: str = ""
+    order_by: Named | None = None
+    rate: float | None = None
+    breaker: Breaker | None = None
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
     """What is one and the same while a module is executed, and another when it is reloaded."""
@@ -53,6 +59,11 @@ class Registration:
             codec=self.codec,
             keys=self.keys,
             fingerprint=self.fingerprint,
+            once=self.once,
+            using=self.using,
+            order_by=self.order_by,
+            rate=self.rate,
+            breaker=self.breaker,
         )
 
 
@@ -130,6 +141,15 @@ def isolated() -> Iterator[None]:
 
 
 def _queue(registration: Registration) -> Queue:
+    """Of all that share a queue, one that keeps an order decides how it is consumed."""
+    queue = _written(registration)
+    shared = [other for other in _registrations.values() if other.queue_name == queue.name]
+    if queue.single_active_consumer or not any(other.order_by for other in shared):
+        return queue
+    return queue.varied(single_active_consumer=True)
+
+
+def _written(registration: Registration) -> Queue:
     """A queue given by its name is the one that another handler or the settings write out."""
     if isinstance(registration.queue, Queue):
         return registration.queue

@@ -47,6 +47,8 @@ def _question(data: object, subscription: Subscription, options: Options, timeou
     check_seconds("timeout=…", timeout)
     if options.correlation_id is not None:
         raise ConfigurationError("call(…) makes its own correlation_id=…, by which it knows the answer: leave it out.")
+    if options.order_key:
+        raise ConfigurationError("call(…) leaves at once, and so has no order_key=…: leave it out.")
     known = replace(options, correlation_id=uuid.uuid4().hex)
     return message_of(data, options=known, subscription=subscription)
 

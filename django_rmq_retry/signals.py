@@ -9,6 +9,9 @@ from django.dispatch import Signal
 attempted = Signal()
 """One run of a handler has ended: ``verdict`` (a Verdict), ``error`` (the exception or None), ``seconds`` (it took)."""
 
+duplicated = Signal()
+"""A message was handled before by a handler with ``once``, and is acknowledged without running: ``verdict``."""
+
 parked = Signal()
 """A message is set aside for a person: ``verdict``, with reason and detail. Its copy is confirmed only after this."""
 
@@ -23,3 +26,9 @@ recorded = Signal()
 
 The sender is the class ``ParkedMessage``; it is sent in the drainer's thread, after the commit.
 """
+
+opened = Signal()
+"""A breaker has opened in this process: ``queue``, ``handler``, and ``cause``, a text. There is no delivery."""
+
+closed = Signal()
+"""A probe has succeeded and the breaker is closed: ``queue``, ``handler``, and ``cause``, what it was open for."""

@@ -3,9 +3,11 @@
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -15,6 +17,19 @@ from django_rmq_retry.broker.calling import PikaCaller
 from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.publishing import PikaPublisher
 from django_rmq_retry.conf import settings
+from django_rmq_retry.core.message import Message
+
+
+class Outbox(Protocol):
+    """Where messages wait for a commit: in the same database."""
+
+    def takes(self, using: str) -> bool:
+        """Whether it takes what is published inside a transaction of this database."""
+        ...
+
+    def keep(self, messages: Iterable[Message], *, using: str) -> int:
+        """Write them in the open transaction, to be sent when it has committed; return how many."""
+        ...
 
 
 @dataclass(slots=True)
@@ -30,7 +45,21 @@ _process = _Process()
 _lock = threading.RLock()
 _parents: list[_Process] = []
 """What belongs to the process we were forked from: never used, and kept so that nothing of it is closed here."""
+_outbox: Outbox | None = None
+in_once: ContextVar[bool] = ContextVar("rmq_retry_in_once", default=False)
+"""Whether a handler runs here in a transaction of ours: what is published from its async code belongs to it too."""
 _stand_in: tuple[Publisher, Callable[[bool], Caller]] | None = None
+
+
+def use_outbox(outbox: Outbox) -> None:
+    """From now on messages wait there for their commits. It knows models, which nobody who publishes may import."""
+    global _outbox  # noqa: PLW0603 - there is one process
+    _outbox = outbox
+
+
+def outbox(using: str) -> Outbox | None:
+    """Who keeps what is published inside a transaction of this database, if anybody does."""
+    return _outbox if _outbox is not None and _outbox.takes(using) else None
 
 
 @contextmanager

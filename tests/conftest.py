@@ -1,5 +1,6 @@
 """The fixtures of every test: a broker of its own version, a virtual host of the test's own."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pytest_django import DjangoDbBlocker
 
+from django_rmq_retry.management.console import Console
 from tests.embedded.served import served, vhost_of
 from tests.tooling.filled import Own
 from tests.tooling.filled import own_database as own_database_in
@@ -19,6 +21,19 @@ from tests.tooling.vhosts import Vhost, vhost_on
 pytest_plugins = ["tests.tooling.plugin", "django_rmq_retry.testing.plugin"]
 
 MakeNode = Callable[..., Node]
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """A command that ran in this process has set up its log, and another test would not hear what it waits for."""
+    loggers = [logging.getLogger(name) for name in ("django_rmq_retry", "pika")]
+    before = [(logger, logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for logger in loggers]
+    yield
+    root = logging.getLogger()
+    root.handlers[:] = [one for one in root.handlers if not isinstance(one, Console)]
+    for logger, level, propagate, disabled, handlers in before:
+        logger.setLevel(level)
+        logger.propagate, logger.disabled, logger.handlers[:] = propagate, disabled, handlers
 
 
 @pytest.fixture(scope="session")

@@ -129,6 +129,14 @@ def test_every_key_of_the_settings_but_dicts_has_its_variable() -> None:
     assert by_variable == set(conf.KEYS) - {"EDITABLE", "PLAIN_WORDS"}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("false", False), ("True", True), ("no", False), ("on", True), ("default, ledger", ["default", "ledger"])],
+)
+def test_an_outbox_is_there_or_not_or_in_some_databases(text: str, expected: object) -> None:
+    assert rmq_settings(env_of(RMQ_OUTBOX=text)) == {"OUTBOX": expected}
+
+
 def test_each_variable_is_one_that_the_settings_take() -> None:
     told = rmq_settings(
         env_of(

@@ -126,9 +126,9 @@ class TestTransactions:
     ) -> None:
         post.bad.add("bad")
         with transaction.atomic():
-            publish(1, routing_key="first")
-            name = publish(1, routing_key="bad")
-            publish(1, routing_key="last")
+            publish(1, routing_key="first", outbox=False)
+            name = publish(1, routing_key="bad", outbox=False)
+            publish(1, routing_key="last", outbox=False)
 
         assert post.keys == ["first", "bad", "last"]
         (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
@@ -162,8 +162,8 @@ class TestTransactions:
         post.bad.add("bad")
         messages = [message_of(1, routing_key=key) for key in ("first", "bad")]
         with transaction.atomic():
-            publish_many(messages)
-            publish(1, routing_key="last")
+            publish_many(messages, outbox=False)
+            publish(1, routing_key="last", outbox=False)
 
         assert post.keys == ["first", "bad", "last"]
         (record,) = [one for one in caplog.records if one.levelno == logging.CRITICAL]
@@ -178,7 +178,7 @@ class TestTransactions:
 
         monkeypatch.setattr(post, "publish", fail)
         with transaction.atomic():
-            name = publish(1, routing_key="q")
+            name = publish(1, routing_key="q", outbox=False)
 
         assert name in caplog.text
         assert "Committed, but message" in caplog.text

@@ -25,9 +25,11 @@ from django_rmq_retry.core.subscription import Subscription, intakes
 from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.options import Options
 from django_rmq_retry.replies import acall, call
-from django_rmq_retry.runtime.attempt import Attempts, Surroundings
-from django_rmq_retry.runtime.consumer import Consumer, Limits
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.consumer import Consumer
 from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.limits import Limits
+from django_rmq_retry.runtime.surroundings import Surroundings
 from tests.broker.declared import declare
 from tests.tooling.vhosts import Vhost
 

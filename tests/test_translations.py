@@ -19,7 +19,18 @@ PACKAGE = Path(django_rmq_retry.__file__).parent
 PLACE = re.compile(r"%\((\w+)\)([a-z])|%%|\{(\w*)\}")
 TAG = re.compile(r"</?[a-z][^>]*>")
 COUNTS = range(1, 200)
-SHARED = {"All", "Close", "Django site admin", "Home", "Messages", "Search", "content type", "group", "version"}
+SHARED = {
+    "Action",
+    "All",
+    "Close",
+    "Django site admin",
+    "Home",
+    "Messages",
+    "Search",
+    "content type",
+    "group",
+    "version",
+}
 """Said by Django too, and meant as there: whichever of the two is found first, nobody sees a difference."""
 ALIKE = {
     "%(attempts)d (cycle %(cycle)d)",

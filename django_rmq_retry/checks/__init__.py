@@ -1,5 +1,5 @@
 """System checks: all that can be known of a project without its broker. Every id has its entry in docs/checks.md."""
 
-from django_rmq_retry.checks import deploying, joining, placing, saying
+from django_rmq_retry.checks import deploying, joining, outgoing, placing, repeating, saying, switching
 
-__all__ = ["deploying", "joining", "placing", "saying"]
+__all__ = ["deploying", "joining", "outgoing", "placing", "repeating", "saying", "switching"]

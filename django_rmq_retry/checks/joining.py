@@ -156,19 +156,20 @@ def _holds_too_long(subscription: Subscription) -> Iterable[CheckMessage]:
 
 def _loses_order(subscription: Subscription) -> Iterable[CheckMessage]:
     queue = subscription.queue
-    if not subscription.policy.ordered:
+    if not subscription.policy.ordered and subscription.order_by is None:
         return
+    by = "StopTheLine" if subscription.policy.ordered else "order_by"
     if queue.max_priority is not None or "x-max-priority" in queue.arguments:
         yield warning(
             "W013",
-            f"Queue {queue.name!r} has priorities, so messages overtake each other in spite of StopTheLine.",
+            f"Queue {queue.name!r} has priorities, so messages overtake each other in spite of {by}.",
             hint="Leave max_priority out.",
             at=subscription.name,
         )
     if queue.existing:
         yield warning(
             "W014",
-            f"Queue {queue.name!r} is declared elsewhere. StopTheLine keeps the order only if it was declared with "
+            f"Queue {queue.name!r} is declared elsewhere. {by} keeps the order only if it was declared with "
             "x-single-active-consumer.",
             hint="Make sure of it with `manage.py rmq_declare --check`, then silence this check.",
             at=subscription.name,

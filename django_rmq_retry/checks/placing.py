@@ -151,25 +151,26 @@ def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
 
 
 def _lines(topology: Topology) -> Iterable[CheckMessage]:
-    """Queues under StopTheLine, by all that is declared of them."""
+    """Queues whose order counts, by all that is declared of them."""
     for intake in registry.intakes():
-        if intake.ordered:
-            yield from _line(topology.queues[intake.queue.name])
+        if intake.ordered or intake.keyed:
+            by = "StopTheLine" if intake.ordered else "order_by"
+            yield from _line(topology.queues[intake.queue.name], by)
 
 
-def _line(queue: QueueDeclaration) -> Iterable[CheckMessage]:
+def _line(queue: QueueDeclaration, by: str) -> Iterable[CheckMessage]:
     if queue.arguments.get("x-single-active-consumer") is not True:
         yield error(
             "E007",
-            f"Queue {queue.name!r} is to keep its order (StopTheLine), but its arguments take "
+            f"Queue {queue.name!r} is to keep its order ({by}), but its arguments take "
             "x-single-active-consumer away: each consumer would be handed messages of its own.",
-            hint="Leave x-single-active-consumer out of the arguments: StopTheLine sets it.",
+            hint=f"Leave x-single-active-consumer out of the arguments: {by} sets it.",
         )
     limit = met_limit(queue.arguments)
     if limit:
         yield error(
             "E008",
-            f"Queue {queue.name!r} is to keep its order (StopTheLine), but has {limit}: after so many returns, those "
+            f"Queue {queue.name!r} is to keep its order ({by}), but has {limit}: after so many returns, those "
             "of orderly stops too, the broker gives a message up and the ones behind it pass.",
             hint=f"Leave the delivery limit to the layout ({NO_LIMIT}). Where a line shall give up what stops its "
             "worker so often, silence this check.",
@@ -178,7 +179,7 @@ def _line(queue: QueueDeclaration) -> Iterable[CheckMessage]:
     if unlimited and not queue.existing:
         yield warning(
             "W015",
-            f"Queue {queue.name!r} is to keep its order (StopTheLine), but leaves its type to the broker: where that "
+            f"Queue {queue.name!r} is to keep its order ({by}), but leaves its type to the broker: where that "
             "is quorum it has no x-delivery-limit of ours, and what comes back loses its place.",
             hint="Say type='quorum' or type='classic'.",
         )

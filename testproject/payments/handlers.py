@@ -1,6 +1,6 @@
 """The bank's handlers: one for each scenario, and one on a topology that is older than this project.
 
-A message may come twice, so each handler looks at what has been done before it does anything.
+A message may come twice. Who calls another bank looks at what was done before; a posting is one transaction, done once.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def charge(message: Delivery) -> None:
     post.publish({"payment": payment.pk}, message_id=f"post-{payment.pk}")
 
 
-@handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)))
+@handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)), once=True)
 def post(message: Delivery) -> None:
     """Order matters: nothing passes a posting that is not covered."""
     ledger.book(_payment(message.data))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from tests.tooling.waiting import wait_until
 
@@ -93,6 +94,12 @@ class Shop:
         )
         out, err = told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace")
         return subprocess.CompletedProcess(told.args, told.returncode, out, err)
+
+    def declared(self) -> Self:
+        """With its queues."""
+        told = self.run("rmq_declare")
+        assert told.returncode == 0, told.stderr
+        return self
 
     @contextmanager
     def running(self, *words: str, **changed: str) -> Iterator[Running]:

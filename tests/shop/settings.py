@@ -7,15 +7,30 @@ from tests.tooling.filled import VARIABLE, given
 SECRET_KEY = "only-for-tests"
 DEBUG = bool(os.environ.get("SHOP_DEBUG"))
 USE_TZ = True
-DATABASES = {"default": given(os.environ.get(VARIABLE))}
+if VARIABLE in os.environ:
+    DATABASES = {"default": given(os.environ[VARIABLE])}
+else:
+    # In a file: one in memory is another one for each thread, and Django closes none of them.
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{os.environ.get('SHOP_NOTES')}.sqlite3"}}
 OWN_APPS = os.environ.get("SHOP_APPS", "tests.shop").split()
 NEEDED_APPS = ("django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry")
 INSTALLED_APPS = list(dict.fromkeys((*NEEDED_APPS, *OWN_APPS)))
+
+
+class Nowhere:
+    """A router: our tables are in no database."""
+
+    def allow_migrate(self, _alias: str, label: str, **_hints: object) -> bool | None:
+        return False if label == "rmq_retry" else None
+
+
+DATABASE_ROUTERS = [] if VARIABLE in os.environ else [Nowhere()]
 RMQ_RETRY = {
     "URL": os.environ.get("RMQ_URL", "amqp://guest:guest@127.0.0.1:1/"),
     "QUEUE_TYPE": "classic",
     # Who looks into the parked queues must find something there.
     "RECORDS": VARIABLE in os.environ and os.environ.get("SHOP_RECORDS") != "no",
+    "OUTBOX": VARIABLE in os.environ,
     "PARKED_QUEUES": os.environ.get("SHOP_PARKED_QUEUES", "").split(),
 }
 if os.environ.get("SHOP_LOGS"):
