@@ -19,13 +19,16 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     no_translations,
 )
+from django.db import connections
 
 from django_rmq_retry.broker.holding import WouldLose
 from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
 from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.embedded.locating import NotRunning
+from django_rmq_retry.management.pinning import pinned
 
 Options = dict[str, Any]
+LONGEST_PATIENCE = 3600.0
 
 
 class Exit(IntEnum):
@@ -52,6 +55,12 @@ class RmqCommand(BaseCommand):
 
     examples: Sequence[str] = ()
     """Three lines that begin the help, without ``manage.py``."""
+    common: Sequence[str] = ()
+    """Of --timeout and --using those that mean something to it."""
+    patience: float | None = None
+    """Seconds for an answer of the broker, where --timeout does not tell."""
+    also_using: Sequence[str] = ()
+    """Other apps whose records are where ours are."""
     # An operator must be able to look although some other app fails its checks.
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
 
@@ -63,6 +72,8 @@ class RmqCommand(BaseCommand):
         description = "\n".join(["examples:", *lines, "", self.help]) if lines else self.help
         parser = super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
         parser.description = description
+        for name in self.common:
+            add_option(parser, name, default=self.patience if name == "timeout" else None)
         return parser
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -89,8 +100,11 @@ class RmqCommand(BaseCommand):
     # The sentences that the admin shares with the commands would stand among English ones.
     @no_translations
     def handle(self, *_args: Any, **options: Any) -> None:
+        using = options.get("using")
+        check_known("database", [using] if using else [], connections)
         try:
-            code = self.run(options)
+            with pinned(using, self.also_using):
+                code = self.run(options)
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
         except Refusal as error:
@@ -110,21 +124,27 @@ class RmqCommand(BaseCommand):
         """A remark, to stderr."""
         self.stderr.write(printable(text), lambda remark: remark)
 
-    def table(self, rows: Iterable[Sequence[object]], styles: Sequence[str] = ()) -> None:
-        """Columns: aligned on a terminal, divided by tabs elsewhere; ``styles`` has one for each row, or none."""
+    def table(self, rows: Iterable[Sequence[object]], styles: Sequence[str] = (), *, cut: bool = False) -> None:
+        """Columns: aligned on a terminal, divided by tabs elsewhere; ``styles`` has one for each row, or none.
+
+        ``cut``: a terminal's row holds one row, for there is another way to read the whole of it.
+        """
         cells = [[printable(str(cell)) for cell in row] for row in rows]
         if not self.stdout.isatty():
             for row in cells:
                 self.stdout.write("\t".join(row))
             return
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        most = _columns(self.stdout) if cut else 0
         for number, row in enumerate(cells):
             # The numbers of a table stand below each other by their last digits.
             aligned = (
                 cell.rjust(width) if cell.isdigit() else cell.ljust(width)
                 for cell, width in zip(row, widths, strict=True)
             )
-            self.line("  ".join(aligned).rstrip(), styles[number] if styles else "")
+            text = "  ".join(aligned).rstrip()
+            text = f"{text[: most - 1]}…" if 0 < most < len(text) else text
+            self.line(text, styles[number] if styles else "")
 
     def document(self, schema: str, **content: object) -> None:
         """The one JSON document of ``--json``."""
@@ -144,6 +164,14 @@ class RmqCommand(BaseCommand):
             answer = input()
         if answer.strip().lower() != "yes":
             raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+
+
+def _columns(stream: Any) -> int:
+    """Of a terminal; 0 where nobody can tell."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
 
 
 @contextmanager
@@ -167,8 +195,31 @@ def add_json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
-def add_common(parser: CommandParser) -> None:
-    """Django's own options behind the name of an act too: it takes them before it only."""
+def add_option(parser: CommandParser, name: str, *, default: object) -> None:
+    """--timeout or --using."""
+    if name == "timeout":
+        known = f"; {default:g} by default" if isinstance(default, float) else ""
+        said = f"seconds for each answer of the broker{known}"
+        parser.add_argument("--timeout", type=patience, default=default, metavar="SECONDS", help=said)
+    else:
+        parser.add_argument("--using", default=default, metavar="ALIAS", help="the database that has the records")
+
+
+def patience(text: str) -> float:
+    """An argument: how long to wait for an answer."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= LONGEST_PATIENCE:
+        raise argparse.ArgumentTypeError(f"takes seconds, more than 0 and up to {LONGEST_PATIENCE:g}, not {text!r}")
+    return number
+
+
+def add_common(parser: CommandParser, common: Iterable[str] = ()) -> None:
+    """Options of all acts behind the name of an act too, as are Django's own: it takes them before it only."""
+    for name in common:
+        add_option(parser, name, default=argparse.SUPPRESS)
     for name in ("--no-color", "--force-color", "--traceback"):
         parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for name in ("--settings", "--pythonpath"):

@@ -18,6 +18,7 @@ from django_rmq_retry.operating.selecting import Selection
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MOST = 10**9
+OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 FILTERS: Mapping[str, tuple[str, str]] = {
     "group": ("N", "of this error group"),
@@ -101,7 +102,10 @@ def age(text: str) -> timedelta:
     found = _AGE.fullmatch(text)
     if not found:
         raise argparse.ArgumentTypeError(f"takes an age such as 90s, 10m, 1h or 7d, not {text!r}")
-    return timedelta(seconds=float(found[1]) * UNITS[found[2]])
+    seconds = float(found[1]) * UNITS[found[2]]
+    if seconds > OLDEST:
+        raise argparse.ArgumentTypeError(f"takes an age of at most 100 years, not {text!r}")
+    return timedelta(seconds=seconds)
 
 
 def _moment(text: str, *, ahead: bool) -> datetime:
@@ -127,6 +131,13 @@ def positive(text: str) -> int:
     """An argument: how many, at least 1."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
         raise argparse.ArgumentTypeError(f"takes a number from 1 on, not {text!r}")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """An argument: how many, and none is a number too."""
+    if not text.isascii() or not text.isdigit() or int(text) >= MOST:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
     return int(text)
 
 

@@ -18,6 +18,7 @@ LEVELS = (logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
 """By verbosity."""
 SIGNS = {
     "ack": ("✓", "+", "SUCCESS"),
+    "duplicate": ("≡", "d", "SUCCESS"),
     "retry": ("↻", "~", "WARNING"),
     "park": ("✕", "x", "ERROR"),
     "discard": ("○", "o", "WARNING"),
@@ -49,9 +50,9 @@ class Lines(logging.Formatter):
     def _verdict(self, record: Any, sign: tuple[str, str, str]) -> str:
         style = getattr(self._colours, sign[2])
         name = record.handler if record.handler != "-" else record.queue
-        words = [name, record.message_id or "", f"try {record.attempt}", took(record.seconds)]
-        if record.attempts:
-            words[2] += f"/{record.attempts}"
+        tried = f"try {record.attempt}" if record.attempt else "no try"
+        limit = f"/{record.attempts}" if record.attempts else ""
+        words = [name, getattr(record, "key", "") or record.message_id or "", f"{tried}{limit}", took(record.seconds)]
         said = " ".join(flat(word) for word in words if word)
         end = " ".join(flat(self._ascii(part)) for part in _end(record) if part)
         return f"{style(sign[1] if self._plain else sign[0])} {said}{' ' + style(end) if end else ''}"
@@ -177,6 +178,7 @@ def _end(record: Any) -> Iterator[str]:
         "park": (f"→ parked: {record.detail or record.reason}",),
         "discard": (f"→ discarded: {record.detail}",),
         "halt": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
+        "duplicate": ("→ handled before",),
     }.get(record.event, ())
 
 

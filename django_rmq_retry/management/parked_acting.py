@@ -203,7 +203,7 @@ def _token(chosen: Selection) -> str:
 def _check_broker(options: Options) -> None:
     if options["planned"]:
         return
-    broker = BrokersDepths(patience=3.0)
+    broker = BrokersDepths(patience=options["timeout"])
     try:
         if not broker.answers():
             said = "No connection to the broker; nothing was done. With --planned the run starts when it is back."

@@ -71,7 +71,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
     terminal = command.stdout.isatty()
     head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
     table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
-    command.table([head, *table])
+    command.table([head, *table], cut=True)
     if following:
         command.say(f"{len(found)} of {chosen.count}; more with --limit, or go on with --after {following}")
     return Exit.DONE
@@ -106,7 +106,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
             (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if recent[row.pk] else "no", row)
             for row in found
         ]
-        command.table([head, *cells])
+        command.table([head, *cells], cut=True)
         if terminal and step:
             command.say(f"→ next: {step}")
     else:
@@ -130,7 +130,7 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         terminal = command.stdout.isatty()
         head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "OK", "AGAIN", "LEFT OUT", "REASON")
         cells = [_run_cells(run, terminal=terminal) for run in found]
-        command.table([head, *cells])
+        command.table([head, *cells], cut=True)
     else:
         command.say("There is no run.")
     return Exit.DONE if found else Exit.NOTHING

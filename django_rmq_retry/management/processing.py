@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
@@ -10,12 +11,16 @@ from pathlib import Path
 from django.db import connections
 
 from django_rmq_retry import announcing, consuming, draining, wiring
+from django_rmq_retry.management import lastrow
+from django_rmq_retry.management.lastrow import LastRow, last_row
 from django_rmq_retry.management.starting import Start
 from django_rmq_retry.operating.driving import RunDriver
+from django_rmq_retry.outbox import placing
+from django_rmq_retry.outbox.running import Relaying
 from django_rmq_retry.runtime import liveness, shutdown
-from django_rmq_retry.runtime.consumer import Limits
 from django_rmq_retry.runtime.events import Events
 from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.runtime.limits import Limits
 from django_rmq_retry.runtime.liveness import Liveness
 from django_rmq_retry.runtime.memory import Memory
 from django_rmq_retry.runtime.supervising import RENEW, Supervisor
@@ -29,8 +34,9 @@ TRACES = 2
 class Process:
     """One consuming process; a child of a supervisor has a number from 1."""
 
-    def __init__(self, start: Start, *, number: int = 0) -> None:
+    def __init__(self, start: Start, *, number: int = 0, row: LastRow | None = None) -> None:
         self._start = start
+        self._row = row
         self._number = number
         self._signalled = False
         self._memory = Memory(start.memory) if start.memory else None
@@ -42,7 +48,9 @@ class Process:
         if self._drainer is not None:
             self._consumer.beside_empty = self._drainer.empty
         self._runs = RunDriver(around=consuming.Around) if start.parks else None
+        self._relaying = Relaying(around=consuming.Around) if placing.served() else None
         self._live = self._liveness()
+        self._events.counts_acks = bool(row or self._live)
 
     @property
     def why(self) -> str:
@@ -51,7 +59,7 @@ class Process:
 
     def run(self) -> int:
         """Consume until a limit or a signal ends it."""
-        shutdown.listen(self._stop, **({"at_once": shutdown.ignore} if self._number else {}))
+        shutdown.listen(self._stop, at_once=shutdown.ignore if self._number else self._end_at_once)
         return self._consume()
 
     def run_reloadable(self) -> int:
@@ -69,14 +77,30 @@ class Process:
             ended.set()
             atexit.unregister(finish)
 
+    def _end_at_once(self, code: int) -> None:
+        if self._row is not None:
+            self._row.end()
+        os._exit(code)
+
     def _consume(self) -> int:
+        row = self._row
+        if row is None:
+            return self._consumed()
+        with last_row(row, lastrow.told_by(self._consumer, self._events, plain=row.plain)):
+            return self._consumed()
+
+    def _consumed(self) -> int:
         if self._drainer is not None:
             self._drainer.start()
         if self._runs is not None:
             self._runs.start()
+        if self._relaying is not None:
+            self._relaying.start()
         try:
             code = self._consumer.run()
         finally:
+            if self._relaying is not None:
+                self._relaying.stop(timeout=self._start.shutdown)
             if self._runs is not None:
                 self._runs.stop(timeout=self._start.shutdown)
             if self._drainer is not None and not self._drainer.stop(timeout=self._start.shutdown):

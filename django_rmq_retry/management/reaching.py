@@ -9,6 +9,8 @@ from django_rmq_retry.broker.declaring import Declarer
 from django_rmq_retry.broker.inspecting import Inspector
 from django_rmq_retry.conf import settings
 
+PATIENCE_OF_API = 5.0
+
 
 @contextmanager
 def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
@@ -17,10 +19,12 @@ def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
     with Session(access, purpose="command", patience=timeout or PATIENCE) as session:
-        yield Declarer(session, inspector())
+        yield Declarer(session, inspector(timeout=timeout))
 
 
-def inspector() -> Inspector | None:
+def inspector(*, timeout: float | None = None) -> Inspector | None:
     """The management API, where RMQ_RETRY["MANAGEMENT_URL"] names one."""
     url = settings().management_url
-    return None if url is None else Inspector(url=url, vhost=settings().access().vhost)
+    if url is None:
+        return None
+    return Inspector(url=url, vhost=settings().access().vhost, timeout=timeout or PATIENCE_OF_API)

@@ -53,6 +53,17 @@ MESSAGE = {
     "group": {"id": int, "title": str, "culprit": str, "fingerprint": str},
     "keys": [str],
 }
+QUEUE = {
+    **dict.fromkeys(("queue", "state"), str),
+    "pause": (None, {"by": str, "reason": str, "since": TIME, "until": (None, TIME)}),
+    "breaker": (None, {"handler": str, "cause": str, "since": TIME, "failed": int, "next_probe": TIME}),
+}
+OUTGOING = {
+    **dict.fromkeys(("id", "size", "tries"), int),
+    **dict.fromkeys(("message_id", "exchange", "routing_key", "order_key", "error"), str),
+    **dict.fromkeys(("created_at", "due_at"), TIME),
+    "stuck_at": (None, TIME),
+}
 ATTEMPT = {
     "started_at": TIME,
     **dict.fromkeys(("cycle", "number", "pid"), int),
@@ -90,7 +101,13 @@ LEVEL = {
     **dict.fromkeys(("name", "role"), str),
     **dict.fromkeys(("ready", "unacked", "consumers"), (None, int)),
     **dict.fromkeys(("in_per_second", "out_per_second"), (None, float)),
+    "stopped": bool,
     "problems": [str],
+}
+STOPPED = {
+    **dict.fromkeys(("queue", "by", "reason", "cause"), str),
+    **dict.fromkeys(("paused", "breaker_open"), bool),
+    **dict.fromkeys(("since", "until", "open_since"), (None, TIME)),
 }
 ITEM = {
     **dict.fromkeys(("kind", "name", "state"), str),
@@ -111,6 +128,20 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "queues": Each(int),
         "selection": str,
     },
+    "held_list/1": {
+        **dict.fromkeys(("keys", "held"), int),
+        "full": bool,
+        "items": [
+            {
+                **dict.fromkeys(("handler", "key", "queue", "goes_first"), str),
+                "parked": bool,
+                "record": (None, int),
+                "since": TIME,
+                "waiting": int,
+            }
+        ],
+    },
+    "held_release/1": {"handler": str, "released": [str]},
     "parked_preview/1": {"act": str, "count": int, "selection": str},
     **{f"parked_{act}/1": CHANGED for act in ("discard", "restore", "hold", "release")},
     "parked_edit/1": {"id": int, "version": int, "sha256": str},
@@ -119,7 +150,23 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "audit_list/1": {"items": [ACT]},
     "audit_verify/1": {"rows": int, "problems": [str]},
     "audit_purge/1": {"count": int, "done": bool},
-    "status/1": {"broker": str, "queues": [LEVEL], "problems": [str], "blind": str},
+    "relay_list/1": {"database": str, "waiting": int, "stuck": int, "items": [OUTGOING]},
+    **{f"queue_{act}/1": {"items": [QUEUE]} for act in ("list", "pause", "resume")},
+    "status/1": {
+        "broker": str,
+        "round_trip_seconds": float,
+        "database": {"alias": (None, str), "round_trip_seconds": (None, float), "problem": (None, str)},
+        "topology": dict.fromkeys(("as_declared", "of", "not_visible"), int),
+        "queues": [LEVEL],
+        "consumers": int,
+        "parked": (None, {"count": int, "recent": int, "oldest": (None, TIME)}),
+        "runs": (None, int),
+        "outbox": (None, {"waiting": int, "stuck": int, "oldest": (None, TIME)}),
+        "held": (None, {"keys": int, "messages": int, "most": int, "oldest": (None, TIME)}),
+        "stopped": (None, [STOPPED]),
+        "problems": [str],
+        "blind": str,
+    },
     "declare/1": {
         "broker": str,
         "server": str,

@@ -1,8 +1,11 @@
 """What all commands share: codes, streams, colours, questions."""
 
+import fcntl
 import io
 import os
+import struct
 import sys
+import termios
 from typing import Any
 
 import pytest
@@ -94,6 +97,21 @@ def test_remarks_go_to_stderr_and_data_to_stdout() -> None:
 
     assert out.getvalue() == "data\na\t1\nbb\t22\n"
     assert err.getvalue() == "remark\n"
+
+
+def test_a_row_is_cut_to_the_terminal_only_where_it_may_be() -> None:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        command = Command(stdout=stream, no_color=True)
+        command.table([("1", "abcdefghijkl")], cut=True)
+        command.table([("1", "abcdefghi")], cut=True)
+        command.table([("1", "abcdefghijkl")])
+        stream.flush()
+        told = os.read(master, 1000).decode()
+    os.close(master)
+
+    assert told.splitlines() == ["1  abcdefgh…", "1  abcdefghi", "1  abcdefghijkl"]
 
 
 def test_a_table_is_aligned_on_a_terminal() -> None:

@@ -89,6 +89,18 @@ def test_each_verdict_says_what_becomes_of_the_message(changed: dict[str, Any], 
     assert said in line(**{**VERDICT, **changed})
 
 
+def test_a_business_key_stands_where_the_id_would() -> None:
+    said = line(**{**VERDICT, "message_id": "0e6f", "key": "PAY-7"})
+
+    assert said.startswith("✕ payments.transfer PAY-7 try 5/5 30.0 s → parked: ")
+
+
+def test_where_no_handler_was_run_there_was_no_try() -> None:
+    said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no handler"})
+
+    assert said.startswith("✕ payments PAY-88121 no try 30.0 s → parked: ")
+
+
 def test_where_the_signs_are_unknown_ascii_stands_for_them() -> None:
     said = line(plain=True, **VERDICT)
 

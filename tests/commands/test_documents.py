@@ -10,10 +10,15 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import management
-from django_rmq_retry.models import State
+from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.operating.requeueing import start
 from django_rmq_retry.operating.selecting import Selection
-from tests.admin.made import attempt
+from django_rmq_retry.operating.switching import pause
+from django_rmq_retry.outbox.rows import insert
+from django_rmq_retry.publishing import message_of
+from django_rmq_retry.switching.table import Table
+from tests.admin.made import attempt, blocked_key
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
 from tests.operating.made import ANN, QUEUE, record
@@ -40,6 +45,23 @@ def running() -> int:
     return start(Selection.of_ids([record().pk]), ANN, planned=True, max_depth=100, stop_at=20).pk
 
 
+def stopped() -> int:
+    pause(QUEUE, ANN, reason="bank is closed", until=timezone.now() + timedelta(hours=1))
+    circuit = Circuit().trip(handler="charge", kind="BankDown", cause="BankDown: timeout", now=1.0, wait=30)
+    Table().put(QUEUE, circuit, "somebody")
+    return 0
+
+
+def blocked() -> int:
+    return blocked_key(key="ACC").pk
+
+
+def outgoing() -> int:
+    """One is on its way, one waits for a person."""
+    insert([message_of(1, routing_key=key) for key in ("q", "stuck")], using="default", lease=20.0)
+    return OutboxMessage.objects.filter(routing_key="stuck").update(stuck_at=timezone.now())
+
+
 WORDS: dict[str, tuple[str, Prepared]] = {
     "parked_list/1": ("rmq_parked list", parked),
     "parked_groups/1": ("rmq_parked groups", parked),
@@ -58,6 +80,12 @@ WORDS: dict[str, tuple[str, Prepared]] = {
     "audit_list/1": ("rmq_audit list", running),
     "audit_verify/1": ("rmq_audit verify", running),
     "audit_purge/1": ("rmq_audit purge", running),
+    "relay_list/1": ("rmq_relay list", outgoing),
+    "queue_list/1": ("rmq_queue list", stopped),
+    "queue_pause/1": ("rmq_queue pause payments.charge --for 30m --reason test", lambda: 0),
+    "queue_resume/1": ("rmq_queue resume payments.charge", stopped),
+    "held_list/1": ("rmq_held list", blocked),
+    "held_release/1": ("rmq_held release transfer ACC --yes --reason x", blocked),
     "roles/1": ("rmq_roles --dry-run", lambda: 0),
 }
 ON_BROKER = {
@@ -79,6 +107,7 @@ def test_a_document_has_its_keys_and_no_other(schema: str, settings: Any) -> Non
     assert wrong(told.data, schema) == []
 
 
+@pytest.mark.django_db
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("schema", ON_BROKER)
 def test_so_has_what_is_told_of_the_broker(schema: str, tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """The outputs that people and scripts know: on a terminal, into a pipe, as JSON; kept as files."""
 
+import getpass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone, translation
 
+from django_rmq_retry.core.breaking import Circuit
 from django_rmq_retry.models import RequeueRun, RunState, Verb
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.switching.table import Table
 from tests.admin.made import attempt
 from tests.commands.keeping import WAYS, golden, into_pipes, on_terminal
 from tests.operating.made import group, record
@@ -29,6 +32,9 @@ DATABASE = {
     "audit_list": ("rmq_audit", "list"),
     "audit_verify": ("rmq_audit", "verify"),
     "topology": ("rmq_topology",),
+    "queue_list": ("rmq_queue", "list"),
+    "queue_pause": ("rmq_queue", "pause", "payments.charge", "--for", "30m", "--reason", "bank is closed"),
+    "queue_resume": ("rmq_queue", "resume", "payments.charge"),
 }
 BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan")}
 WITHOUT_JSON = {"topology", "show_none", "requeue_refused"}
@@ -39,6 +45,7 @@ def night(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal with colours, always at the same moment."""
     monkeypatch.setattr(timezone, "now", lambda: NOW)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(getpass, "getuser", lambda: "root")
     for name in ("NO_COLOR", "DJANGO_COLORS", "PYTHON_COLORS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -63,6 +70,7 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     for number in (1, 2):
         attempt(one, number, at=ago(minutes=3 - number), error="GatewayTimeout")
     _runs()
+    _stopped()
     note(Actor(name="ann", source="admin", ip="10.0.0.7"), Verb.DISCARD, reason="duplicate", message=812, group=41)
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
     note(shell, Verb.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
@@ -73,6 +81,15 @@ def _named(number: int, **fields: Any) -> dict[str, Any]:
     names = {"identity": f"message:{number}", "copy": f"{number:064x}", "message_id": f"9f3c-{number}"}
     text = {"type": "payment.transfer", "handler": "transfer", "error_text": "no answer\nwithin 30 s"}
     return {"id": number, "error": "GatewayTimeout", **names, **text, **fields}
+
+
+def _stopped() -> None:
+    """The queue is not consumed: its breaker is open."""
+    at = ago(minutes=7).timestamp()
+    circuit = Circuit().trip(handler="charge", kind="BankDown", cause="BankDown: timeout", now=at, wait=30)
+    for _ in range(3):
+        circuit = circuit.fail(cause="BankDown: timeout\x1b[2J", now=NOW.timestamp(), wait=120)
+    Table().put("payments.charge", circuit, "somebody")
 
 
 def _runs() -> None:

@@ -11,6 +11,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import __version__
+from tests.commands.terminals import screen
 from tests.shop.running import ROOT, Shop
 
 CLOCK = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
@@ -58,11 +59,11 @@ def test_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
     text = seen(shop, TERM="xterm", NO_COLOR="")
     place = shop.url.replace("guest:guest@", "guest@")
 
-    assert told(CODES.sub("", text)) == [
+    assert told("\n".join(screen(text)[:-1])) == [
         f"django-rmq-retry {__version__} · pid 1 · 1 thread · prefetch 10",
         "  queue     shop.orders  tests.shop.handlers.order",
         f"  broker    {place}",
-        "  database  default sqlite :memory:",
+        f"  database  default sqlite {shop.notes}.sqlite3",
         "Ctrl-C: finish and stop",
         f"· Connected to {text.partition('Connected to ')[2].partition(chr(10))[0]}",
         "✓ tests.shop.handlers.order order\\x1b-0 try 1/2 1 ms",

@@ -21,6 +21,7 @@ NUMBERS = ("message", "group", "run")
 class Command(RmqCommand):
     help = "Show, check, export or shorten the log of what operators did."
     examples = ("rmq_audit list --message 812", "rmq_audit verify", "rmq_audit export --since 30d --csv")
+    common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
@@ -42,7 +43,7 @@ class Command(RmqCommand):
         for one in (listed, checked, old):
             add_json(one)
         for one in (listed, out, checked, old):
-            add_common(one)
+            add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
         acts = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}
@@ -56,7 +57,7 @@ class Command(RmqCommand):
             terminal = self.stdout.isatty()
             head = ("NUMBER", "AT", "BY", "ACT", "COUNT", "SUBJECT", "REASON")
             cells = [_cells(one, terminal=terminal) for one in found]
-            self.table([head, *cells])
+            self.table([head, *cells], cut=True)
         else:
             self.say("Nothing was done.")
         return Exit.DONE if found else Exit.NOTHING

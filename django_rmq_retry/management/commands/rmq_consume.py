@@ -17,6 +17,7 @@ from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.embedded import starting
 from django_rmq_retry.management import console
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known
+from django_rmq_retry.management.lastrow import Above, LastRow
 from django_rmq_retry.management.processing import Process, supervised
 from django_rmq_retry.management.reaching import declarer
 from django_rmq_retry.management.starting import Start
@@ -35,6 +36,7 @@ class Command(RmqCommand):
         "rmq_consume --burst --json-logs",
     )
     requires_system_checks = "__all__"  # type: ignore[assignment]  # Django's own word for all
+    common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
@@ -43,7 +45,7 @@ class Command(RmqCommand):
         add("--processes", type=whole, metavar="N", default=1, help="processes, each with threads of its own")
         add("--prefetch", type=prefetch, metavar="N", help="messages of one queue that a process has in hand at once")
         add("--burst", action="store_true", help="end when all queues are empty")
-        add("--max-messages", type=whole, metavar="N", help="end a process after so many messages")
+        add("--max-messages", type=whole, metavar="N", help="end a process after so many runs of handlers")
         add("--max-runtime", type=seconds, metavar="S", help="end a process after so many seconds")
         add("--max-memory", type=whole, metavar="MB", help="end a process, in good order, that holds more than this")
         add("--reload", action="store_true", help="start anew when code changes (for development)")
@@ -66,15 +68,18 @@ class Command(RmqCommand):
         plan = bring_broker() if settings().access().embedded else None
         many = start.processes > 1
         verbosity, json_logs = options["verbosity"], options["json_logs"]
-        shown = console.install(self.stdout, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
+        row = None if many or json_logs else self._last_row(options)
+        stream = self.stdout if row is None else Above(self.stdout, row)
+        shown = console.install(stream, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
+        row = row if shown else None
         if plan is not None:
             warn_of_drift(plan)
         lines = shown and self.stdout.isatty() and not json_logs
         if options["reload"]:
-            autoreload.run_with_reloader(self._reloadable, start, lines=lines)
+            autoreload.run_with_reloader(self._reloadable, start, row, lines=lines)
             return None
         self._greet(start, lines=lines)
-        process = None if many else Process(start)
+        process = None if many else Process(start, row=row)
         code = process.run() if process else supervised(start)
         if code and process and not shown:
             # The project's own logging may show it or not; whoever looks at a process that ended must see why.
@@ -102,10 +107,16 @@ class Command(RmqCommand):
             for text in start.lines(plain=not console.shows_signs(self.stdout)):
                 self.line(text)
 
-    def _reloadable(self, start: Start, *, lines: bool) -> None:
+    def _last_row(self, options: Options) -> LastRow | None:
+        """Where a person looks on: below the lines, how it goes."""
+        if not (self.stdout.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+            return None
+        return LastRow(sys.stdout, escapes=not options["no_color"], plain=not console.shows_signs(sys.stdout))
+
+    def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
         """In the reloader's thread."""
         self._greet(start, lines=lines)
-        code = Process(start).run_reloadable()
+        code = Process(start, row=row).run_reloadable()
         if code:
             self.say(f"Ended with exit code {code}; a change of code starts it anew.")
 

@@ -18,6 +18,7 @@ from django_rmq_retry.management.showing import WATCHING, plan_as_data, show_pla
 class Command(RmqCommand):
     help = "Create the exchanges, queues and bindings of the project that the broker does not have yet."
     examples = ("rmq_declare", "rmq_declare --check", "rmq_declare --recreate payments.charge")
+    common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         mode = parser.add_mutually_exclusive_group()
@@ -39,7 +40,7 @@ class Command(RmqCommand):
             check_known("queue", [options["recreate"]], topology.queues)
         looks_only = options["check"] or options["plan"]
         self._heed_checks(looks_only=looks_only)
-        with declarer() as it:
+        with declarer(timeout=options["timeout"]) as it:
             plan = it.plan(topology) if looks_only else it.declare(topology)
             recreated = self._recreate(it, topology, options) if options["recreate"] else None
             if recreated is not None:

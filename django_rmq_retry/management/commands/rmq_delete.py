@@ -21,6 +21,7 @@ class Command(RmqCommand):
         "rmq_delete --all",
         "rmq_delete payments.charge --force --yes",
     )
+    common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("queues", nargs="*", metavar="QUEUE")
@@ -33,7 +34,7 @@ class Command(RmqCommand):
         topology = registry.topology()
         queues = self._queues(topology, options)
         exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
-        with declarer() as it:
+        with declarer(timeout=options["timeout"]) as it:
             address = it.session.access.shown
             seen = it.inspector is not None
             self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])

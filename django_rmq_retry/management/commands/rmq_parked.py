@@ -35,6 +35,8 @@ class Command(RmqCommand):
         "rmq_parked requeue --group 41 --rate 20 --canary --reason INC-553",
         "rmq_parked list --group 41 --since 1h --json",
     )
+    common = ("timeout", "using")
+    patience = 3.0
 
     def add_arguments(self, parser: CommandParser) -> None:
         acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
@@ -42,7 +44,7 @@ class Command(RmqCommand):
         def add(name: str, **words: Any) -> CommandParser:
             made: CommandParser = acts.add_parser(name, description=words["help"], **words)
             add_json(made)
-            add_common(made)
+            add_common(made, self.common)
             return made
 
         for module in (parked_looking, parked_acting, parked_changing):

@@ -11,7 +11,13 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry import registry
 from django_rmq_retry.core.codec import JSON, Raw
-from django_rmq_retry.core.errors import ConfigurationError, HeadersTooLarge, MessageUnsent, UndecodableBody
+from django_rmq_retry.core.errors import (
+    ConfigurationError,
+    HeadersTooLarge,
+    MessageTooLarge,
+    MessageUnsent,
+    UndecodableBody,
+)
 from django_rmq_retry.core.message import Message
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.management.base import Exit, RmqCommand, add_json, check_known
@@ -22,6 +28,7 @@ from django_rmq_retry.publishing import dispatch, message_of
 log = logging.getLogger("django_rmq_retry")
 
 MOST_PRIORITY = 255
+LONGEST_NAME = 255
 QUIET = 2
 """The verbosity below which nothing is said while a broker is waited for."""
 
@@ -33,25 +40,31 @@ class Command(RmqCommand):
         "rmq_publish --queue payments.charge --header tenant=acme <<< '{\"payment\": 7}'",
         "rmq_publish --exchange photos --routing-key photo.new --raw --content-type image/png cat.png",
     )
+    common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("file", nargs="?", default="-", metavar="FILE", help="the body; - or nothing for stdin")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--handler", metavar="NAME", help="to the queue of this handler, so that it takes it")
-        where.add_argument("--queue", help="to this queue alone")
-        where.add_argument("--exchange", help="to this exchange")
-        add("--routing-key", default="", metavar="KEY", help="with --exchange, or for a handler that wants one")
+        where.add_argument("--queue", type=name, help="to this queue alone")
+        where.add_argument("--exchange", type=name, help="to this exchange")
+        add(
+            "--routing-key",
+            type=name,
+            default="",
+            metavar="KEY",
+            help="with --exchange, or for a handler that wants one",
+        )
         add("--header", action="append", type=header, default=[], metavar="K=V", help="again and again; K:=V is JSON")
-        add("--type", help="the message's type")
+        add("--type", type=name, help="the message's type")
         add("--priority", type=priority, metavar="N", help="0 to 255, for queues with priorities")
         add("--expiration", type=float, metavar="S", help="seconds after which it leaves its queue unhandled")
-        add("--correlation-id", metavar="ID", help="what an answer will carry")
-        add("--message-id", metavar="ID", help="the same one when it is published again")
+        add("--correlation-id", type=name, metavar="ID", help="what an answer will carry")
+        add("--message-id", type=name, metavar="ID", help="the same one when it is published again")
         add("--delay", type=float, metavar="S", help="seconds before which the handler shall not get it")
-        add("--content-type", metavar="TYPE", help="what the body is; JSON by default")
+        add("--content-type", type=name, metavar="TYPE", help="what the body is; JSON by default")
         add("--raw", action="store_true", help="the body is no JSON: send it without looking at it")
-        add("--timeout", type=float, metavar="S", help="seconds to wait for the broker")
         add_json(parser)
 
     def run(self, options: Given) -> Exit | None:
@@ -62,14 +75,16 @@ class Command(RmqCommand):
         except (ConfigurationError, HeadersTooLarge) as error:
             raise CommandError(str(error), returncode=Exit.USAGE) from error
         try:
-            name = dispatch(message, timeout=options["timeout"], at_once=True)
+            published = dispatch(message, timeout=options["timeout"], at_once=True)
+        except MessageTooLarge as error:
+            raise CommandError(str(error), returncode=Exit.DRIFT) from error
         except MessageUnsent as error:
             raise CommandError(str(error), returncode=Exit.UNREACHABLE) from error
         if options["json"]:
             place = {"exchange": message.exchange, "routing_key": message.routing_key}
-            self.document("publish/1", message_id=name, **place, bytes=len(message.body))
+            self.document("publish/1", message_id=published, **place, bytes=len(message.body))
         else:
-            self.line(name)
+            self.line(published)
         return None
 
     def _body(self, file: str) -> bytes:
@@ -125,6 +140,14 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
             f"{error} Send it as it is with --raw, or say what it is with --content-type.", returncode=Exit.USAGE
         ) from error
     return codec.content_type
+
+
+def name(text: str) -> str:
+    """An argument: what AMQP can say as a name."""
+    size = len(text.encode("utf-8", "surrogateescape"))
+    if size > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(f"takes at most {LONGEST_NAME} bytes, not {size}")
+    return text
 
 
 def priority(text: str) -> int:

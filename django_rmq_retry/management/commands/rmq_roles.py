@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 from django.contrib.auth.models import Group, Permission
 from django.core.management.base import CommandError, CommandParser
-from django.db import transaction
+from django.db import router, transaction
 
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
 from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS
 
-LOOKS = ("view", "view_group", "view_run", "view_status", "view_audit")
+LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox", "view_audit")
 """The audit log shows each only what is their own, unless they may see what others did."""
 ONCALL = (
     *LOOKS,
     *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "steer"),
+    *("pause_queue", "unblock", "resend"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
     "support": (*LOOKS, "reveal", "requeue", "hold", "note"),
@@ -27,6 +28,8 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 class Command(RmqCommand):
     help = "Create groups with the permissions that people around parked messages need; theirs are set anew."
     examples = ("rmq_roles", "rmq_roles --prefix payments- --only support", "rmq_roles --dry-run --json")
+    common = ("using",)
+    also_using = ("auth", "contenttypes")
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--prefix", default="rmq ", metavar="TEXT", help="before each name; “rmq ” by default")
@@ -38,7 +41,7 @@ class Command(RmqCommand):
         chosen = {name: ROLES[name] for name in options["only"] or ROLES}
         roles = {f"{options['prefix']}{name}": _codenames(verbs) for name, verbs in chosen.items()}
         if not options["dry_run"]:
-            with transaction.atomic():
+            with transaction.atomic(using=router.db_for_write(Group)):
                 for name, codenames in roles.items():
                     _set(name, codenames)
         if options["json"]:

@@ -3,69 +3,67 @@
 import argparse
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.gauging import Bounds, Gauged, Level, gauge
 from django_rmq_retry.broker.refusing import BrokerUnreachable
 from django_rmq_retry.core.errors import BrokerRefused
 from django_rmq_retry.embedded.locating import NotRunning
 from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
-from django_rmq_retry.management.reaching import declarer
+from django_rmq_retry.management.choosing import age, whole
+from django_rmq_retry.management.standing import Limits, Standing, counted, look
+from django_rmq_retry.management.statements import as_data, heads, row, style, totals
 
 LEAST, MOST = 0.1, 86_400.0
 CLEARED = "\x1b[H\x1b[2J"
 _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One look at all queues."""
-
-    gauged: Gauged
-    broker: str
-    each: float
-    """Seconds for one queue."""
-
-
 class Command(RmqCommand):
     help = "Show the project's queues with their messages and consumers, and what is wrong with them."
-    examples = ("rmq_status", "rmq_status --check --max-parked 100 --min-consumers 1", "rmq_status --json")
+    examples = (
+        "rmq_status",
+        "rmq_status --check --max-parked 100 --max-oldest 10m --min-consumers 1",
+        "rmq_status --watch 2",
+    )
+    common = ("timeout", "using")
+    patience = 3.0
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--check", action="store_true", help="one line, OK or FAIL; exit code 8 if not healthy")
-        parser.add_argument("--max-parked", type=int, metavar="N", help="more parked messages are a problem")
-        parser.add_argument("--min-consumers", type=int, default=0, metavar="N", help="fewer on a work queue are too")
-        parser.add_argument(
-            "--timeout", type=float, default=3.0, metavar="SECONDS", help="for each answer; 3 by default"
-        )
-        parser.add_argument("--watch", type=period, metavar="SECONDS", help="look again and again; Ctrl-C ends it")
+        add = parser.add_argument
+        add("--check", action="store_true", help="one line, OK or FAIL; exit code 8 if not healthy")
+        add("--max-parked", type=whole, metavar="N", help="more parked messages are a problem")
+        add("--max-oldest", type=age, metavar="AGE", help="what is parked, or in the outbox, for longer is a problem")
+        add("--min-consumers", type=whole, default=0, metavar="N", help="fewer on a work queue are a problem")
+        add("--watch", type=period, metavar="SECONDS", help="look again and again; Ctrl-C ends it")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
         if options["watch"] is not None:
             return self._watch(options)
         try:
-            seen = _look(options)
-        except (BrokerUnreachable, BrokerRefused) as error:
-            if not options["check"]:
+            seen = look(limits_of(options))
+        except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
+            if not options["check"] or options["json"]:
                 raise
-            self.line(f"FAIL {error}", "ERROR")
+            self._fail(str(error))
             return Exit.UNREACHABLE
-        gauged = seen.gauged
         if options["json"]:
-            queues = [_data(level) for level in gauged.levels]
-            self.document("status/1", broker=seen.broker, queues=queues, problems=gauged.problems, blind=gauged.blind)
+            self.document("status/1", **as_data(seen))
         elif options["check"]:
-            failed = "; ".join(gauged.problems)
-            self.line(f"FAIL {failed}" if failed else "OK", "ERROR" if failed else "SUCCESS")
+            if seen.problems:
+                self._fail("; ".join(seen.problems))
+            else:
+                self.line("OK", "SUCCESS")
         else:
             self._show(seen)
-        return Exit.UNHEALTHY if gauged.problems and options["check"] else Exit.DONE
+        return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
+
+    def _fail(self, why: str) -> None:
+        """Whatever a broker or database says, it is one line."""
+        self.line(f"FAIL {' '.join(why.split())}", "ERROR")
 
     def _watch(self, options: Options) -> Exit:
         if options["check"] or options["json"]:
@@ -81,7 +79,7 @@ class Command(RmqCommand):
         """On a terminal in the place of the last, elsewhere a block below it. A broker that is away may come back."""
         problem = ""
         try:
-            seen = _look(options)
+            seen = look(limits_of(options))
         except (BrokerUnreachable, BrokerRefused, NotRunning) as error:
             problem = str(error)
         terminal = self.stdout.isatty()
@@ -95,28 +93,33 @@ class Command(RmqCommand):
         self.stdout.write("" if terminal else "\n", ending="")
         self.stdout.flush()
 
-    def _show(self, seen: Seen) -> None:
-        gauged = seen.gauged
-        self.line(f"Broker {seen.broker}, {seen.each * 1000:.0f} ms for a queue")
-        rows = [_HEAD, *map(_row, gauged.levels)]
-        styles = ["", *("ERROR" if level.problems else "" for level in gauged.levels)]
+    def _show(self, seen: Standing) -> None:
+        self.table(heads(seen))
+        blind = seen.gauged.blind
+        rows = [_HEAD, *(row(level, seen) for level in seen.gauged.levels)]
+        styles = ["", *(style(level, seen) for level in seen.gauged.levels)]
         # Columns that only the management API can fill are left out where it cannot be asked.
-        shown = [not gauged.blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
-        self.table([[*compress(row, shown)] for row in rows], styles)
-        count = len(gauged.problems)
-        said = "No problem." if not count else "1 problem." if count == 1 else f"{count} problems."
+        shown = [not blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
+        self.table([[*compress(cells, shown)] for cells in rows], styles)
+        for line in totals(seen, terminal=self.stdout.isatty()):
+            self.line(line)
+        count = len(seen.problems)
+        said = "No problem." if not count else f"{counted(count, 'problem')}."
         self.line(said, "ERROR" if count else "SUCCESS")
-        if gauged.blind:
-            self.say(gauged.blind)
+        # What belongs to a queue stands in its row.
+        for problem in seen.problems[seen.of_queues :]:
+            self.line(f"✕ {problem}", "ERROR")
+        if blind:
+            self.say(blind)
 
 
-def _look(options: Options) -> Seen:
-    bounds = Bounds(max_parked=options["max_parked"], min_consumers=options["min_consumers"])
-    with declarer(timeout=options["timeout"]) as it:
-        begun = time.monotonic()
-        gauged = gauge(it, registry.topology(), bounds)
-        each = (time.monotonic() - begun) / max(len(gauged.levels), 1)
-        return Seen(gauged=gauged, broker=f"{it.session.access.shown} ({it.session.server})", each=each)
+def limits_of(options: Options) -> Limits:
+    return Limits(
+        timeout=options["timeout"],
+        max_parked=options["max_parked"],
+        max_oldest=options["max_oldest"],
+        min_consumers=options["min_consumers"],
+    )
 
 
 def period(text: str) -> float:
@@ -128,26 +131,3 @@ def period(text: str) -> float:
     if not LEAST <= number <= MOST:
         raise argparse.ArgumentTypeError(f"takes seconds from {LEAST:g} to {MOST:g}, not {text!r}")
     return number
-
-
-def _row(level: Level) -> tuple[str, ...]:
-    return (
-        level.queue,
-        level.role.value,
-        *(("-" if value is None else str(value)) for value in (level.ready, level.unacked, level.consumers)),
-        *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
-        f"✕ {'; '.join(level.problems)}" if level.problems else "ok",
-    )
-
-
-def _data(level: Level) -> dict[str, object]:
-    return {
-        "name": level.queue,
-        "role": level.role.value,
-        "ready": level.ready,
-        "unacked": level.unacked,
-        "consumers": level.consumers,
-        "in_per_second": level.arriving,
-        "out_per_second": level.leaving,
-        "problems": list(level.problems),
-    }

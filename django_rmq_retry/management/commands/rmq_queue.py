@@ -1,0 +1,120 @@
+"""``manage.py rmq_queue``: which queues flow; pauses them and lets them go on."""
+
+from datetime import UTC, datetime
+
+from django.core.management.base import CommandParser
+from django.utils import timezone
+
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, check_known
+from django_rmq_retry.management.choosing import age, clock, refused
+from django_rmq_retry.operating import switching
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.refusals import Outdated, Refused
+from django_rmq_retry.switching.standing import FLOWING, OPEN, QueueState
+
+STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
+
+
+class Command(RmqCommand):
+    help = "Show which queues flow; pause them, and let them go on."
+    examples = (
+        "rmq_queue list",
+        'rmq_queue pause payments --for 30m --reason "the bank is closed"',
+        "rmq_queue resume payments",
+    )
+
+    common = ("using",)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
+        listed = acts.add_parser("list", help="each queue with a handler, and why it stands still")
+        pause = acts.add_parser("pause", help="nobody takes of it any more, within seconds")
+        resume = acts.add_parser("resume", help="let it go on; a breaker that is open is closed as well")
+        for one in (pause, resume):
+            one.add_argument("queues", nargs="+", metavar="QUEUE")
+            one.add_argument("--reason", default="", metavar="TEXT", help="for those who wonder, and for the audit log")
+        pause.add_argument(
+            "--for", dest="span", type=age, metavar="SPAN", help="then it goes on by itself: 90s, 30m, 2h"
+        )
+        for one in (listed, pause, resume):
+            add_json(one)
+            add_common(one, self.common)
+
+    def run(self, options: Options) -> Exit | None:
+        if options["act"] == "list":
+            return self._told(switching.look(), options)
+        check_known("queue", options["queues"], switching.queues())
+        queues, left = list(dict.fromkeys(options["queues"])), 0
+        for queue in queues:
+            try:
+                self._switch(queue, options)
+            except Outdated as refusal:
+                left += 1
+                self.say(str(refusal))
+            except Refused as refusal:
+                raise refused(refusal) from refusal
+        self._told([one for one in switching.look() if one.queue in queues], options)
+        return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
+
+    def _switch(self, queue: str, options: Options) -> None:
+        actor, reason = Actor.of_shell(), options["reason"]
+        if options["act"] == "resume":
+            switching.resume(queue, actor, reason=reason)
+        else:
+            until = timezone.now() + options["span"] if options["span"] else None
+            switching.pause(queue, actor, reason=reason, until=until)
+
+    def _told(self, found: list[QueueState], options: Options) -> Exit:
+        now = timezone.now().timestamp()
+        if options["json"]:
+            self.document(f"queue_{options['act']}/1", items=[_data(one, now) for one in found])
+        elif found:
+            terminal = self.stdout.isatty()
+            head = ("QUEUE", "STATE", "SINCE", "GOES ON", "WHY")
+            rows = [_cells(one, now, terminal=terminal) for one in found]
+            styles = ["", *(STYLES.get(one.state(now), "WARNING") for one in found)]
+            self.table([head, *rows], styles)
+        else:
+            self.say("No installed app has a handler, so there is no queue.")
+        return Exit.DONE if found else Exit.NOTHING
+
+
+def _data(one: QueueState, now: float) -> dict[str, object]:
+    held, circuit = one.held(now), one.circuit
+    pause = {"by": one.by, "reason": one.reason, "since": _utc(one.since), "until": _utc(one.until)} if held else None
+    breaker = {
+        "handler": circuit.handler,
+        "cause": circuit.cause,
+        "since": _utc(circuit.since),
+        "failed": circuit.failed,
+        "next_probe": _utc(circuit.probe_at),
+    }
+    return {
+        "queue": one.queue,
+        "state": one.state(now),
+        "pause": pause,
+        "breaker": breaker if circuit.tripped else None,
+    }
+
+
+def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]:
+    held, state = one.held(now), one.state(now)
+    since = one.since if held else one.circuit.since
+    on = one.goes_on_at(now)
+    why = ""
+    if held:
+        why = f"{one.by}: {one.reason}" if one.reason else one.by
+    elif one.circuit.tripped:
+        failed = f", {one.circuit.failed} probes failed" if one.circuit.failed else ""
+        why = f"breaker of {one.circuit.handler}: {one.circuit.cause}{failed}"
+    times = (clock(_at(moment), terminal=terminal) for moment in (since, on))
+    return one.queue, state, *times, why
+
+
+def _at(epoch: float | None) -> datetime | None:
+    return datetime.fromtimestamp(epoch, UTC) if epoch else None
+
+
+def _utc(epoch: float | None) -> str | None:
+    at = _at(epoch)
+    return None if at is None else clock(at, terminal=False)

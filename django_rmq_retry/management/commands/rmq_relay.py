@@ -1,0 +1,148 @@
+"""``manage.py rmq_relay``: sends what commits have left in the outbox; and what people do with what cannot be sent."""
+
+import logging
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+
+from django_rmq_retry import consuming, wiring
+from django_rmq_retry.conf import settings
+from django_rmq_retry.embedded import starting
+from django_rmq_retry.management import console
+from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
+from django_rmq_retry.management.choosing import clock, positive
+from django_rmq_retry.management.commands.rmq_consume import seconds
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.outgoing import discard, failing, resend
+from django_rmq_retry.outbox import placing
+from django_rmq_retry.outbox.looking import pending
+from django_rmq_retry.outbox.running import Relaying
+from django_rmq_retry.runtime import shutdown
+
+log = logging.getLogger("django_rmq_retry")
+
+LIMIT = 50
+NO_OUTBOX = "There is nothing to relay: no database has an outbox. Run `manage.py migrate`."
+
+
+class Command(RmqCommand):
+    help = "Send what commits have left in the outbox, until told to stop. Every rmq_consume does so beside its work."
+    examples = ("rmq_relay", "rmq_relay --burst", "rmq_relay retry --all --yes")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--burst", action="store_true", help="end when all that is due was sent")
+        parser.add_argument("--max-runtime", type=seconds, metavar="S", help="end after so many seconds")
+        parser.add_argument("--json-logs", action="store_true", help="log lines as JSON")
+        acts = parser.add_subparsers(dest="act", metavar="ACT")
+        listed = acts.add_parser("list", help="what lies in the outbox, the oldest first")
+        listed.add_argument("--stuck", action="store_true", help="only what waits for a person")
+        listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
+        add_json(listed)
+        again = acts.add_parser("retry", help="send again what was refused")
+        again.add_argument("--all", action="store_true", help="all that is stuck")
+        gone = acts.add_parser("discard", help="delete what was refused; its messages are never sent")
+        gone.add_argument("--reason", required=True, metavar="TEXT", help="for the audit log")
+        for one in (again, gone):
+            one.add_argument("ids", nargs="*", type=int, metavar="ID", help="rows, as `rmq_relay list` names them")
+            add_yes(one)
+        for one in (listed, again, gone):
+            one.add_argument("--database", default="default", metavar="ALIAS", help="whose outbox; default by default")
+            add_common(one)
+
+    def run(self, options: Options) -> Exit | None:
+        if options["act"] is None:
+            return self._relay(options)
+        check_known("database", [options["database"]], connections)
+        acts = {"list": self._list, "retry": self._retry, "discard": self._discard}
+        return acts[options["act"]](options)
+
+    def _relay(self, options: Options) -> Exit:
+        served = [alias for alias in placing.served() if placing.made(alias)]
+        if not served:
+            raise CommandError(NO_OUTBOX, returncode=Exit.NOTHING)
+        if settings().access().embedded:
+            starting.ensure(settings().folder())
+        console.install(
+            self.stdout, self.style, verbosity=options["verbosity"], json_logs=options["json_logs"], with_pid=False
+        )
+        log.info("Relaying the outbox of %s", ", ".join(served), extra={"event": "started"})
+        relaying, over = _run(options)
+        log.info("Ended: %s messages were sent", relaying.sent, extra={"event": "stopped", "sent": relaying.sent})
+        if not over:
+            raise CommandError("The database or the broker did not answer in time.", returncode=Exit.ERROR)
+        if not options["burst"]:
+            return Exit.DONE
+        if relaying.away:
+            raise CommandError(f"Not everything could be sent: {relaying.away}", returncode=Exit.UNREACHABLE)
+        left = [pending(alias) for alias in served]
+        return Exit.PARTLY if any(one.waiting or one.stuck for one in left) else Exit.DONE
+
+    def _list(self, options: Options) -> Exit:
+        rows = OutboxMessage.objects.using(options["database"]).order_by("pk").defer("body", "properties")
+        if options["stuck"]:
+            rows = rows.filter(stuck_at__isnull=False)
+        found = list(rows[: options["limit"]])
+        if options["json"]:
+            count = pending(options["database"])
+            totals = {"waiting": count.waiting, "stuck": count.stuck}
+            self.document("relay_list/1", database=options["database"], **totals, items=[_data(row) for row in found])
+        elif found:
+            terminal = self.stdout.isatty()
+            head = ("ID", "WRITTEN", "STATE", "TRIES", "TO", "ORDER", "MESSAGE", "WHY")
+            self.table([head, *(_cells(row, terminal=terminal) for row in found)])
+        else:
+            self.say("The outbox is empty.")
+        return Exit.DONE if found else Exit.NOTHING
+
+    def _retry(self, options: Options) -> Exit:
+        using, ids = options["database"], options["ids"]
+        if bool(ids) is options["all"]:
+            raise CommandError("Name rows, or say --all.", returncode=Exit.USAGE)
+        known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(stuck_at__isnull=False)
+        count = known.count()
+        if count:
+            self.confirm(f"Send {count} messages again?", yes=options["yes"])
+            count = resend(Actor.of_shell(), ids or None, using=using)
+        return self._told(count, len(ids), "will be sent again")
+
+    def _discard(self, options: Options) -> Exit:
+        using, ids = options["database"], options["ids"]
+        if not ids:
+            raise CommandError("Name the rows to discard.", returncode=Exit.USAGE)
+        count = failing(using).filter(pk__in=ids).count()
+        if count:
+            self.confirm(f"Discard {count} messages? They are never sent.", yes=options["yes"])
+            count = discard(Actor.of_shell(), ids, using=using, reason=options["reason"])
+        return self._told(count, len(ids), "discarded")
+
+    def _told(self, count: int, asked: int, what: str) -> Exit:
+        self.line(f"{count} {'message' if count == 1 else 'messages'} {what}.")
+        if not count:
+            return Exit.NOTHING
+        return Exit.PARTLY if count < asked else Exit.DONE
+
+
+def _run(options: Options) -> tuple[Relaying, bool]:
+    """Until a signal, a limit, or the end of a burst; whether it ended in good order."""
+    relaying = Relaying(around=consuming.Around, burst=options["burst"])
+    shutdown.listen(lambda _why: relaying.over.set())
+    relaying.start()
+    relaying.over.wait(options["max_runtime"])
+    over = relaying.stop(timeout=settings().shutdown_timeout)
+    wiring.close()
+    connections.close_all()
+    return relaying, over
+
+
+def _data(row: OutboxMessage) -> dict[str, object]:
+    names = ("message_id", "exchange", "routing_key", "order_key", "size", "tries", "error")
+    times = {name: getattr(row, name) for name in ("created_at", "due_at", "stuck_at")}
+    told = {name: None if at is None else clock(at, terminal=False) for name, at in times.items()}
+    return {"id": row.pk, **{name: getattr(row, name) for name in names}, **told}
+
+
+def _cells(row: OutboxMessage, *, terminal: bool) -> tuple[object, ...]:
+    state = "stuck" if row.stuck_at else "failing" if row.tries else "waiting"
+    to = f"{row.exchange} {row.routing_key}".strip()
+    return row.pk, clock(row.created_at, terminal=terminal), state, row.tries, to, row.order_key, row, row.error

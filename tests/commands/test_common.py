@@ -1,0 +1,99 @@
+"""--timeout and --using, the same words for all commands to which they mean something; and names."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.contrib.sessions.models import Session
+from django.core.management import CommandError, call_command
+from django.db import router
+
+from django_rmq_retry import wiring
+from django_rmq_retry.management.base import Exit
+from django_rmq_retry.management.pinning import pinned
+from django_rmq_retry.models import OperatorAction, ParkedMessage
+from tests.broker.between import between
+from tests.commands.running import run
+from tests.operating.made import record
+
+NO_BROKER = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
+WITH_TIMEOUT = {
+    "rmq_status": "--check",
+    "rmq_declare": "--check",
+    "rmq_delete": "payments.charge.parked --yes",
+    "rmq_publish": "--queue payments.charge --raw {file}",
+    "rmq_parked": "requeue {id} --yes",
+}
+WITH_RECORDS = ("rmq_parked list", "rmq_audit verify", "rmq_roles --dry-run", "rmq_consume --burst", "rmq_status")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("charge")
+@pytest.mark.parametrize("command", WITH_TIMEOUT)
+def test_a_broker_that_says_nothing_is_not_waited_for_longer(
+    command: str, broker_url: str, settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "it").write_bytes(b"{}")
+    words = WITH_TIMEOUT[command].format(file=tmp_path / "it", id=record().pk)
+    with between(broker_url) as line:
+        line.swallow()
+        settings.RMQ_RETRY = {"URL": line.url}
+        wiring.close()
+        began = time.monotonic()
+        told = run(command, *words.split(), "--timeout", "0.5")
+        wiring.close()
+
+    assert told.code == Exit.UNREACHABLE, told
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "3601"])
+def test_what_is_no_time_to_wait_is_refused(seconds: str) -> None:
+    with pytest.raises(CommandError, match="takes seconds, more than 0 and up to 3600"):
+        call_command("rmq_status", "--timeout", seconds)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("command", WITH_RECORDS)
+def test_a_database_that_there_is_not_is_named_with_the_nearest(command: str, settings: Any) -> None:
+    settings.RMQ_RETRY = NO_BROKER
+    told = run(*command.split(), "--using", "defualt")
+
+    assert (told.code, told.err) == (Exit.USAGE, "There is no database 'defualt'. Did you mean default?")
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.django_db
+@pytest.mark.usefixtures("own_database")
+def test_the_records_are_looked_for_where_it_is_said(settings: Any, before: bool) -> None:
+    settings.RMQ_RETRY = NO_BROKER
+    record(key="HERE")
+    with pinned("own"):
+        there = record(key="THERE")
+    words = ("--using", "own", "list") if before else ("list", "--using", "own")
+
+    assert [one["business_key"] for one in run("rmq_parked", *words, "--json").data["items"]] == ["THERE"]
+    assert [one["business_key"] for one in run("rmq_parked", "list", "--json").data["items"]] == ["HERE"]
+    assert run("rmq_parked", "discard", str(there.pk), "--why", "test", "--using", "own").code == Exit.DONE
+    with pinned("own"):
+        assert list(ParkedMessage.objects.values_list("state", flat=True)) == ["discarded"]
+        assert OperatorAction.objects.count() == 1
+    assert OperatorAction.objects.count() == 0
+
+
+def test_only_what_belongs_to_it_is_looked_for_there() -> None:
+    with pinned("own", ("auth",)):
+        placed = [router.db_for_write(model) for model in (ParkedMessage, Group, Session)]
+
+    assert placed == ["own", "own", "default"]
+    assert router.db_for_write(ParkedMessage) == "default"
+
+
+@pytest.mark.parametrize("option", ["--queue", "--exchange", "--routing-key", "--type", "--message-id"])
+def test_a_name_that_amqp_cannot_say_is_refused_before_anything_is_sent(option: str) -> None:
+    where = () if option in ("--queue", "--exchange") else ("--queue", "payments.charge")
+
+    with pytest.raises(CommandError, match=f"argument {option}: takes at most 255 bytes, not 256"):
+        call_command("rmq_publish", *where, option, "ä" * 128)

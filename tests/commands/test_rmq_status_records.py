@@ -1,0 +1,212 @@
+"""What rmq_status tells besides the queues: database, topology, what is parked, held, stopped, or in the outbox."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.management import standing
+from django_rmq_retry.management.base import Exit
+from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage, State, Switch
+from django_rmq_retry.operating.requeueing import start
+from django_rmq_retry.operating.selecting import Selection
+from tests.commands.running import Ran, Terminal, run
+from tests.operating.made import ANN, group, record
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.on_both,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("project", "declared"),
+]
+
+STUCK = "1 message in the outbox cannot be sent: manage.py rmq_relay list --stuck"
+
+
+def ago(**span: float) -> Any:
+    return timezone.now() - timedelta(**span)
+
+
+def outbox(**told: Any) -> OutboxMessage:
+    now = timezone.now()
+    return OutboxMessage.objects.create(body=b"{}", properties=b"", **{"created_at": now, "due_at": now, **told})
+
+
+def blocked(key: str, held: int, **told: Any) -> BlockedKey:
+    common = {"handler": "h", "queue": "payments.charge", "since": ago(hours=1)}
+    made = BlockedKey.objects.create(key=key, digest=key, held=held, **common)
+    for number in range(held):
+        HeldMessage.objects.create(block=made, digest=str(number), body=b"", properties=b"", held_at=ago(**told))
+    return made
+
+
+def lines(ran: Ran) -> list[str]:
+    """Those behind the table of the queues."""
+    at = next(number for number, line in enumerate(ran.out.splitlines()) if line.startswith("Consumers "))
+    return ran.out.splitlines()[at:]
+
+
+def test_what_is_parked_and_under_way_is_counted() -> None:
+    cause = group()
+    for minutes in (1, 5, 30):
+        record(group=cause, parked_at=ago(minutes=minutes))
+    record(group=cause, state=State.ON_HOLD, parked_at=ago(days=1))
+    start(Selection.of_ids([record(parked_at=ago(hours=2)).pk]), ANN, planned=True)
+    ran = run("rmq_status", out=Terminal())
+
+    assert lines(ran)[0] == "Consumers 0 · parked 4 (+2 in 10 min), oldest 2 h ago · runs 1 active"
+    assert ran.code == Exit.DONE
+
+
+@pytest.mark.parametrize(("most", "code"), [("2", Exit.DONE), ("1", Exit.UNHEALTHY)])
+def test_what_is_recorded_counts_with_what_is_still_in_its_queue(most: str, code: Exit, amqp: BlockingChannel) -> None:
+    record()
+    amqp.confirm_delivery()
+    amqp.basic_publish("", "payments.charge.parked", b"{}")
+    ran = run("rmq_status", "--check", "--max-parked", most)
+
+    assert (ran.code, ran.out) == (code, "OK\n" if code is Exit.DONE else "FAIL 2 parked, more than 1\n")
+
+
+@pytest.mark.parametrize("made", [lambda at: record(parked_at=at), lambda at: outbox(created_at=at)])
+def test_what_has_waited_for_too_long_is_a_problem(made: Any) -> None:
+    made(ago(minutes=11))
+    told = run("rmq_status", "--check", "--max-oldest", "10m")
+
+    assert told.code == Exit.UNHEALTHY
+    assert "has waited 660 s, longer than 600 s" in told.out
+    assert run("rmq_status", "--check", "--max-oldest", "12m").code == Exit.DONE
+
+
+def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
+    record(state=State.ON_HOLD, parked_at=ago(minutes=11))
+    record(state=State.PROCESSED, parked_at=ago(minutes=11))
+    outbox(created_at=ago(minutes=11), stuck_at=timezone.now())
+
+    assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {STUCK}\n"
+
+
+def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
+    outbox(created_at=ago(minutes=3))
+    outbox(stuck_at=timezone.now(), created_at=ago(hours=5))
+    blocked("A-1", 2, minutes=2)
+    blocked("A-2", 1, minutes=1)
+    ran = run("rmq_status", out=Terminal())
+
+    assert lines(ran)[1:] == [
+        "Outbox 1 waiting, oldest 3 m ago · 1 stuck",
+        "Held 3, oldest 2 m ago · behind 2 keys, at most 2 behind one",
+        "1 problem.",
+        f"✕ {STUCK}",
+    ]
+
+
+@pytest.mark.parametrize(("limit", "said"), [("HELD_PER_KEY", "2 messages are held behind one key"),
+                                             ("HELD_IN_ALL", "3 messages are held behind failed ones")])  # fmt: skip
+def test_as_much_held_as_may_be_is_a_problem(limit: str, said: str, project: Any) -> None:
+    project.RMQ_RETRY = {**project.RMQ_RETRY, limit: 3 if limit == "HELD_IN_ALL" else 2}
+    blocked("A-1", 2, minutes=2)
+    blocked("A-2", 1, minutes=1)
+
+    assert run("rmq_status", "--check").out == f"FAIL {said}, as many as may be: {limit}\n"
+
+
+def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> None:
+    Switch.objects.create(queue="payments.charge", paused=True, by="ann", reason="bank closed", since=ago(minutes=1))
+    amqp.confirm_delivery()
+    amqp.basic_publish("", "payments.charge", b"{}")
+    ran = run("rmq_status")
+
+    assert ["payments.charge", "work", "1", "0", "‖ paused by ann: bank closed"] in ran.lines
+    assert run("rmq_status", "--check", "--min-consumers", "1").out == "OK\n"
+
+
+def test_a_breaker_that_is_open_is_a_problem_told_once() -> None:
+    Switch.objects.create(queue="payments.charge", tripped=True, cause="BankDown (5 times)", tripped_at=ago(minutes=1))
+    ran = run("rmq_status", "--check")
+
+    assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: its breaker is open: BankDown (5 times)\n")
+    told = run("rmq_status")
+    assert ["payments.charge", "work", "0", "0", "✕ its breaker is open: BankDown (5 times)"] in told.lines
+    assert told.lines[-1] == ["1 problem."]
+
+
+def test_a_pause_that_is_over_is_none(amqp: BlockingChannel) -> None:
+    Switch.objects.create(queue="payments.charge", paused=True, since=ago(hours=1), until=ago(minutes=1))
+    amqp.confirm_delivery()
+    amqp.basic_publish("", "payments.charge", b"{}")
+
+    assert run("rmq_status", "--check").out == "FAIL payments.charge: nobody reads this queue\n"
+
+
+def test_what_differs_from_how_it_is_written_is_a_problem(amqp: BlockingChannel) -> None:
+    amqp.queue_delete("payments.charge.retry.10s")
+    amqp.queue_declare("payments.charge.retry.10s", durable=True)
+    amqp.exchange_delete("payments")
+    ran = run("rmq_status", "--check")
+
+    assert ran.code == Exit.UNHEALTHY
+    assert "exchange payments: it does not exist: manage.py rmq_declare" in ran.out
+    assert "queue payments.charge.retry.10s: differs, " in ran.out
+    assert run("rmq_status").lines[2][:3] == ["Topology", "✕", "4/7"]
+
+
+def test_a_missing_queue_is_told_once(amqp: BlockingChannel) -> None:
+    amqp.queue_delete("payments.charge.retry.10s")
+
+    assert run("rmq_status", "--check").out.count("it does not exist") == 1
+
+
+class TestDatabase:
+    def test_one_that_fails_is_a_problem_and_all_else_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def away() -> None:
+            raise OperationalError("connection to server failed:\n  Connection refused\n")
+
+        monkeypatch.setattr(standing, "survey", away)
+        ran = run("rmq_status")
+
+        assert ran.code == Exit.DONE
+        assert ran.lines[1] == ["Database", "✕", "connection to server failed: Connection refused"]
+        assert lines(ran)[0] == "Consumers 0"
+        checked = run("rmq_status", "--check")
+        assert (checked.code, checked.out) == (
+            Exit.UNHEALTHY,
+            "FAIL database: connection to server failed: Connection refused\n",
+        )
+
+    def test_one_that_has_no_tables_is_told_what_to_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
+
+        assert run("rmq_status", "--check").out == (
+            "FAIL database: the tables are missing in 'default': manage.py migrate\n"
+        )
+
+    def test_none_is_needed_where_nothing_is_recorded(self, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        project.RMQ_RETRY = {**project.RMQ_RETRY, "RECORDS": False}
+        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
+        ran = run("rmq_status")
+
+        assert (ran.lines[1], ran.lines[-1]) == (["Database", "-", "not used"], ["No problem."])
+        assert run("rmq_status", "--json").data["parked"] is None
+
+
+def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(standing, "only", lambda _alias: False)
+    monkeypatch.setattr(standing, "survey", lambda: over.wait(30))
+    ran = run("rmq_status", "--check", "--timeout", "0.5")
+    over.set()
+
+    assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL database: 'default' did not answer within 0.5 s\n")
+
+
+@pytest.mark.database
+@pytest.mark.django_db(transaction=True)
+def test_outside_a_transaction_it_is_asked_in_a_thread() -> None:
+    record()
+
+    assert run("rmq_status", "--json").data["parked"]["count"] == 1
