@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db.models import BigIntegerField
 from django.http import HttpRequest, HttpResponseRedirect
 
 from django_rmq_retry.admin import allowing
@@ -74,14 +75,19 @@ def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[
 
 
 def _named(request: HttpRequest) -> Selection | None:
-    group, message, run = (request.GET.get(name, "") for name in ("group", "message", "failed_of_run"))
-    if group.isdecimal():
-        return Selection.of_filter({"group": int(group), "state": [State.PARKED]})
-    if message.isdecimal():
-        return Selection.of_ids([int(message)])
-    if run.isdecimal():
-        return Selection.of_filter({"failed_of_run": int(run), "state": [State.PARKED]})
+    group, message, run = (_number(request.GET.get(name, "")) for name in ("group", "message", "failed_of_run"))
+    if group is not None:
+        return Selection.of_filter({"group": group, "state": [State.PARKED]})
+    if message is not None:
+        return Selection.of_ids([message])
+    if run is not None:
+        return Selection.of_filter({"failed_of_run": run, "state": [State.PARKED]})
     return None
+
+
+def _number(text: str) -> int | None:
+    """One that a column can hold: SQLite refuses to look for others."""
+    return int(text) if text.isdecimal() and int(text[:30]) <= BigIntegerField.MAX_BIGINT else None
 
 
 def _anew(selection: Selection) -> Selection:

@@ -20,6 +20,7 @@ from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.properties import decode_properties
 from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, State
 from django_rmq_retry.operating.filtering import number_in
+from django_rmq_retry.ordering.releasing import blocked_by
 from django_rmq_retry.records.history import attempts_of
 
 ATTEMPTS = 20
@@ -93,9 +94,11 @@ def _found(object_id: str) -> ParkedMessage:
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
     known = attempts_of(message).filter(cycle=message.cycle, number__lte=_told(message)).exclude(verdict="ack")
     counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
-    asked = (Subquery(newer), Subquery(older), Subquery(counted))
+    behind = blocked_by(message).values("held")[:1]
+    asked = (Subquery(newer), Subquery(older), Subquery(counted), Subquery(behind))
     beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
-    message.newer, message.older, message.known = beside or (None, None, None)  # type: ignore[attr-defined]  # for here
+    found = beside or (None, None, None, None)
+    message.newer, message.older, message.known, message.behind = found  # type: ignore[attr-defined]  # for here
     return message
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
@@ -91,13 +92,17 @@ def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     why = allowing.refusal(request, "view_audit") or allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
-    rows = pages.get_changelist_instance(request).queryset
+    try:
+        rows = pages.get_changelist_instance(request).queryset
+        count = rows.count()
+    except (IncorrectLookupParameters, OverflowError) as error:
+        said = _("The filter cannot be used: %(error)s") % {"error": error}
+        return pages.page(request, "refused.html", title=_("This is not allowed"), status=400, why=said)
     if request.method == "POST":
         form = request.POST.get("form", "csv")
         if form not in FORMS:
             return pages.refused(request, _("There is no such form of an export."))
         return _file(audit_lines(rows.order_by(), Actor.of_request(request), form=form), "audit", form)
-    count = rows.count()
     label = ngettext("Export %(count)d act", "Export %(count)d acts", count)
     return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
 

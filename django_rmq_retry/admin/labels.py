@@ -26,6 +26,9 @@ REASONS: Mapping[str, Any] = {
     Reason.DELIVERY_LIMIT: pgettext_lazy("reason", "delivery limit"),
     Reason.OVERFLOWN: pgettext_lazy("reason", "queue overflow"),
     Reason.REJECTED: pgettext_lazy("reason", "rejected"),
+    Reason.CONFLICT: pgettext_lazy("reason", "identity conflict"),
+    Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
+    Reason.UNNAMED: pgettext_lazy("reason", "cannot be named"),
 }
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),

@@ -19,6 +19,8 @@ from django_rmq_retry.core.errors import RmqRetryError
 
 PATIENCE = 0.8
 FRESH = 2.0
+KNOWN = 60.0
+"""Seconds for which what was seen is good enough for a page that sends nothing, while somebody looks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +52,28 @@ class _Window:
         with self._lock:
             if self._seen is not None and time.monotonic() < self._until:
                 return self._seen
-            if self._looking is None or not self._looking.is_alive():
-                self._looking = threading.Thread(target=self._see, name="rmq-look", daemon=True)
-                self._looking.start()
-            looking = self._looking
+            looking = self._begun()
         looking.join(PATIENCE)
         with self._lock:
             if not looking.is_alive() and self._seen is not None:
                 return self._seen
             return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE:g}"})
+
+    def glimpse(self) -> Look:
+        """What is known without waiting, if that is not too old; the next page will know better."""
+        with self._lock:
+            late = time.monotonic() - self._until
+            if self._seen is not None and late < KNOWN:
+                if late >= 0:
+                    self._begun()
+                return self._seen
+        return self.look()
+
+    def _begun(self) -> threading.Thread:
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._see, name="rmq-look", daemon=True)
+            self._looking.start()
+        return self._looking
 
     def forget(self) -> None:
         """For tests, and for a child that was forked."""
@@ -95,4 +110,5 @@ def _seen() -> Look:
 
 _window = _Window()
 look = _window.look
+glimpse = _window.glimpse
 forget = _window.forget

@@ -7,12 +7,12 @@ from typing import Any, Concatenate, ParamSpec
 from django.contrib import admin
 from django.db import DatabaseError, connections, models, router
 from django.forms import Script
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import helping
+from django_rmq_retry.admin import helping, looking
 from django_rmq_retry.conf import settings
 from django_rmq_retry.templatetags.rmq_retry import visible
 
@@ -78,6 +78,7 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
         "rmq_contact": known.contact,
         "rmq_live": request.GET.get("live") != "off",
         # The template asks: a part of a page has no use for it.
+        "rmq_glimpse": lambda: looking.glimpse(),  # noqa: PLW0108 - tests put another one in its place
         "rmq_permissions": partial(helping.permissions, request),
         "rmq_rules_apart": partial(helping.rules_apart, request),
     }
@@ -92,6 +93,9 @@ def migrated(
         try:
             response = view(self, request, *args, **kwargs)
             return response.render() if isinstance(response, TemplateResponse) else response
+        except OverflowError as error:
+            # SQLite refuses to look for a number that no column holds; the others find nothing.
+            raise Http404(str(error)) from error
         except DatabaseError:
             if not _tables_are_missing(self.model):
                 raise

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, Max, Min, Subquery, Sum
+from django.db.models import Count, Max, Min
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -16,11 +16,12 @@ from django_rmq_retry import registry
 from django_rmq_retry.admin import allowing, labels, looking
 from django_rmq_retry.admin.activity import activity
 from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.operating.surveying import parked
+from django_rmq_retry.switching.states import standing
 
 MOST = 3
-RECENT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,10 @@ class LiveStatusAdmin(Pages):
         )
 
     def _alarms(self, request: HttpRequest, seen: looking.Look, counts: dict[str, Any]) -> Iterator[Alarm]:
+        queues, link = self.address("switch_changelist"), _("Open the queues")
+        now = timezone.now().timestamp()
+        for one in standing(intake.queue.name for intake in registry.intakes()):
+            yield Alarm(said=f"{one.queue}: {one.said(now)}", address=queues, link=link)
         for level in seen.levels:
             for problem in level.problems:
                 yield Alarm(said=f"{level.queue}: {labels.trouble(problem)}")
@@ -93,23 +98,9 @@ class LiveStatusAdmin(Pages):
 def _counts() -> dict[str, Any]:
     """What the database knows, in three queries."""
     now = timezone.now()
-    open_ones = _parked(now)
+    told = parked(now)
+    open_ones = {"parked": told.count, "oldest": told.oldest, "recent": told.recent}
     ahead = Attempt.objects.filter(next_at__gt=now).order_by()
     waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
     failed = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
     return {**open_ones, **waiting, **failed.aggregate(failed=Count("pk"), last=Max("started_at"))}
-
-
-def _parked(now: datetime) -> dict[str, Any]:
-    """How many are parked, from the counters of the groups; an open page asks every few seconds."""
-    parked = ParkedMessage.objects.filter(state=State.PARKED)
-    recent = parked.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
-    on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
-    told = ErrorGroup.objects.aggregate(
-        open=Sum("parked"),
-        on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
-        oldest=Min(Subquery(parked.order_by("parked_at").values("parked_at")[:1])),
-        recent=Max(Subquery(recent)),
-    )
-    held, recent_ones = told["on_hold"] or 0, told["recent"] or 0
-    return {"parked": max((told["open"] or 0) - held, 0), "oldest": told["oldest"], "recent": recent_ones}

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import Attempt, BlockedKey, BusinessKey, ErrorGroup, OutboxMessage, ParkedMessage, State
 
 _numbers = itertools.count(1)
 BODY = b'{"amount": 100.00, "reference": 12345678901234567890, "iban": "DE89370400440532013000"}'
@@ -118,6 +118,22 @@ def person(name: str, *permissions: str, superuser: bool = False) -> User:
     assert set(found) == set(permissions), sorted(set(permissions) - set(found))
     made.user_permissions.add(*found.values())
     return made
+
+
+def blocked_key(**fields: Any) -> BlockedKey:
+    """A key on which a message has failed; nothing waits there."""
+    number = next(_numbers)
+    values = {"handler": "transfer", "key": f"ACC-{number}", "digest": f"{number:064x}", "queue": "payments.main"}
+    first = {"blocker": "9f3c-0", "name": "m1", "identity": "message:0", "since": timezone.now()}
+    return BlockedKey.objects.create(**(values | first | fields))
+
+
+def outgoing(**fields: Any) -> OutboxMessage:
+    """A row of the outbox that the broker has refused for good."""
+    values = {"message_id": "9f3c-7", "routing_key": "payments.main", "body": b"{}", "size": 2, "properties": b"\0\0"}
+    now = timezone.now()
+    times = {"created_at": now, "due_at": now, "stuck_at": now}
+    return OutboxMessage.objects.create(**(values | times | {"error": "312 NO_ROUTE", "tries": 15} | fields))
 
 
 def _count(owner: ErrorGroup, state: str) -> None:

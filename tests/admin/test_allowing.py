@@ -37,6 +37,8 @@ def world() -> dict[str, Any]:
         "act": OperatorAction.objects.get(run=run.pk).pk,
         "sel": token,
         "many": Selection.of_ids(many).token(),
+        "key": made.blocked_key().pk,
+        "row": made.outgoing().pk,
     }
 
 
@@ -52,6 +54,12 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("get", "operatoraction_changelist", "", {}, ("view_operatoraction",)),
     ("get", "operatoraction_change", "act", {}, ("view_operatoraction", "view_all_operatoraction")),
     ("get", "livestatus_changelist", "", {}, ("view_livestatus",)),
+    ("get", "switch_changelist", "", {}, ("view_switch",)),
+    ("post", "switch_turn", "", {"act": "pause"}, ("view_switch", "pause_queue")),
+    ("get", "outboxmessage_changelist", "", {}, ("view_outboxmessage",)),
+    ("get", "blockedkey_changelist", "", {}, ("view_blockedkey",)),
+    ("get", "blockedkey_release", "key", {}, ("view_blockedkey", "release_blockedkey")),
+    ("post", "blockedkey_release", "key", {"first": "m1", "text": "r"}, ("view_blockedkey", "release_blockedkey")),
     ("get", "requeuerun_preview", "", {"sel": "sel"}, ("requeue",)),
     ("post", "requeuerun_preview", "", {"sel": "sel", "start": "now"}, ("requeue",)),
     ("post", "requeuerun_preview", "", {"sel": "many", "start": "now"}, ("requeue", "bulk_requeue")),

@@ -27,7 +27,16 @@ from tests.admin.test_listing import own
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
-LOOKS = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
+LOOKS = (
+    "view_parkedmessage",
+    "view_errorgroup",
+    "view_requeuerun",
+    "view_operatoraction",
+    "view_livestatus",
+    "view_switch",
+    "view_blockedkey",
+    "view_outboxmessage",
+)
 BUDGETS = {
     "parkedmessage/": 2,
     "parkedmessage/?group={group}": 2,
@@ -45,7 +54,10 @@ BUDGETS = {
     "requeuerun/preview/?sel={named}": 8,
     "requeuerun/preview/?sel={filtered}": 7,
     "operatoraction/": 2,
-    "livestatus/": 6,
+    "livestatus/": 7,
+    "blockedkey/": 3,
+    "outboxmessage/": 2,
+    "switch/": 1,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
 here are two."""

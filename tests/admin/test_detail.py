@@ -72,6 +72,14 @@ def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
 
 
+def test_of_what_no_handler_took_it_tells_no_attempts_and_misses_none(page: Client) -> None:
+    one = made.message(attempts=0, reason="no handler", error="")
+    text = Page(page.get(at(one))).text
+
+    assert "It never reached a handler, then it was parked: no handler." in text
+    assert "not recorded" not in text
+
+
 def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
     cause = made.group(title=EVIL, culprit=EVIL, note=EVIL, noted_by=EVIL, plain=EVIL, noted_at=timezone.now())
     texts = dict.fromkeys(

@@ -13,6 +13,10 @@ from tests.admin.looking import Page
 pytestmark = pytest.mark.django_db
 ADMIN = "/admin/rmq_retry/"
 HELP = f"{ADMIN}errorgroup/help/"
+PAGES = (
+    *("errorgroup", "parkedmessage", "requeuerun", "operatoraction", "livestatus"),
+    *("switch", "blockedkey", "outboxmessage"),
+)
 RULES = "The project's own rules may forbid for single messages"
 
 
@@ -65,12 +69,19 @@ def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, 
     assert RULES not in Page(client_of(lead).get(HELP)).text
 
 
-@pytest.mark.parametrize("name", ["errorgroup", "parkedmessage", "requeuerun", "operatoraction", "livestatus"])
+@pytest.mark.parametrize("name", PAGES)
 def test_each_page_has_the_dialog_and_the_way_to_the_page(lead: User, name: str) -> None:
     page = Page(client_of(lead).get(f"{ADMIN}{name}/"))
 
     assert page.links["Keys and my permissions"] == HELP
+    assert "x Tick the row" in page.text
     assert "My permissions ✓ Can view parked message allowed" in page.text
+
+
+def test_the_page_lists_the_keys_too(lead: User) -> None:
+    text = Page(client_of(lead).get(HELP)).text
+
+    assert text.count("x Tick the row") == 2, "on the page, and in the dialog that every page has"
 
 
 def test_whoever_is_let_into_the_admin_sees_the_help_and_nobody_else() -> None:

@@ -29,8 +29,14 @@ MAY: dict[str, set[str]] = {
     "get_requeuerun_changelist": ALL,
     "get_requeuerun_change": ALL,
     "get_livestatus_changelist": ALL,
+    "get_outboxmessage_changelist": ALL,
+    "get_blockedkey_changelist": ALL,
+    "get_blockedkey_release": {"on-call", "lead"},
+    "post_blockedkey_release_m1_r": {"on-call", "lead"},
     "get_operatoraction_changelist": ALL,
     "get_operatoraction_change": {"auditor", "lead"},
+    "get_switch_changelist": ALL,
+    "post_switch_turn_pause": {"on-call", "lead"},
     "get_requeuerun_preview_sel": {"support", "on-call", "lead"},
     "post_requeuerun_preview_sel_now": {"support", "on-call", "lead"},
     "post_requeuerun_preview_many_now": {"on-call", "lead"},
@@ -161,5 +167,6 @@ def test_a_token_carries_no_rights_of_whoever_made_it() -> None:
 def own_form(model: type[Model], name: str, known: dict[str, Any]) -> str:
     """Of a record that is there."""
     of = {"parkedmessage": "message", "errorgroup": "group", "requeuerun": "run", "operatoraction": "act"}
+    of["outboxmessage"] = "row"
     word = str(model._meta.model_name)
     return reverse(f"admin:rmq_retry_{word}_{name}", args=[] if name == "add" else [known[of[word]]])

@@ -29,6 +29,7 @@ from django_rmq_retry.records.outcomes import succeeded
 from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.admin import made
 from tests.admin.conftest import Kept
+from tests.admin.standstills import blocked, outgoing
 from tests.browser.settings import asked
 
 LATER = ("Nonce",)
@@ -76,7 +77,9 @@ def fill() -> None:
             key = f"{name.upper()}-{place}"
             made.message(cause, business_key=key, parked_at=now - timedelta(minutes=number * 7 + place))
     evil = "<img src=x onerror=alert(1)>"
-    made.message(made.group(title=evil), type=evil, business_key=evil, queue=evil, body=evil.encode(), error_text=evil)
+    hostile = made.message(
+        made.group(title=evil), type=evil, business_key=evil, queue=evil, body=evil.encode(), error_text=evil
+    )
     whole = made.message(made.group(), business_key="WHOLE-1", keys=["WHOLE-1", "ACC-1"])
     for number in range(1, 6):
         made.attempt(whole, number, fingerprint=whole.group.fingerprint)
@@ -85,6 +88,8 @@ def fill() -> None:
         cause = made.group(title=f"{name}Error")
         for place in range(3):
             made.message(cause, business_key=f"{name.upper()}-{place}")
+    outgoing(stuck=True)
+    blocked(hostile, waiting=2)
 
 
 def fill_states(now: datetime) -> None:

@@ -46,10 +46,15 @@ PAGES = {
     "act": f"{AUDIT}/1/change/",
     "audit export": f"{AUDIT}/export/",
     "status": f"{STATUS}/",
+    "queues": f"{ADMIN}/switch/",
+    "outbox": f"{ADMIN}/outboxmessage/",
+    "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
+    "blocked keys": f"{ADMIN}/blockedkey/",
+    "let a key go on": f"{ADMIN}/blockedkey/1/release/",
 }
 ANSWERS = {
     *("parkedmessage_restore", "parkedmessage_release", "parkedmessage_reveal", "parkedmessage_body"),
-    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer"),
+    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer", "switch_turn"),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")

@@ -1,0 +1,115 @@
+"""The queues: which flow, which stand still and why; here they are paused and let go on."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin, messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.views.decorators.http import require_POST
+
+from django_rmq_retry.admin import allowing
+from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.models import Switch
+from django_rmq_retry.operating import switching
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.refusals import Refused
+from django_rmq_retry.switching.standing import FLOWING, OPEN, PAUSED, PROBING, QueueState
+
+SPANS: dict[str, tuple[Any, timedelta | None]] = {
+    "": (gettext_lazy("until somebody resumes it"), None),
+    "15m": (gettext_lazy("for 15 minutes"), timedelta(minutes=15)),
+    "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
+    "4h": (gettext_lazy("for 4 hours"), timedelta(hours=4)),
+    "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
+}
+BADGES: dict[str, tuple[str, str, Any]] = {
+    FLOWING: ("processed", "✓", pgettext_lazy("queue", "flowing")),
+    PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
+    OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
+    PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker open, one message is tried")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One queue, as the page shows it."""
+
+    queue: str
+    kind: str
+    sign: str
+    label: Any
+    said: str
+    flowing: bool
+    paused: bool
+    breaker: bool
+    number: int
+
+    @classmethod
+    def of(cls, one: QueueState, now: float, number: int) -> "Row":
+        state = one.state(now)
+        kind, sign, label = BADGES[state]
+        return cls(
+            queue=one.queue,
+            kind=kind,
+            sign=sign,
+            label=label,
+            said=one.said(now),
+            flowing=state == FLOWING,
+            paused=state == PAUSED,
+            breaker=one.circuit.tripped,
+            number=number,
+        )
+
+
+@admin.register(Switch)
+class SwitchAdmin(Pages):
+    """One page; it stands where the list of a model stands."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not allowing.refusal(request, "view_queue")
+
+    def get_urls(self) -> list[Any]:
+        """A queue has no page of its own."""
+        turn = path("turn/", self.admin_site.admin_view(require_POST(self.turn)), name="rmq_retry_switch_turn")
+        return [turn, *(url for url in super().get_urls() if url.name == "rmq_retry_switch_changelist")]
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        why = allowing.refusal(request, "view_queue")
+        if why:
+            return self.refused(request, why)
+        now = timezone.now().timestamp()
+        return self.page(
+            request,
+            "switch/queues.html",
+            part="parts/queues.html",
+            title=_("Queues"),
+            rows=[Row.of(one, now, number) for number, one in enumerate(switching.look(), start=1)],
+            why_not=allowing.refusal(request, "pause_queue"),
+            spans=[(value, label) for value, (label, _span) in SPANS.items()],
+        )
+
+    def turn(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume it, as the button said."""
+        why = allowing.refusal(request, "view_queue") or allowing.refusal(request, "pause_queue")
+        if why:
+            return self.refused(request, why)
+        queue, reason, act = (request.POST.get(name, "") for name in ("queue", "reason", "act"))
+        _label, span = SPANS.get(request.POST.get("span", ""), SPANS[""])
+        actor = Actor.of_request(request)
+        try:
+            if act == "pause":
+                until = timezone.now() + span if span else None
+                switching.pause(queue, actor, reason=reason, until=until)
+                messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
+            elif act == "resume":
+                switching.resume(queue, actor, reason=reason)
+                messages.success(request, _("Queue %(queue)s goes on.") % {"queue": queue})
+        except Refused as refusal:
+            messages.warning(request, str(refusal))
+        return HttpResponseRedirect(self.address("switch_changelist"))

@@ -1,0 +1,33 @@
+"""Makes what stands still: a message in the outbox, a key on which one has failed."""
+
+from typing import Any
+
+from django.utils import timezone
+
+from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage, ParkedMessage
+from tests.admin import made
+
+
+def outgoing(*, stuck: bool) -> OutboxMessage:
+    now = timezone.now()
+    told: dict[str, Any] = {"tries": 1, "error": "GatewayTimeout", "stuck_at": now} if stuck else {}
+    about = {"message_id": "9f3c-1", "exchange": "payments", "routing_key": "transfer", "order_key": "PAY-1"}
+    return OutboxMessage.objects.create(created_at=now, due_at=now, body=b"1", properties=b"", **about, **told)
+
+
+def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> BlockedKey:
+    about = {"handler": "transfer", "key": "PAY-1", "queue": first.queue, "blocker": first.message_id}
+    known = BlockedKey.objects.create(
+        digest=first.identity, identity=first.identity, name="1", parked=parked, since=timezone.now(), **about
+    )
+    for number in range(waiting):
+        HeldMessage.objects.create(
+            block=known,
+            shown="9f3c-2",
+            digest=f"{number}",
+            body=b"1",
+            properties=made.properties(),
+            held_at=known.since,
+        )
+    BlockedKey.objects.filter(pk=known.pk).update(held=waiting)
+    return known

@@ -1,0 +1,209 @@
+"""Every address of the app's admin, found by itself, in a language that puts each translated text between brackets."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db import models
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.models import (
+    BlockedKey,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    Switch,
+    Verb,
+)
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.operating.outgoing import resend
+from django_rmq_retry.operating.switching import pause, resume
+from django_rmq_retry.operating.unblocking import let_go
+from django_rmq_retry.outbox.reach import reach
+from django_rmq_retry.switching.table import Table
+from tests.admin import made
+from tests.admin.conftest import QUEUE, client_of
+from tests.admin.standstills import blocked, outgoing
+from tests.admin.test_translated import ADMIN, untranslated
+from tests.tooling import pseudo
+
+pytestmark = pytest.mark.django_db
+ANN = Actor(name="ann", source="cli")
+STOCK = ("_add", "_delete")
+"""Of Django alone, and open to nobody: 403."""
+FILES = {"rmq_retry_parkedmessage_body", "rmq_retry_requeuerun_export"}
+"""What is saved, not read."""
+QUEUES, KEYS, OUTBOX, LIST = (f"{ADMIN}{name}/" for name in ("switch", "blockedkey", "outboxmessage", "parkedmessage"))
+
+
+@pytest.fixture(autouse=True)
+def spoken(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+    # What is released lies in the outbox.
+    monkeypatch.setattr(reach, "worth_keeping", lambda: False)
+    with pseudo.spoken(settings, tmp_path):
+        yield
+
+
+def addresses() -> dict[str, tuple[type[models.Model], bool]]:
+    """Of each page its model, and whether it is about one row."""
+    ours = [(model, pages) for model, pages in admin.site._registry.items() if model._meta.app_label == "rmq_retry"]
+    urls = [(model, url, str(url.name or "")) for model, pages in ours for url in pages.get_urls()]
+    return {
+        name: (model, bool(url.pattern.converters)) for model, url, name in urls if name and not name.endswith(STOCK)
+    }
+
+
+def world() -> dict[str, dict[str, Any]]:
+    """Something of everything; what some pages must be asked with."""
+    one = made.message(business_key="PAY-1")
+    made.attempt(one, 5)
+    note(ANN, Verb.DISCARD, message=one.pk, reason="duplicate")
+    RequeueRun.objects.create(by="ann", created_at=timezone.now(), why="INC-553")
+    outgoing(stuck=True)
+    blocked(one, waiting=1)
+    pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
+    chosen = {"message": one.pk}
+    acts = {f"rmq_retry_parkedmessage_{act}": chosen for act in ("discard", "hold", "export")}
+    since = {"since": one.parked_at - timedelta(hours=1), "after": 0}
+    return {**acts, "rmq_retry_requeuerun_preview": chosen, "rmq_retry_parkedmessage_newer": since}
+
+
+def answered(client: Client, name: str, asked: dict[str, Any]) -> Any:
+    """What comes of an address; of one that takes no GET, what comes of pressing its button."""
+    model, single = addresses()[name]
+    row = model._default_manager.order_by("pk").first() if single else None
+    url = reverse(f"admin:{name}", args=[row.pk] if row else [])
+    response = client.get(url, asked, follow=True)
+    return client.post(url, {"place": "iban"}, follow=True) if response.status_code == 405 else response
+
+
+def wrong(found: dict[str, Any]) -> dict[str, set[str]]:
+    """Of each page its words that stand outside all brackets."""
+    told = {name: untranslated(response) for name, response in found.items()}
+    return {name: words for name, words in told.items() if words}
+
+
+def test_every_address_speaks_the_language(page: Client) -> None:
+    asked = world()
+    found = {name: answered(page, name, asked.get(name, {})) for name in addresses()}
+    files = {name for name, response in found.items() if not response["Content-Type"].startswith("text/html")}
+    found["app_list"] = page.get(ADMIN)
+
+    assert {name: response.status_code for name, response in found.items() if response.status_code != 200} == {}
+    assert files == FILES
+    assert wrong({name: response for name, response in found.items() if name not in files}) == {}
+
+
+def test_every_address_says_to_whom_it_is_closed(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "ann"}
+    asked, new = world(), client_of(made.person("admin"))
+    found = {name: answered(new, name, asked.get(name, {})) for name in addresses()}
+    ours = {name: response for name, response in found.items() if response.templates}
+
+    assert [name for name, response in found.items() if _open(response)] == ["rmq_retry_errorgroup_help"]
+    assert len(ours) > len(found) / 2
+    assert wrong(ours) == {}
+
+
+def _open(response: Any) -> bool:
+    """Whether it is shown; whoever sees no act is sent away from one."""
+    return response.status_code == 200 and not response.redirect_chain
+
+
+def test_every_address_where_there_is_nothing(page: Client) -> None:
+    whole = [name for name, (_model, single) in addresses().items() if not single and name.endswith("_changelist")]
+
+    assert wrong({name: answered(page, name, {}) for name in whole}) == {}
+
+
+def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
+    now = at.timestamp()
+    circuit = Circuit().trip(handler="transfer", kind="GatewayTimeout", cause="GatewayTimeout", now=now, wait=60)
+    for _ in range(failed):
+        circuit = circuit.fail(cause="GatewayTimeout", now=now, wait=60)
+    Table().put(QUEUE, circuit, "worker-3")
+    if tried:
+        Switch.objects.update(prober="worker-3", probe_until=at + timedelta(hours=1))
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -> None:
+    trip(timezone.now(), failed=failed, tried=tried)
+    found = {"open": page.get(QUEUES), "status": page.get(f"{ADMIN}livestatus/")}
+    found["held"] = page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "pause", "reason": "INC-553"}, follow=True)
+
+    assert wrong(found) == {}
+    assert found["open"].context["rows"][0].said
+
+
+def test_pausing_and_resuming(page: Client) -> None:
+    acts = [(QUEUE, "pause"), (QUEUE, "resume"), (QUEUE, "resume"), ("tenant", "pause")]
+    said = [page.post(f"{QUEUES}turn/", {"queue": queue, "act": act}, follow=True) for queue, act in acts]
+
+    assert [str(message.level_tag) for one in said for message in one.context["messages"]] == [
+        *("success", "success", "warning", "warning"),
+    ]
+    assert [untranslated(one) for one in said] == [set()] * 4
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
+    rows = [outgoing(stuck=False), *(outgoing(stuck=True) for _ in range(count))]
+    listed = page.get(f"{OUTBOX}?state=stuck")
+    done = page.post(OUTBOX, {"action": "resend", "_selected_action": [row.pk for row in rows]}, follow=True)
+
+    assert [f"{count} message" in str(message) for message in done.context["messages"]] == [True]
+    assert wrong({"listed": listed, "done": done}) == {}
+
+
+def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "HELD_PER_KEY": 1}
+    first = made.message()
+    known = blocked(first, waiting=2)
+    address = f"{KEYS}{known.pk}/release/"
+    found = {"listed": page.get(KEYS), "message": page.get(f"{LIST}{first.pk}/change/"), "asked": page.get(address)}
+    found["no reason"] = page.post(address, {"first": "1"})
+    for name, answer in (("late", "2"), ("next", "1"), ("last", ""), ("free", "")):
+        found[name] = page.post(address, {"first": answer, "text": "INC-553"}, follow=True)
+
+    assert wrong(found) == {}
+    assert not BlockedKey.objects.exists()
+    assert OperatorAction.objects.count() == 3
+
+
+def test_an_act_says_to_what_it_was_done(page: Client) -> None:
+    pause(QUEUE, ANN)
+    resume(QUEUE, ANN)
+    let_go(blocked(made.message(), waiting=0), ANN, reason="INC-553")
+    resend(ANN, [outgoing(stuck=True).pk], using="default")
+    note(ANN, Verb.PAUSE, run=1, facts={"before": {}, "after": {}})
+    note(ANN, Verb.RELEASE)
+    said = [act.get_verb_display() for act in OperatorAction.objects.order_by("number")]
+
+    assert said == [
+        *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Let key go on !!]", "[!! Send again !!]"),
+        *("[!! Pause run !!]", "[!! Release !!]"),
+    ]
+    assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()
+
+
+def test_a_message_that_is_gone(page: Client) -> None:
+    made.message()
+    gone = made.message().pk
+    alone = made.message().pk
+    note(ANN, Verb.DISCARD, message=gone, reason="duplicate")
+    made.message()
+    ParkedMessage.objects.filter(pk__in=[gone, alone]).delete()
+    found = {name: page.get(f"{LIST}{pk}/change/") for name, pk in (("gone", gone), ("alone", alone))}
+
+    assert [response.status_code for response in found.values()] == [410, 410]
+    assert wrong(found) == {}

@@ -1,0 +1,132 @@
+"""The page of the queues: who stands still and why; pausing and resuming, with a reason and a time, written down."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry import handler, registry
+from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.models import OperatorAction, Switch
+from django_rmq_retry.operating.actors import Actor
+from django_rmq_retry.operating.switching import pause
+from django_rmq_retry.switching.table import Table
+from tests.admin import made
+from tests.admin.conftest import QUEUE, client_of
+from tests.admin.looking import Page
+from tests.admin.test_requeueing import press
+
+pytestmark = pytest.mark.django_db(transaction=True)
+QUEUES = "/admin/rmq_retry/switch/"
+STATUS = "/admin/rmq_retry/livestatus/"
+ANN = Actor(name="ann", source="cli")
+
+
+def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
+    now = timezone.now().timestamp()
+    circuit = Circuit().trip(handler="bank.charge", kind="BankDown", cause=cause, now=now, wait=60)
+    for _ in range(failed):
+        circuit = circuit.fail(cause=cause, now=now, wait=60)
+    Table().put(QUEUE, circuit, "somebody")
+
+
+def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) -> None:
+    flowing = page.get(QUEUES)
+    paused = press(page, flowing, "Pause", reason="bank is closed", span="1h")
+    row = Switch.objects.get()
+    told = Page(paused).text
+    resumed = press(page, paused, "Resume")
+
+    assert "✓ flowing" in Page(flowing).text
+    assert f"Queue {QUEUE} is paused." in told
+    assert "Reason: bank is closed. It goes on by itself at" in told
+    assert row.until is not None
+    assert timedelta(minutes=59) < row.until - timezone.now() <= timedelta(hours=1)
+    assert (f"Queue {QUEUE} goes on." in Page(resumed).text, Switch.objects.get().paused) == (True, False)
+    acts = [(act.verb, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
+    assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
+
+
+def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> None:
+    trip(failed=2)
+    shown = page.get(QUEUES)
+    held = press(page, shown, "Hold it open", reason="the bank asks for it")
+    closed = press(page, held, "Resume")
+    row = Switch.objects.get()
+
+    assert "The breaker of bank.charge is open since" in Page(shown).text
+    assert "BankDown: timeout. 2 probes have failed. Next probe at" in Page(shown).text
+    assert "Its breaker is open as well." in Page(held).text
+    assert "✓ flowing" in Page(closed).text
+    assert (row.paused, row.tripped, row.failed, row.probe_at) == (False, False, 0, None)
+
+
+def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
+    pause(QUEUE, ANN, reason="bank is closed")
+    text = Page(page.get(STATUS)).text
+
+    assert f"{QUEUE}: Paused by ann since" in text
+    assert "Nothing needs you." not in text
+
+
+def test_a_pause_that_is_over_is_none(page: Client) -> None:
+    pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
+    Switch.objects.update(until=timezone.now() - timedelta(seconds=1))
+
+    assert "✓ flowing" in Page(page.get(QUEUES)).text
+    assert "Paused by" not in Page(page.get(STATUS)).text
+
+
+def test_who_was_too_late_is_told_so(page: Client) -> None:
+    pause(QUEUE, ANN)
+    shown = page.get(QUEUES)
+    press(page, shown, "Resume")
+    again = press(page, shown, "Resume")
+
+    assert f"Nothing was changed: queue {QUEUE} flows already." in Page(again).text
+
+
+def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client) -> None:
+    answer = page.post(f"{QUEUES}turn/", {"queue": "made-up", "act": "pause"}, follow=True)
+    page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "burn"}, follow=True)
+
+    assert "There is no queue made-up with a handler." in Page(answer).text
+    assert (Switch.objects.count(), OperatorAction.objects.count()) == (0, 0)
+
+
+def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
+    evil = "<script>alert(1)</script>\x1b[2J"
+    pause(QUEUE, Actor(name=evil), reason=evil)
+    trip(cause=evil)
+    told: Any = page.get(QUEUES)
+    Switch.objects.update(paused=False)
+    open_one: Any = page.get(QUEUES)
+
+    for answer in (told, open_one, page.get(STATUS)):
+        assert b"<script>alert" not in answer.content
+        assert b"\x1b" not in answer.content
+
+
+def test_who_may_only_look_is_told_why_and_has_no_buttons() -> None:
+    viewer = client_of(made.person("viewer", "view_switch"))
+    answer = viewer.get(QUEUES)
+
+    assert "You need the permission “Can pause and resume queues”" in Page(answer).text
+    assert "Pause" not in [words for form in Page(answer).forms for _name, _value, words in form.buttons]
+
+
+def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
+    known = registry.registrations()
+    with registry.isolated():
+        for one in known.values():
+            registry.register(one)
+
+        @handler(QUEUE, type="other", name="other")
+        def other(message: Delivery) -> None: ...
+
+        text = Page(page.get(QUEUES)).text
+
+    assert text.count(f"{QUEUE} ✓ flowing") == 1
