@@ -6,12 +6,17 @@ from dataclasses import replace
 
 from django_rmq_retry.broker.base import Line, Publisher, Server
 from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.settlement import Tell
 from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.runtime.attempt import Attempts, Surroundings
-from django_rmq_retry.runtime.consumer import lines_of
+from django_rmq_retry.runtime.attempt import Attempts
+from django_rmq_retry.runtime.lines import lines_of
+from django_rmq_retry.runtime.sequencing import Sequencer
+from django_rmq_retry.runtime.surroundings import Surroundings
+from django_rmq_retry.switching.board import Board
 from django_rmq_retry.testing.faults import Fault, Faults
 from django_rmq_retry.testing.places import Hands, Place
 from django_rmq_retry.testing.recording import Key, Tried
+from django_rmq_retry.testing.valves import Valves
 
 MOST_DELIVERIES = 100_000
 MOST_TURNS = 1_000_000
@@ -33,15 +38,23 @@ class Driver:
         self._source: Hands | None = None
         self._lines: tuple[Line, ...] = ()
         self._attempts: Attempts | None = None
+        self._board: Board | None = None
+        self._valves = Valves(())
+        self._keyed: frozenset[str] = frozenset()
+        self._sequencer = Sequencer(lambda _delivery: None)
+        self._following: Delivery | None = None
         self._fault: Fault | None = None
         self._escaped: BaseException | None = None
         self._patience = Patience(0)
 
-    def employ(self, intakes: Sequence[Intake], surroundings: Surroundings, *, prefetch: int) -> None:
-        """Consume these queues from now on."""
+    def employ(self, intakes: Sequence[Intake], surroundings: Surroundings, board: Board, *, prefetch: int) -> None:
+        """Consume these queues from now on, as far as the board lets them flow."""
+        self._valves = Valves(intakes)
+        self._board, board.hands = board, self._valves
         meddled = [replace(intake, subscriptions=tuple(map(self._meddled, intake.subscriptions))) for intake in intakes]
         self._attempts = Attempts(meddled, surroundings)
         self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
+        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
         if self._source is not None:
             self._restart()
 
@@ -72,6 +85,8 @@ class Driver:
                         f"After {made} deliveries there is more to do. Does a handler publish anew? Else drain again."
                     )
                 continue
+            if self._switch():
+                continue
             due = self._next(until)
             if due is None:
                 return
@@ -80,14 +95,27 @@ class Driver:
                 raise NeverQuiet(f"{turns} times in a row the broker moved messages, and none came to a handler.")
             self._place.advance(due)
 
+    def _switch(self) -> bool:
+        """Whether something was switched: a breaker lets a message be tried."""
+        due = None if self._board is None else self._board.next_due()
+        if self._board is None or due is None or due > self._place.now:
+            return False
+        self._board.turn()
+        return True
+
     def _next(self, until: float | None) -> float | None:
         """When to look again; None: never."""
         due = self._place.next_due()
+        switched = None if self._board is None else self._board.next_due()
+        if switched is not None:
+            due = switched if due is None else min(due, switched)
         if until is None or (due is not None and due <= until):
             return due
         return until if self._place.now < until else None
 
     def arrived(self, delivery: Delivery) -> None:
+        if delivery.queue in self._keyed:
+            self._sequencer.add(delivery)
         self._ready.append(delivery)
 
     def connected(self, server: Server) -> None: ...
@@ -104,7 +132,11 @@ class Driver:
         if self._source is not None:
             self._source.die()
         self._ready.clear()
+        self._following = None
+        if self._attempts is not None:
+            self._sequencer = Sequencer(self._attempts.key)
         self._source = self._place.hands(self._publisher)
+        self._valves.tell(self._source, self._ready, self._sequencer)
         self._source.start(self._lines, self)
 
     def _work_one(self) -> bool:
@@ -113,13 +145,17 @@ class Driver:
             return False
         source.poll()
         self._raise_what_escaped()
-        if not self._ready:
+        if self._following is None and not self._ready:
             return False
-        delivery = self._ready.popleft()
+        delivery = self._taken()
+        if delivery is None:
+            return True
         # A handler may call another one: what shall go wrong here stays this attempt's own.
         outer = self._take_fault()
         settlement = attempts.settlement(delivery)
         fault, self._fault = self._take_fault(), outer
+        stays = settlement.tell is Tell.AGAIN
+        self._following = self._sequencer.keep(delivery) if stays else self._sequencer.done(delivery)
         if fault is Fault.CRASH:
             self._restart()
         elif fault is Fault.DUPLICATE:
@@ -131,6 +167,14 @@ class Driver:
             source.settle(delivery, settlement)
         self._raise_what_escaped()
         return True
+
+    def _taken(self) -> Delivery | None:
+        """The next one; nothing where it has to wait for another of its key."""
+        following, self._following = self._following, None
+        if following is not None:
+            return following
+        delivery = self._ready.popleft()
+        return self._sequencer.take() if delivery.queue in self._keyed else delivery
 
     def _take_fault(self) -> Fault | None:
         fault, self._fault = self._fault, None

@@ -17,13 +17,19 @@ from django_rmq_retry.core.stamps import Stamp
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.handler import Handler
-from django_rmq_retry.runtime.attempt import Surroundings
 from django_rmq_retry.runtime.events import Events
+from django_rmq_retry.runtime.gating import Gate, Gates
+from django_rmq_retry.runtime.surroundings import Surroundings
+from django_rmq_retry.switching.board import Board
+from django_rmq_retry.switching.pacing import Pace
 from django_rmq_retry.testing.around import Around
 from django_rmq_retry.testing.driving import Driver
 from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, Trouble
+from django_rmq_retry.testing.inbox import Inbox
 from django_rmq_retry.testing.live import Live
 from django_rmq_retry.testing.looking import Parked, arriving, decoded, parked, taken
+from django_rmq_retry.testing.ordering import orders
+from django_rmq_retry.testing.outgoing import send_left
 from django_rmq_retry.testing.places import Place, Virtual
 from django_rmq_retry.testing.recording import Recorder, Tried
 
@@ -83,13 +89,17 @@ class RmqTest:
         self._look()
         own = [one.policy.attempts or 0 for intake in self._intakes.values() for one in intake.subscriptions]
         before = len(self._recorder.attempts)
+        send_left()
         self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
+        while send_left():
+            self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
         return len(self._recorder.attempts) - before
 
     def advance(self, seconds: float) -> int:
         """Let so much time pass, and run what is due by then; return how many attempts."""
         self._look()
         before = len(self._recorder.attempts)
+        send_left()
         self._driver.run(until=self._place.now + seconds)
         return len(self._recorder.attempts) - before
 
@@ -167,9 +177,12 @@ class RmqTest:
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} A test may ask for version='4.3'.")
         self._place.declare(registry.topology())
-        self._driver.employ(intakes, self._surroundings(), prefetch=settings().prefetch)
+        clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
+        board = Board(intakes, None, now=clock, chance=self._chance)
+        gate = Gates((board, Pace(intakes, None, now=clock), *orders(intakes)))
+        self._driver.employ(intakes, self._surroundings(gate), board, prefetch=settings().prefetch)
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self, gate: Gate) -> Surroundings:
         clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
         now = settings()
         return Surroundings(
@@ -180,6 +193,8 @@ class RmqTest:
             chance=self._chance,
             crash_limit=now.crash_limit,
             reply_to=now.reply_to,
+            gate=gate,
+            once=Inbox(self._driver.failed),
         )
 
     def _end_of(self, _message: Message) -> Outcome | None:

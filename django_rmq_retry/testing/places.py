@@ -1,6 +1,6 @@
 """Where the kit's messages live: what it needs of a broker, and the embedded one with its virtual clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from django_rmq_retry.broker.base import Caller, Line, Publisher, Receiver, Server
@@ -21,6 +21,12 @@ class Hands(Protocol):
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None: ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None: ...
+
+    def pause(self, queue: str) -> None: ...
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None: ...
 
     def poll(self) -> None:
         """Hand over what has arrived."""

@@ -37,8 +37,6 @@ class Recorder:
         """Told of each attempt after which another one follows."""
 
     def __call__(self, attempt: Attempt) -> None:
-        if not attempt.verdict.counted:
-            return
         delivery, now = attempt.delivery, self._clock()
         tried = Tried(
             handler=attempt.subscription.name if attempt.subscription else "",
@@ -48,8 +46,12 @@ class Recorder:
             error=attempt.error,
             message=delivery,
         )
-        self.attempts.append(tried)
         key = (delivery.queue, message_id(attempt) or delivery.body)
+        if not attempt.verdict.counted:
+            if attempt.error is not None:
+                self.unfinished(key, tried)
+            return
+        self.attempts.append(tried)
         failed = self._failed.pop(key, None)
         if failed is not None:
             self.waits.append(round(now - failed, 3))

@@ -32,6 +32,15 @@ class LiveHands:
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         self._source.settle(delivery, settlement)
 
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self._source.give_back(deliveries)
+
+    def pause(self, queue: str) -> None:
+        self._source.pause(queue)
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        self._source.resume(queue, prefetch=prefetch)
+
     def poll(self) -> None: ...
 
     def die(self) -> None:
