@@ -7,20 +7,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.bank.bank import Bank
 from tests.bank.looking import depth
+from tests.tooling.tables import entry, nested
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.on_both]
-
-
-def entry(name: bytes, kind: bytes, value: bytes) -> bytes:
-    return bytes([len(name)]) + name + kind + value
-
-
-def nested(depth: int) -> bytes:
-    table = b""
-    for _ in range(depth):
-        table = entry(b"a", b"F", struct.pack(">I", len(table)) + table)
-    return table
 
 
 HOSTILE = {

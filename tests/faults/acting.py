@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ POLICIES: Mapping[str, Policy] = {
     "republish": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=Republish()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),
 }
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _recurse() -> None:
+    _recurse()
+
+
+RAISED: Mapping[str, Callable[[], object]] = {
+    "interrupt": _interrupt,
+    "recursion": _recurse,
+    "memory": lambda: bytearray(sys.maxsize),
+}
+"""What a handler may run into that is no ordinary exception."""
 
 
 class Diary:
@@ -86,6 +103,8 @@ class Act:
             wait_until((self._folder / said["holds"]).exists, 60, what=f"the gate {said['holds']}")
         if "forks" in said:
             forking.WAYS[said["forks"]]()
+        if "raises" in said and message.attempt == 1:
+            RAISED[said["raises"]]()
         if said.get("hopeless"):
             raise Hopeless("for ever")
         if message.attempt <= said.get("fails", 0):

@@ -1,9 +1,11 @@
 """Breaks a consumer at one step of an attempt, once: the product has no hooks for it, so its functions are wrapped."""
 
+import itertools
 import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +140,13 @@ def after_it_is_given_back(once: Once, intake: Intake) -> Intake:
     return intake
 
 
+def the_clock_jumps(_once: Once, intake: Intake) -> Intake:
+    """A day ahead, a day back: each time somebody asks, the other way."""
+    real, jumps = time.time, itertools.cycle([86_400.0, -86_400.0])
+    time.time = lambda: real() + next(jumps)
+    return intake
+
+
 def the_loop_raises(once: Once, intake: Intake) -> Intake:
     def boom() -> None:
         raise RuntimeError("the loop is broken")
@@ -181,6 +190,7 @@ WAYS: Mapping[str, Callable[[Once, Intake], Any]] = {
         before_the_ack,
         before_it_is_given_back,
         after_it_is_given_back,
+        the_clock_jumps,
         the_loop_raises,
         the_loop_stands_still,
     )

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
 from tests.faults.scene import Scene
 from tests.tooling.vhosts import Vhost
 
 MakeScene = Callable[[Vhost], Scene]
+DEADLINE = 1.0
+"""Of the publisher, in seconds."""
 
 
 @pytest.fixture
@@ -35,3 +40,14 @@ def scene(make_scene: MakeScene, vhost: Vhost) -> Scene:
 def private_scene(make_scene: MakeScene, private_broker: Vhost) -> Scene:
     """A stage on a node of this worker's own."""
     return make_scene(private_broker)
+
+
+@pytest.fixture
+def publisher(private_scene: Scene) -> Iterator[PikaPublisher]:
+    """Somebody who publishes there, and waits no longer than the deadline."""
+    io = IoThread("test-publish")
+    io.start()
+    made = PikaPublisher(io, Access.parse(private_scene.vhost.url, publish_timeout=DEADLINE))
+    yield made
+    made.close()
+    io.stop(timeout=5)

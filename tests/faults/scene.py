@@ -45,13 +45,13 @@ class Worker:
     @property
     def said(self) -> str:
         """Its log so far."""
-        return self._log.read_text()
+        return self._log.read_text() if self._log.is_file() else ""
 
     def signal(self, sign: signal.Signals) -> None:
         if self.running:
             self._process.send_signal(sign)
 
-    def ended(self, timeout: float = 20) -> int:
+    def ended(self, timeout: float = 60) -> int:
         """Its exit code; a signal that ended it is below 0."""
         try:
             return self._process.wait(timeout)
@@ -95,9 +95,10 @@ class Scene:
         shutdown: float = 30,
         longest_hold: float = 600,
         parks: bool = True,
+        root: Path = ROOT,
         **settings: Any,
     ) -> Worker:
-        """Start a consumer; it is subscribed some time later."""
+        """Start a consumer, of the version whose files are in ``root``; it is subscribed some time later."""
         number = len(self.workers)
         said = {
             "policy": self.policy,
@@ -111,21 +112,21 @@ class Scene:
             "settings": {"URL": url or self.vhost.url, **settings},
         }
         (self.folder / f"worker-{number}.json").write_text(json.dumps(said))
-        return self._started("tests.faults.worker", str(self.folder), str(number), project="tests.settings")
+        words = ("tests.faults.worker", str(self.folder), str(number))
+        return self._started(*words, project="tests.settings", root=root)
 
-    def command(self, *options: str) -> Worker:
+    def command(self, *options: str, log: Path | None = None) -> Worker:
         """Start ``manage.py rmq_consume``, for a scene with the policy "ladder"."""
-        return self._started(
-            "django", "rmq_consume", "--max-runtime", "120", *options, project="tests.faults.project.settings"
-        )
+        words = ("django", "rmq_consume", "--max-runtime", "120", *options)
+        return self._started(*words, project="tests.faults.project.settings", log=log)
 
-    def _started(self, *words: str, project: str) -> Worker:
-        log = self.folder / f"worker-{len(self.workers)}.log"
+    def _started(self, *words: str, project: str, log: Path | None = None, root: Path = ROOT) -> Worker:
+        log = log or self.folder / f"worker-{len(self.workers)}.log"
         own = {"FAULTS_FOLDER": str(self.folder), "FAULTS_URL": self.vhost.url}
-        env = {**os.environ, **own, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": project}
+        env = {**os.environ, **own, "PYTHONPATH": str(root), "DJANGO_SETTINGS_MODULE": project}
         command = [sys.executable, "-m", *words]
         with log.open("wb") as out:
-            process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, env=env, cwd=root, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         worker = Worker(process, log)
         self.workers.append(worker)
         return worker
@@ -189,7 +190,7 @@ class Scene:
         """The queues that were declared."""
         return list(layout([intake(self.policy, self.folder, **self.queue)]).queues)
 
-    def finish(self, ids: Iterable[int], *workers: Worker, timeout: float = 30) -> None:
+    def finish(self, ids: Iterable[int], *workers: Worker, timeout: float = 60) -> None:
         """Until each id was handled or parked and no queue holds any more; then the workers end in good order."""
         wanted = set(ids)
         wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)

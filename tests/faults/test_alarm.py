@@ -1,33 +1,19 @@
 """A memory alarm, or a broker that stands still: publishers hear of it in time, acks go on, and nothing is lost."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
 from django_rmq_retry.broker.publishing import PikaPublisher
 from django_rmq_retry.core.errors import MessageUnsent, PublishError, PublishUnknown
 from django_rmq_retry.core.message import Message
 from tests.faults.acting import PARKED, QUEUE
+from tests.faults.conftest import DEADLINE
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-DEADLINE = 1.0
-
-
-@pytest.fixture
-def publisher(private_scene: Scene) -> Iterator[PikaPublisher]:
-    io = IoThread("test-publish")
-    io.start()
-    made = PikaPublisher(io, Access.parse(private_scene.vhost.url, publish_timeout=DEADLINE))
-    yield made
-    made.close()
-    io.stop(timeout=5)
 
 
 def ended(publisher: PikaPublisher, one: int) -> type[PublishError] | None:

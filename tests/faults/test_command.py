@@ -17,10 +17,10 @@ def test_the_command_loses_nothing_whatever_happens_to_it(scene: Scene) -> None:
     wait_until(lambda: len(scene.did()) == 20, 20, what="both processes may work")
     pids = {entry["pid"] for entry in scene.diary.entries("did")}
 
-    scene.publish([0], dies=True)
     scene.publish(range(1, 20), fails=1)
     scene.publish(range(20, 25), hopeless=True)
     wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
+    scene.publish([0], dies=True)
     scene.publish(range(25, 40), fails=2)
 
     scene.finish([*range(40), *range(100, 120)], worker, timeout=60)

@@ -22,8 +22,8 @@ def main(folder: Path, number: str) -> int:
     # What these import reads the settings.
     from django_rmq_retry.consuming import consumer  # noqa: PLC0415 - as above
     from django_rmq_retry.runtime import shutdown  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime.consumer import Limits  # noqa: PLC0415 - as above
     from django_rmq_retry.runtime.events import Events  # noqa: PLC0415 - as above
+    from django_rmq_retry.runtime.limits import Limits  # noqa: PLC0415 - as above
     from tests.faults import acting, breaking  # noqa: PLC0415 - as above
 
     intake = acting.intake(said["policy"], folder, **said["queue"])

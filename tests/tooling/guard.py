@@ -48,13 +48,17 @@ def guard(folder: Path, owner: int) -> None:
     with (folder / "node.log").open("ab") as log:
         epmd, server = (
             subprocess.Popen(words, env=spec["env"], cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            if words
+            else None
             for words in (spec["epmd"], spec["server"])
         )
+    assert server is not None
     (folder / "server.pid").write_text(str(server.pid))
     while server.poll() is None and alive(owner) and not stopping.wait(0.2):
         pass
     end(server)
-    end(epmd)
+    if epmd is not None:
+        end(epmd)
     if not alive(owner):
         shutil.rmtree(folder, ignore_errors=True)
         (folder.parent / "lock").unlink(missing_ok=True)

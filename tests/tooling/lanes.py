@@ -2,9 +2,9 @@
 
     python -m tests.tooling.lanes [--main] [pytest's arguments]
 
-With --main everything runs here first, then what is marked `database` on each database other than SQLite that is
-found; the other lanes leave out what is marked `slow`, and the rooms that know no Django; those between the oldest
-and the newest Django also the bank, the records and the acts.
+With --main everything but what is marked `long` runs here first, then what is marked `database` on each database
+other than SQLite that is found, on MariaDB without what is marked `slow`. The other lanes leave out what is `slow`, and
+the rooms that know no Django; those between the oldest and the newest Django also what is about rows of the database.
 """
 
 import os
@@ -22,9 +22,12 @@ from tests.tooling import databases, servers
 ROOT = Path(__file__).parents[2]
 # the interpreters a Django supports, the preferred one first
 LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13", "3.12")}
-WITHOUT_DJANGO = tuple(f"--ignore=tests/{room}" for room in ("broker", "core", "embedded", "faults", "runtime"))
+WITHOUT_DJANGO = tuple(
+    f"--ignore=tests/{room}" for room in ("broker", "chaos", "core", "embedded", "faults", "runtime")
+)
 """They take half of the time; that they run on other interpreters is seen by all that is built on them."""
-BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ("bank", "operating", "records")))
+ROWS = ("bank", "inbox", "operating", "ordering", "outbox", "records", "switching", "upgrading")
+BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ROWS))
 """What holds on the oldest Django and on the newest is not asked again of those between, but for what they draw."""
 SHARED = ("-n", str((os.cpu_count() or 2) * 3 // 2), "--dist", "worksteal")
 """By more workers than there are cores, for tests wait for brokers; whoever is done takes over from the others."""
@@ -81,7 +84,8 @@ def run_database(kind: str, arguments: list[str]) -> Result:
         if lack:
             required = os.environ.get("RMQ_TEST_REQUIRE") == "all"
             return Result(name=kind, summary=f"NOT RUN: {lack}", code=1 if required else 0)
-        result = run_tests(kind, sys.executable, ["-m", "database", *arguments], **told)
+        which = f"database and not {'long' if kind == databases.POSTGRESQL else 'slow and not long'}"
+        result = run_tests(kind, sys.executable, ["-m", which, *arguments], **told)
     return replace(result, code=0) if result.code == NOTHING else result
 
 
@@ -94,7 +98,7 @@ def run_lane(django: str, arguments: list[str]) -> Result:
     python = prepare(django, found.stdout.strip())
     told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     rooms = WITHOUT_DJANGO if django in (min(LANES), max(LANES)) else BETWEEN
-    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow", *(arguments or rooms)])
+    return run_tests(f"Django {django} on {told}", python, ["-m", "not slow and not long", *(arguments or rooms)])
 
 
 def prepare(django: str, base: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.tooling import guard
 from tests.tooling.installs import Install
 from tests.tooling.management import Management
-from tests.tooling.nodefiles import Ports, environment, write_files
+from tests.tooling.nodefiles import Family, Ports, environment, write_files
 from tests.tooling.waiting import wait_until
 
 BOOT = 120.0
@@ -46,17 +46,24 @@ class Node:
         self.management = Management(url=f"http://guest:guest@127.0.0.1:{self.ports.http}")
 
     @classmethod
-    def create(cls, folder: Path, install: Install, *, owner: int, conf: Sequence[str] = ()) -> "Node":
-        """Write a new node's files; `owner` is the process it must not outlive."""
+    def create(
+        cls, folder: Path, install: Install, *, owner: int, conf: Sequence[str] = (), family: Family | None = None
+    ) -> "Node":
+        """Write a new node's files; `owner` is the process it must not outlive, `family` its future cluster's."""
         amqp, http, dist, epmd = free_ports(4)
-        ports = Ports(amqp=amqp, http=http, dist=dist, epmd=epmd)
-        write_files(folder, install, ports, owner=owner, conf=conf)
+        ports = Ports(amqp=amqp, http=http, dist=dist, epmd=family.epmd if family else epmd)
+        write_files(folder, install, ports, owner=owner, conf=conf, family=family)
         return cls(folder)
 
     @property
     def version(self) -> str:
         """Its version, such as 3.10.8."""
         return self.install.version
+
+    @property
+    def name(self) -> str:
+        """As the other nodes of a cluster call it."""
+        return f"test{self.ports.amqp}@localhost"
 
     @property
     def pid(self) -> int | None:

@@ -22,6 +22,14 @@ class Ports:
     epmd: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What the nodes of a cluster share: a cookie, and an epmd that outlives each of them."""
+
+    epmd: int
+    cookie: str
+
+
 def configuration(ports: Ports, extra: Sequence[str]) -> str:
     """The text of rabbitmq.conf."""
     lines = [
@@ -62,7 +70,14 @@ def environment(folder: Path, ports: Ports) -> dict[str, str]:
     }
 
 
-def write_files(folder: Path, install: Install, ports: Ports, *, owner: int, conf: Sequence[str]) -> None:
+def epmd(install: Install, folder: Path, port: int) -> list[str]:
+    """The words that run Erlang's port mapper."""
+    return install.command(folder, "epmd", "-address", "127.0.0.1", "-port", str(port))
+
+
+def write_files(
+    folder: Path, install: Install, ports: Ports, *, owner: int, conf: Sequence[str], family: Family | None = None
+) -> None:
     """Everything a node of `install` needs in `folder`, and what the guard and other processes need to know of it."""
     for name in ("db", "log", "gen", "conf.d"):
         (folder / name).mkdir(parents=True)
@@ -70,14 +85,14 @@ def write_files(folder: Path, install: Install, ports: Ports, *, owner: int, con
     (folder / "rabbitmq-env.conf").touch()
     (folder / "enabled_plugins").write_text("[rabbitmq_management].\n")
     cookie = folder / ".erlang.cookie"
-    cookie.write_text(f"{random.getrandbits(128):032x}")
+    cookie.write_text(family.cookie if family else f"{random.getrandbits(128):032x}")
     cookie.chmod(0o400)
     told = {
         "install": {key: str(value) for key, value in asdict(install).items()},
         "ports": asdict(ports),
         "owner": owner,
         "env": environment(install.inner(folder), ports),
-        "epmd": install.command(folder, "epmd", "-address", "127.0.0.1", "-port", str(ports.epmd)),
+        "epmd": [] if family else epmd(install, folder, ports.epmd),
         "server": install.command(folder, f"{install.home}/sbin/rabbitmq-server"),
     }
     (folder / "node.json").write_text(json.dumps(told))

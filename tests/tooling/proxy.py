@@ -10,6 +10,8 @@ from enum import StrEnum
 
 CHUNK, LOOK = 65536, 0.02
 TO_CLIENT, TO_SERVER = "to client", "to server"
+GARBAGE = b"\xff" * 8
+"""Put between bytes it shifts all that come after, so no frame ends where it says: it is noticed, wherever it falls."""
 
 
 class Mode(StrEnum):
@@ -22,8 +24,11 @@ class Mode(StrEnum):
     TRICKLE = "trickle"
     RST = "rst"
     HALF_CLOSE = "half-close"
+    HALF_CLOSE_TO_SERVER = "half-close to server"
     CORRUPT_TO_CLIENT = "corrupt to client"
     CORRUPT_TO_SERVER = "corrupt to server"
+    GARBLE_TO_CLIENT = "garble to client"
+    GARBLE_TO_SERVER = "garble to server"
 
     @property
     def lasting(self) -> bool:
@@ -38,6 +43,7 @@ class Pair:
         self._proxy = proxy
         self._client, self._server = client, server
         self._corrupt: set[str] = set()
+        self._garbled: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -49,9 +55,11 @@ class Pair:
                 with suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._over.set()
-        elif mode is Mode.HALF_CLOSE:
+        elif mode in {Mode.HALF_CLOSE, Mode.HALF_CLOSE_TO_SERVER}:
             with suppress(OSError):
-                self._client.shutdown(socket.SHUT_WR)
+                (self._client if mode is Mode.HALF_CLOSE else self._server).shutdown(socket.SHUT_WR)
+        elif mode in {Mode.GARBLE_TO_CLIENT, Mode.GARBLE_TO_SERVER}:
+            self._garbled.add(TO_CLIENT if mode is Mode.GARBLE_TO_CLIENT else TO_SERVER)
         else:
             self._corrupt.add(TO_CLIENT if mode is Mode.CORRUPT_TO_CLIENT else TO_SERVER)
 
@@ -74,6 +82,9 @@ class Pair:
                 if way in self._corrupt:
                     self._corrupt.discard(way)
                     data = bytes([data[0] ^ 0xFF]) + data[1:]
+                if way in self._garbled:
+                    self._garbled.discard(way)
+                    data = GARBAGE + data
                 self._write(sink, data)
         self._over.set()
 

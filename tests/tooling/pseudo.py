@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def spoken(settings: Any, folder: Path) -> Iterator[None]:
     """Speak it, in Django's admin too. `settings` is the fixture, because that makes Django forget its caches."""
     place = folder / LANGUAGE / "LC_MESSAGES"
     place.mkdir(parents=True)
-    (place / "django.mo").write_bytes(compiled(_catalogue()))
+    (place / "django.mo").write_bytes(_compiled())
     settings.LOCALE_PATHS = [str(folder)]
     with translation.override(LANGUAGE):
         yield
@@ -36,6 +37,11 @@ def unmarked(text: str) -> str:
     while INSIDE.search(text):
         text = re.sub(r"\[!! (?:(?!\[!! ).)*? !!\]", " ", text, flags=re.DOTALL)
     return text
+
+
+@cache
+def _compiled() -> bytes:
+    return compiled(_catalogue())
 
 
 def _catalogue() -> Catalogue:

@@ -1,10 +1,14 @@
 """Found by itself, as every project's."""
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 from django_rmq_retry import Delivery, Queue, handler
 from tests.faults.acting import PARKED, POLICIES, QUEUE, Act
+
+if os.environ.get("FAULTS_BREAK") == "import":
+    import_module("tests.faults.project.gone")
 
 act = Act(Path(os.environ["FAULTS_FOLDER"]))
 

@@ -11,3 +11,5 @@ INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_
 DATABASES = {"default": given(os.environ.get(VARIABLE))}
 # Who looks into the parked queue must find something there.
 RMQ_RETRY = {"URL": os.environ["FAULTS_URL"], "RECORDS": VARIABLE in os.environ}
+if os.environ.get("FAULTS_BREAK") == "settings":
+    RMQ_RETRY["PUBLISH_TIMOUT"] = 5

@@ -1,0 +1,122 @@
+"""Rights that are missing, or go away under a consumer: it says which, and no message suffers."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry.broker.address import Access
+from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.core.errors import PublishError
+from django_rmq_retry.core.message import Message
+from tests.faults.scene import Scene, Worker
+from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+NONE, ALL = "^$", ".*"
+Grant = Callable[..., str]
+
+
+@pytest.fixture
+def grant(scene: Scene) -> Iterator[Grant]:
+    """Give a user of this test's own these rights and no others; its address."""
+    name, management = scene.vhost.name, scene.vhost.management
+    management.call("PUT", f"users/{name}", {"password": "p", "tags": ""})
+
+    def grant(*, configure: str = NONE, write: str = NONE, read: str = NONE) -> str:
+        rights = {"configure": configure, "write": write, "read": read}
+        management.call("PUT", f"permissions/{name}/{name}", rights)
+        return scene.vhost.url.replace("guest:guest@", f"{name}:p@")
+
+    yield grant
+    management.call("DELETE", f"users/{name}")
+
+
+def cut(scene: Scene) -> None:
+    """Rights that were looked up are remembered by a connection."""
+    wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
+
+
+def working(scene: Scene, worker: Worker) -> None:
+    scene.publish([100], fails=1)
+    wait_until(lambda: scene.did()[100] == 1, 60, what=f"it works; {worker.said}")
+
+
+def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> None:
+    scene.declare()
+    scene.publish(range(5), fails=1)
+    scene.publish([5], hopeless=True)
+
+    scene.finish(range(6), scene.worker(url=grant(write=r"^amq\.default$", read=r"^work(\.suspects)?$")))
+
+    assert scene.did() == dict.fromkeys(range(5), 1)
+    assert scene.parked() == [(5, "permanent error")]
+
+
+def test_while_the_right_to_write_is_gone_what_fails_stays_in_its_queue(scene: Scene, grant: Grant) -> None:
+    scene.declare()
+    worker = scene.worker(url=grant(write=ALL, read=ALL))
+    working(scene, worker)
+    grant(read=ALL)
+    cut(scene)
+    scene.publish(range(3), fails=1)
+    scene.publish(range(3, 6))
+
+    wait_until(lambda: {3, 4, 5} <= set(scene.did()), 60, what="what succeeds is handled")
+    wait_until(lambda: worker.said.count("is not stored") >= 3, 60, what=f"it says so; {worker.said}")
+    grant(write=ALL, read=ALL)
+
+    scene.finish([*range(6), 100], worker, timeout=60)
+    assert set(scene.did()) == {*range(6), 100}
+    assert scene.parked() == []
+
+
+def test_a_publisher_without_the_right_to_write_is_told_and_the_next_publish_with_it_arrives(
+    scene: Scene, grant: Grant
+) -> None:
+    scene.declare()
+    io = IoThread("test-publish")
+    io.start()
+    publisher = PikaPublisher(io, Access.parse(grant(read=ALL), publish_timeout=2))
+    message = Message(body=b'{"id": 0}', routing_key="work")
+    try:
+        with pytest.raises(PublishError) as told:
+            publisher.publish(message)
+        grant(write=ALL)
+        publisher.close()
+        publisher.publish(message)
+    finally:
+        publisher.close()
+        io.stop(timeout=5)
+
+    assert "ACCESS_REFUSED" in str(told.value)
+    scene.finish([0], scene.worker())
+    assert scene.did() == {0: 1}
+
+
+def test_when_the_right_to_read_goes_away_it_consumes_on_and_ends_after_a_reconnect(scene: Scene, grant: Grant) -> None:
+    scene.declare()
+    worker = scene.worker(url=grant(write=ALL, read=ALL))
+    working(scene, worker)
+    grant(write=ALL)
+    scene.publish([0])
+    wait_until(lambda: scene.did()[0] == 1, 60, what="what was granted lasts as long as its channel")
+    cut(scene)
+
+    assert worker.ended(timeout=40) == 4
+    assert "Give the user the right to read it." in worker.said
+
+
+def test_while_somebody_else_consumes_a_queue_alone_it_stands_by(scene: Scene, amqp: BlockingChannel) -> None:
+    scene.declare(type="classic")
+    amqp.basic_consume("work", print, exclusive=True, consumer_tag="alone")
+    worker = scene.worker()
+    wait_until(lambda: "exclusive" in worker.said, 60, what="it says why it waits")
+    amqp.basic_cancel("alone")
+    scene.publish(range(3))
+
+    scene.finish(range(3), worker)
+
+    assert scene.did() == dict.fromkeys(range(3), 1)
