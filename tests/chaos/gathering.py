@@ -1,0 +1,97 @@
+"""Reads what the product has written, once all is over, and looks meanwhile whether its history is ever changed."""
+
+import json
+from collections.abc import Mapping
+
+from django.apps import apps
+from django.db import connection, models
+
+from tests.chaos.books import Books, Record, read
+from tests.chaos.lanes import Lane
+from tests.chaos.ledger import now
+from tests.chaos.stage import Stage
+
+SEEN_AT_MOST = 20_000
+
+
+class Historian:
+    """Remembers a digest of each row of history that it has ever seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], str] = {}
+
+    def look(self) -> None:
+        """Those that are new since the last time."""
+        connection.close()
+        for table in TABLES:
+            known = sum(name == table for name, _ in self._seen)
+            if known < SEEN_AT_MOST:
+                last = max((pk for name, pk in self._seen if name == table), default=0)
+                self._seen.update(self._rows(table, f"id > {last} ORDER BY id LIMIT {SEEN_AT_MOST - known}"))
+
+    def vanished(self) -> list[str]:
+        """What is not there any more, or says something else."""
+        there = {key: digest for table in TABLES for key, digest in self._rows(table, "true").items()}
+        return [
+            f"{table} {pk} {'is gone' if (table, pk) not in there else 'says something else'}"
+            for (table, pk), digest in self._seen.items()
+            if there.get((table, pk)) != digest
+        ]
+
+    def _rows(self, table: str, where: str) -> dict[tuple[str, int], str]:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT t.id, md5(t::text) FROM {table} t WHERE {where}")  # noqa: S608 - our own words
+            return {(table, pk): digest for pk, digest in cursor.fetchall()}
+
+
+TABLES = ("rmq_retry_attempt", "rmq_retry_operatoraction")
+
+
+def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Books:
+    """Ledger, database and broker."""
+    from django_rmq_retry.models import ParkedMessage  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.operating.auditing import verify  # noqa: PLC0415 - as above
+    from tests.chaos.project.models import Effect  # noqa: PLC0415 - as above
+
+    found = read(stage.folder, lanes)
+    found.effects = list(Effect.objects.order_by("pk").values_list("name", flat=True))
+    rows = ParkedMessage.objects.values_list("message_id", "state", "attempts")
+    found.records = {name: Record(state=state, attempts=attempts) for name, state, attempts in rows.iterator()}
+    held = model("HeldMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
+    found.held = {json.loads(bytes(body))["id"] for body in held}
+    found.vanished = [*historian.vanished(), *verify()]
+    found.exits = stage.fleet.exits()
+    found.left = left(stage)
+    return found
+
+
+def left(stage: Stage) -> dict[str, int]:
+    """What is still on its way: messages in queues, and rows that wait to be sent."""
+    return {**stage.depths(), **{name: count for name, count in waiting_rows().items() if count}}
+
+
+def waiting_rows() -> dict[str, int]:
+    """Rows of the outbox, and messages that wait behind one which waits for no person."""
+    # Its own connection may have been cut as well, whenever it was used last.
+    connection.close()
+    outbox = model("OutboxMessage")._default_manager.filter(stuck_at=None).count()
+    held = model("HeldMessage")._default_manager.filter(block__parked=False).count()
+    return {"the outbox": outbox, "keys that wait": held}
+
+
+def model(name: str) -> type[models.Model]:
+    return apps.get_model("rmq_retry", name)
+
+
+def settle(stage: Stage, seconds: float, *, looks: int = 4) -> float | None:
+    """Until nothing is on its way any more for several looks; how long it took, or None where it never came."""
+    began, quiet = now(), 0
+    while (now() - began) < seconds * 1000:
+        try:
+            quiet = 0 if left(stage) else quiet + 1
+        except OSError:
+            quiet = 0
+        if quiet == looks:
+            return (now() - began) / 1000
+        stage.rest(0.6)
+    return None

@@ -1,0 +1,238 @@
+"""Says what became of every message, and whether each invariant held. It looks at books only and touches nothing."""
+
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.books import Books, Note
+from tests.chaos.lanes import LINE_WAIT, WAITS, Lane
+from tests.chaos.naming import NOT_TO_BE_HANDLED, lane_of, read
+
+PROCESSED, DISCARDED = "processed", "discarded"
+CLOCKS = 5
+"""Milliseconds by which two clocks of one machine may be told apart."""
+QUIET_SLACK = 20_000
+"""Milliseconds later than asked that a retry may come before anything is done, on a machine with no core to spare."""
+EXAMPLES = 5
+IN_ORDER = (0, -signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An invariant that was broken, by its letter in TRAPS or its number in FAULTS."""
+
+    rule: str
+    said: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Judgement:
+    """The line of the report, and what is wrong."""
+
+    attempted: int
+    confirmed: int
+    handled: int
+    parked: int
+    discarded: int
+    lost: int
+    unexpected: int
+    effect_duplicates: int
+    transport_duplicates: int
+    recovered: int
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """As Jepsen writes it."""
+        return (
+            f"attempted {self.attempted} confirmed {self.confirmed} handled {self.handled} parked {self.parked}"
+            f" discarded {self.discarded} lost {self.lost} unexpected {self.unexpected}"
+            f" effect-duplicates {self.effect_duplicates} transport-duplicates {self.transport_duplicates}"
+            f" recovered {self.recovered}"
+        )
+
+
+def judge(books: Books) -> Judgement:
+    """Everything at once."""
+    handled = books.handled()
+    closed = {name for name, record in books.records.items() if record.state == DISCARDED} - handled.keys()
+    settled = {name for name, record in books.records.items() if record.state == PROCESSED}
+    parked = (books.records.keys() | books.held) - handled.keys() - closed - settled
+    final = handled.keys() | parked | closed
+    lost = books.confirmed - final
+    unexpected = (final | settled) - books.attempted
+    doubled = [name for name, times in handled.items() if times > 1]
+    twice = [name for name in doubled if lane_in(books, name).once]
+    verdict = Judgement(
+        attempted=len(books.attempted),
+        confirmed=len(books.confirmed),
+        handled=len(handled),
+        parked=len(parked),
+        discarded=len(closed),
+        lost=len(lost),
+        unexpected=len(unexpected),
+        effect_duplicates=len(twice),
+        transport_duplicates=len(doubled) - len(twice),
+        recovered=len((books.attempted - books.confirmed) & final),
+    )
+    found = [
+        *told("A, I1, I3: confirmed, and neither handled nor in a record", lost),
+        *told("I2: nobody has published it", unexpected),
+        *told("D, I4: handled more than once with once=True", twice),
+        *told("I1: its record says processed, and no handler has done it", settled - handled.keys()),
+    ]
+    verdict.findings = [*found, *(finding for rule in RULES for finding in rule(books))]
+    return verdict
+
+
+def told(said: str, names: Iterable[str]) -> Iterator[Finding]:
+    """One finding for all of a kind, with a few of them."""
+    some = sorted(names)
+    if some:
+        rule, _, words = said.partition(": ")
+        more = f" and {len(some) - EXAMPLES} more" if len(some) > EXAMPLES else ""
+        yield Finding(rule=rule, said=f"{words}: {', '.join(some[:EXAMPLES])}{more}")
+
+
+def order(books: Books) -> Iterator[Finding]:
+    """B, I12: what was confirmed later took effect later. What was discarded was resolved: a copy may come after."""
+    first: dict[str, int] = {}
+    for place, name in enumerate([*(note.name for note in books.did), *books.effects]):
+        first.setdefault(name, place)
+    latest: dict[tuple[str, ...], tuple[int, str]] = {}
+    wrong = []
+    for name in sorted(first, key=first.__getitem__):
+        lane = lane_in(books, name)
+        if name not in books.confirmed or name in books.discarded or not (lane.by_life or lane.by_key):
+            continue
+        plan = read(name)
+        line = (plan.lane, plan.life, plan.key if lane.by_key else "")
+        number, before = latest.get(line, (0, ""))
+        if plan.number < number:
+            wrong.append(f"{name} after {before}")
+        else:
+            latest[line] = (plan.number, name)
+    yield from told("B, I12: out of order", wrong)
+
+
+def passing(books: Books) -> Iterator[Finding]:
+    """B: nothing of a key is handled behind one that waits for a person in an open record."""
+    stuck: dict[tuple[str, str, str], int] = {}
+    for name, record in books.records.items():
+        lane = lane_in(books, name)
+        if lane.by_key and record.state not in {PROCESSED, DISCARDED} and name in books.confirmed:
+            plan = read(name)
+            place = (plan.lane, plan.life, plan.key)
+            stuck[place] = min(stuck.get(place, plan.number), plan.number)
+    plans = [(name, read(name)) for name in set(books.effects) if lane_in(books, name).by_key]
+    wrong = [
+        name
+        for name, plan in plans
+        if name in books.confirmed and plan.number > stuck.get((plan.lane, plan.life, plan.key), plan.number)
+    ]
+    yield from told("B: handled although one before it is parked", wrong)
+
+
+def attempts(books: Books) -> Iterator[Finding]:
+    """I7: never more than the policy says."""
+    most = {name: lane.attempts for name, lane in books.lanes.items()}
+    wrong = {
+        note.name
+        for note in books.began
+        if (limit := most.get(lane_of(note.name))) is not None and note.attempt > limit
+    }
+    yield from told("I7: attempted more often than its policy allows", wrong)
+
+
+def delays(books: Books) -> Iterator[Finding]:
+    """C, I8: never earlier than asked; later only by the bound while nothing is done to the system."""
+    ended: dict[tuple[str, int], list[Note]] = defaultdict(list)
+    for note in books.failed:
+        ended[note.name, note.attempt].append(note)
+    early, late = [], []
+    for note in books.began:
+        before = [one.at for one in ended.get((note.name, note.attempt - 1), ()) if one.at <= note.at]
+        if note.attempt == 1 or not before:
+            continue
+        wait = wait_of(lane_in(books, note.name), note.attempt - 1)
+        # A message that was copied twice has two lives: any of them may be the one that goes on.
+        if note.at - min(before) < wait - CLOCKS:
+            early.append(f"{note.name} attempt {note.attempt} after {note.at - min(before)} ms")
+        if note.at <= books.quiet_until and note.at - max(before) > wait + QUIET_SLACK:
+            late.append(f"{note.name} attempt {note.attempt} after {note.at - max(before)} ms")
+    yield from told("C, I8: earlier than asked", early)
+    yield from told("C, I8: later than its bound, before anything was done to the system", late)
+
+
+def wait_of(lane: Lane, attempt: int) -> float:
+    """Milliseconds that a lane asks for after an attempt."""
+    return 1000 * (LINE_WAIT if lane.by_life else WAITS[min(attempt, len(WAITS)) - 1])
+
+
+def innocents(books: Books) -> Iterator[Finding]:
+    """I20: only what was made to fail is parked, where no database is needed to handle it."""
+    wrong = [
+        name for name in books.records if lane_in(books, name).innocent and not NOT_TO_BE_HANDLED & {read(name).plan}
+    ]
+    yield from told("I20: parked, and nothing was wrong with it", wrong)
+
+
+def transactions(books: Books) -> Iterator[Finding]:
+    """I13: what was rolled back is nowhere."""
+    there = books.handled().keys() | books.records.keys()
+    yield from told("I13: published out of a transaction that was rolled back", books.rolled & there)
+
+
+def decisions(books: Books) -> Iterator[Finding]:
+    """I6: what a person has discarded stays so, unless it was handled after all."""
+    handled = books.handled()
+    wrong = [
+        name
+        for name in books.discarded
+        if name not in handled and (name not in books.records or books.records[name].state not in FINAL_OR_AGAIN)
+    ]
+    yield from told("I6: discarded by the operator, and its record is gone", wrong)
+
+
+FINAL_OR_AGAIN = (DISCARDED, PROCESSED, "parked", "on_hold", "requeueing", "requeued")
+
+
+def ends(books: Books) -> Iterator[Finding]:
+    """I18: no process says that all is well unless it was asked to end; those that were do so in good order.
+
+    One that SIGTERM itself has ended had not begun: it heeds the signal from then on.
+    """
+    unasked = Counter(one.role for one in books.exits if one.code == 0 and not one.told)
+    yield from told("I18: ended with 0 although nobody had asked it to", unasked)
+    badly = (f"{name} with {code}" for name, code in books.last.items() if code not in IN_ORDER)
+    yield from told("I18: did not end in good order", badly)
+
+
+def quiescence(books: Books) -> Iterator[Finding]:
+    yield from told("I1: not empty when all was over", (f"{name} holds {count}" for name, count in books.left.items()))
+
+
+def history(books: Books) -> Iterator[Finding]:
+    yield from told("E, I21: history was changed", books.vanished)
+
+
+RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
+    *(order, passing, attempts, delays, innocents),
+    *(transactions, decisions, ends, quiescence, history),
+)
+
+
+def lane_in(books: Books, name: str) -> Lane:
+    """The lane of a name; one that nobody knows holds it to nothing."""
+    return books.lanes.get(lane_of(name), NO_LANE)
+
+
+NO_LANE = Lane(name="", share=0, attempts=None, innocent=False)
+
+
+def lanes_told(books: Books) -> Mapping[str, tuple[int, int]]:
+    """Of each lane how many were confirmed and how many handled."""
+    confirmed = Counter(map(lane_of, books.confirmed))
+    handled = Counter(map(lane_of, books.handled()))
+    return {name: (confirmed[name], handled[name]) for name in books.lanes}

@@ -1,0 +1,56 @@
+"""The ledger of a run, outside the system under test: files that are only added to, one for each process and word.
+
+A line that was written is in the kernel's hands: neither SIGKILL nor a broker or database that dies takes it back.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ATTEMPTED, CONFIRMED, ROLLED = "attempted", "confirmed", "rolled"
+BEGAN, FAILED, DID = "began", "failed", "did"
+DISCARDED, MENDED, HARM = "discarded", "mended", "harm"
+
+
+def now() -> int:
+    """Milliseconds of a clock that all processes of the machine share and that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Ledger:
+    """What one process writes."""
+
+    def __init__(self, folder: Path, writer: str) -> None:
+        self._folder = folder / "ledger"
+        self._folder.mkdir(exist_ok=True)
+        self._writer = writer
+        self._open: dict[str, int] = {}
+
+    def note(self, word: str, *parts: object) -> None:
+        """One line."""
+        self._write(word, " ".join(map(str, parts)) + "\n")
+
+    def note_all(self, word: str, names: Iterable[str]) -> None:
+        """A line for each, in one go."""
+        self._write(word, "".join(f"{name}\n" for name in names))
+
+    def _write(self, word: str, text: str) -> None:
+        file = self._open.get(word)
+        if file is None:
+            path = self._folder / f"{word}-{self._writer}"
+            file = self._open[word] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(file, text.encode())
+
+
+def lines(folder: Path, word: str) -> Iterator[list[str]]:
+    """What all processes wrote under one word; a line cut off by a kill is no line."""
+    for path in sorted((folder / "ledger").glob(f"{word}-*")):
+        whole, _, _being_written = path.read_text().rpartition("\n")
+        for line in whole.splitlines():
+            yield line.split(" ")
+
+
+def names(folder: Path, word: str) -> Iterator[str]:
+    """The first word of each line."""
+    return (line[0] for line in lines(folder, word))

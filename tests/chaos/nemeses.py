@@ -1,0 +1,188 @@
+"""What is done to the system: each nemesis harms, yields for how long, and heals. The seed says which and whom."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+from tests.chaos.lanes import lanes
+from tests.chaos.ledger import ATTEMPTED, CONFIRMED, now
+from tests.chaos.naming import Name
+from tests.chaos.producing import raw
+from tests.chaos.stage import Stage
+from tests.tooling.proxy import Mode
+
+Nemesis = Callable[[Stage, random.Random], Iterator[float]]
+NETWORK = tuple(mode for mode in Mode if mode not in {Mode.PASS, Mode.CORRUPT_TO_CLIENT, Mode.CORRUPT_TO_SERVER})
+"""A single byte that is changed may fall into a body, and nobody could know: TCP has its checksum against that."""
+SET = "application:set_env(rabbit, "
+ALL = ("consumer", "producer", "relay", "operator")
+
+
+def kill(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """SIGKILL, whoever it is."""
+    stage.fleet.pick(chance, *ALL).signal(signal.SIGKILL)
+    yield 0.0
+
+
+def kill_consumer(stage: Stage, chance: random.Random) -> Iterator[float]:
+    stage.fleet.pick(chance, "consumer").signal(signal.SIGKILL)
+    yield 0.0
+
+
+def deploy(stage: Stage, _chance: random.Random) -> Iterator[float]:
+    """Every consumer and relay in turn is asked to end, and comes back."""
+    for actor in stage.fleet.of("consumer", "relay"):
+        actor.signal(signal.SIGTERM)
+        yield 1.0
+
+
+def freeze(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """SIGSTOP, for less or more than the broker waits for heartbeats."""
+    actor = stage.fleet.pick(chance, "consumer", "relay", "producer")
+    actor.signal(signal.SIGSTOP)
+    yield chance.uniform(1, 12)
+    actor.signal(signal.SIGCONT)
+
+
+def broker_killed(stage: Stage, chance: random.Random) -> Iterator[float]:
+    node = chance.choice(stage.nodes)
+    node.kill()
+    yield chance.uniform(0, 3)
+    node.start()
+
+
+def broker_restarted(stage: Stage, _chance: random.Random) -> Iterator[float]:
+    stage.node.stop()
+    yield 0.0
+    stage.node.start()
+
+
+def broker_frozen(stage: Stage, chance: random.Random) -> Iterator[float]:
+    stage.node.pause()
+    yield chance.uniform(1, 10)
+    stage.node.resume()
+
+
+def memory_alarm(stage: Stage, chance: random.Random) -> Iterator[float]:
+    stage.node.raise_alarm()
+    yield chance.uniform(2, 8)
+    stage.node.clear_alarm()
+
+
+def disk_alarm(stage: Stage, chance: random.Random) -> Iterator[float]:
+    stage.node.ctl("set_disk_free_limit", "100000GB")
+    yield chance.uniform(2, 8)
+    stage.node.ctl("set_disk_free_limit", "50MB")
+
+
+def amqp_network(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """Between some of the fleet and the broker."""
+    stage.amqp.set(chance.choice(NETWORK))
+    yield chance.uniform(2, 10)
+    stage.amqp.set(Mode.PASS)
+
+
+def sql_network(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """Between some of the fleet and the database. Nothing is garbled there on its way in: SQL has no checksum."""
+    stage.sql.set(chance.choice([mode for mode in NETWORK if mode is not Mode.GARBLE_TO_SERVER]))
+    yield chance.uniform(2, 8)
+    stage.sql.set(Mode.PASS)
+
+
+def refused(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """Nobody listens, for those who come through a proxy."""
+    proxy = chance.choice([stage.amqp, stage.sql])
+    proxy.refuse()
+    yield chance.uniform(1, 5)
+    proxy.accept()
+
+
+def database_stopped(stage: Stage, chance: random.Random) -> Iterator[float]:
+    stage.postgres.stop_at_once()
+    yield chance.uniform(0, 4)
+    stage.postgres.start()
+
+
+def backends_terminated(stage: Stage, _chance: random.Random) -> Iterator[float]:
+    stage.postgres.terminate_backends()
+    yield 0.0
+
+
+def connections_closed(stage: Stage, _chance: random.Random) -> Iterator[float]:
+    for row in stage.node.management.call("GET", "connections?columns=name"):
+        with suppress(HTTPError):
+            stage.node.management.call("DELETE", f"connections/{quote(row['name'], safe='')}")
+    yield 0.0
+
+
+def permission_revoked(stage: Stage, chance: random.Random) -> Iterator[float]:
+    permit(stage, "^$")
+    yield chance.uniform(1, 4)
+    permit(stage, ".*")
+
+
+def permit(stage: Stage, what: str) -> None:
+    stage.node.management.call("PUT", "permissions/%2F/guest", dict.fromkeys(("configure", "write", "read"), what))
+
+
+def impatience(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """The broker takes back what is in hand for longer than a second."""
+    stage.node.ctl("eval", f"{SET}consumer_timeout, 1000), {SET}channel_tick_interval, 1000).")
+    yield chance.uniform(4, 8)
+    stage.node.ctl("eval", f"{SET}consumer_timeout, 1800000), {SET}channel_tick_interval, 60000).")
+
+
+def queue_deleted(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """Under its consumers, while nothing is in it; then they must find the new one by themselves."""
+    lane = lanes().get("idle")
+    if lane is None:
+        return
+    if lane.queue not in stage.depths():
+        stage.node.management.call("DELETE", f"queues/%2F/{lane.queue}")
+        yield chance.uniform(0, 2)
+    stage.declare()
+    name = str(Name(lane.name, "stage", now()))
+    stage.ledger.note(ATTEMPTED, name)
+    raw(lane.queue, name)
+    stage.ledger.note(CONFIRMED, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One nemesis at its turn."""
+
+    number: int
+    name: str
+    pause: float
+    """Seconds after the one before."""
+    chance: random.Random
+
+
+ONE_NODE: Mapping[str, Nemesis] = {
+    one.__name__: one
+    for one in (
+        *(kill, kill_consumer, freeze, deploy),
+        *(broker_killed, broker_restarted, broker_frozen, memory_alarm, disk_alarm),
+        *(amqp_network, sql_network, refused, database_stopped, backends_terminated),
+        *(connections_closed, permission_revoked, impatience, queue_deleted),
+    )
+}
+OFTEN = ("kill", "kill_consumer", "amqp_network", "kill")
+"""These come more often than the others."""
+
+
+def schedule(seed: int, known: Mapping[str, Nemesis], *, shortest: float, longest: float) -> Iterator[Strike]:
+    """Without end, and the same for the same seed: each comes once before any comes again."""
+    chance = random.Random(f"{seed}/schedule")
+    number = 0
+    while True:
+        turn = [*known, *(name for name in OFTEN if name in known)]
+        chance.shuffle(turn)
+        for name in turn:
+            number += 1
+            pause = chance.uniform(shortest, longest)
+            yield Strike(number=number, name=name, pause=pause, chance=random.Random(f"{seed}/{number}/{name}"))

@@ -1,0 +1,78 @@
+"""The operator in a process of its own: looks at what is parked, and requeues or discards it, until SIGTERM."""
+
+import os
+import random
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+from zlib import crc32
+
+import django
+
+from tests.chaos.ledger import DISCARDED, MENDED, Ledger
+
+PAUSE = 1.0
+AT_ONCE = 20
+LEFT_ALONE = 8
+DISCARD_SHARE, MEND_SHARE = 0.3, 0.7
+
+
+def left_alone(name: str) -> bool:
+    """Some stay open to the end, always the same ones."""
+    return crc32(name.encode()) % LEFT_ALONE == 0
+
+
+def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
+    """Some of what is open: mostly it is mended and requeued, sometimes requeued in vain, sometimes discarded."""
+    from django_rmq_retry.models import ParkedMessage, State  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.operating.actors import Actor  # noqa: PLC0415 - as above
+    from django_rmq_retry.operating.discarding import Why, discard  # noqa: PLC0415 - as above
+    from django_rmq_retry.operating.requeueing import requeue  # noqa: PLC0415 - as above
+    from django_rmq_retry.operating.selecting import Selection  # noqa: PLC0415 - as above
+
+    share = float(os.environ.get("CHAOS_DISCARDS", DISCARD_SHARE))
+    found = ParkedMessage.objects.filter(state=State.PARKED).order_by("?")[:AT_ONCE]
+    rows = [row for row in found if not share or not left_alone(row.message_id)]
+    given_up = [row for row in rows if chance.random() < share]
+    if given_up:
+        discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), why=Why.TEST)
+        ledger.note_all(DISCARDED, (row.message_id for row in given_up))
+    others = [row for row in rows if row not in given_up and row.queue not in {"chaos.hostile", "chaos.poison"}]
+    for row in others:
+        if chance.random() < MEND_SHARE:
+            (folder / "mended" / (row.message_id or "-")).touch()
+            ledger.note(MENDED, row.message_id)
+    if others:
+        requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True)
+
+
+INCLUDED = ("duplicates",)
+
+
+def main() -> int:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
+    stopping = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    django.setup()
+    from django.db import connection  # noqa: PLC0415 - Django must be set up first
+
+    from django_rmq_retry import wiring  # noqa: PLC0415 - as above
+
+    folder = Path(os.environ["CHAOS_FOLDER"])
+    ledger = Ledger(folder, f"operator.{os.environ['CHAOS_LIFE']}")
+    chance = random.Random(f"{os.environ['CHAOS_SEED']}/operator/{os.environ['CHAOS_LIFE']}")
+    while not stopping.wait(PAUSE):
+        try:
+            decide(ledger, chance, folder)
+        except Exception as error:  # noqa: BLE001 - an operator under fire looks again
+            print(f"{error!r}"[:300], file=sys.stderr, flush=True)
+            with suppress(Exception):
+                connection.close()
+    wiring.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

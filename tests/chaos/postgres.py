@@ -1,0 +1,101 @@
+"""A PostgreSQL of the run's own that can be stopped without any order and started again with its data."""
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.tooling.databases import KINDS, POSTGRESQL
+from tests.tooling.node import free_ports
+from tests.tooling.servers import BOOT, SERVERS, Broken, end, folder_for
+from tests.tooling.waiting import wait_until
+
+SERVER = SERVERS[POSTGRESQL]
+NAME = "chaos"
+CONNECT = 3
+
+
+def lack() -> str:
+    """Why there can be none, as a sentence; empty where there can."""
+    if not SERVER.programs:
+        return "PostgreSQL is not on this machine. Install postgresql; no system service is needed."
+    return KINDS[POSTGRESQL].undriven()
+
+
+class Postgres:
+    """One server; whoever starts it must live as long as it, in one thread: the kernel ends it with that thread."""
+
+    def __init__(self) -> None:
+        self.port = free_ports(1)[0]
+        self._made = folder_for(SERVER)
+        self._folder = Path(self._made.name)
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def create(self) -> None:
+        """Its files, itself, and a database."""
+        words = SERVER.words(SERVER.made_by, self._folder, self.port)
+        making = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False)
+        if making.returncode:
+            raise Broken(f"PostgreSQL could not make its files: {(making.stdout + making.stderr)[-1000:]}")
+        self.start()
+        self.execute(f"CREATE DATABASE {NAME}", database="postgres")
+
+    def start(self) -> None:
+        """Until it takes connections."""
+        log = self._folder / "log"
+        with log.open("w") as said:
+            words = SERVER.words(SERVER.run_by, self._folder, self.port)
+            self._running = running = subprocess.Popen(
+                words, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            )
+        wait_until(
+            lambda: running.poll() is not None or SERVER.ready in log.read_text(errors="replace"),
+            BOOT,
+            what="PostgreSQL starts",
+            step=0.05,
+        )
+        if running.poll() is not None:
+            raise Broken(f"PostgreSQL did not start: {log.read_text(errors='replace')[-1000:]}")
+
+    def stop_at_once(self) -> None:
+        """As ``pg_ctl stop -m immediate`` does: no checkpoint, every connection cut."""
+        if self._running is not None:
+            self._running.send_signal(signal.SIGQUIT)
+            self._running.wait(30)
+
+    def heal(self) -> None:
+        """Running, whatever was done to it."""
+        if self._running is None or self._running.poll() is not None:
+            self.start()
+
+    def terminate_backends(self) -> None:
+        """Cut every connection but this one."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+    def execute(self, statement: str, *, database: str = NAME) -> None:
+        """Outside of any transaction."""
+        import psycopg  # noqa: PLC0415 - one who lacks it is told so before this
+
+        address = f"host=127.0.0.1 port={self.port} user=rmq_retry dbname={database} connect_timeout={CONNECT}"
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def settings(self, port: int | None = None) -> dict[str, Any]:
+        """As Django's DATABASES wants it; another port is that of a proxy."""
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": NAME,
+            "USER": "rmq_retry",
+            "HOST": "127.0.0.1",
+            "PORT": str(port or self.port),
+            "OPTIONS": {"connect_timeout": CONNECT},
+        }
+
+    def close(self) -> None:
+        """Gone, with its data."""
+        if self._running is not None and self._running.poll() is None:
+            end(self._running, SERVER)
+        self._made.cleanup()

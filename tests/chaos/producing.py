@@ -1,0 +1,201 @@
+"""A producer in a process of its own: ``python -m tests.chaos.producing flood|mixed``, until SIGTERM."""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import django
+import pika
+
+from django_rmq_retry.core.codec import JSON
+from tests.chaos import corpus
+from tests.chaos.lanes import Lane, lanes, named
+from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED, Ledger
+from tests.chaos.naming import HOSTILE, Name
+from tests.chaos.paying import pay
+
+if TYPE_CHECKING:
+    from django_rmq_retry import Handler
+
+BATCH = 500
+DEEPEST = 60_000
+"""So many messages may wait before the flood does."""
+PACE = 0.1
+POISONED_EVERY = 120.0
+ROLLED_SHARE, TWICE_SHARE = 0.1, 0.3
+
+
+class Rollback(Exception):
+    """Ends a transaction on purpose."""
+
+
+class Producer:
+    """Notes each name before it publishes, and again once that is confirmed or committed."""
+
+    def __init__(self) -> None:
+        self.life = os.environ["CHAOS_LIFE"]
+        name = os.environ["CHAOS_NAME"]
+        self.ledger = Ledger(Path(os.environ["CHAOS_FOLDER"]), f"{name}.{self.life}")
+        self.chance = random.Random(f"{os.environ['CHAOS_SEED']}/{name}/{self.life}")
+        self.stopping = Event()
+        self._numbers: Counter[str] = Counter()
+        signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
+
+    def name(self, lane: Lane) -> Name:
+        self._numbers[lane.name] += 1
+        return named(lane, self.life, self._numbers[lane.name], self.chance)
+
+    @contextmanager
+    def noted(self, *names: str) -> Iterator[None]:
+        """Whatever goes wrong between: they were attempted, and nobody was told that they are stored."""
+        self.ledger.note_all(ATTEMPTED, names)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a producer under fire goes on
+            print(f"{names[0]} and {len(names) - 1} more: {error!r}"[:300], file=sys.stderr, flush=True)
+            return
+        self.ledger.note_all(CONFIRMED, names)
+
+
+def flood(producer: Producer) -> None:
+    """As many as the machine takes, in batches."""
+    from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
+    from tests.chaos.project import handlers  # noqa: PLC0415 - as above
+
+    rate = float(os.environ["CHAOS_RATE"])
+    lane = lanes()["flood"]
+    began, sent, looked = time.monotonic(), 0, 0.0
+    while not producer.stopping.is_set():
+        if time.monotonic() - looked > 1:
+            looked = time.monotonic()
+            while deep(lane.queue) and not producer.stopping.wait(0.5):
+                began, sent = time.monotonic(), 0
+        names = [str(producer.name(lane)) for _ in range(BATCH)]
+        with producer.noted(*names):
+            publish_many(handlers.flood.message({"id": name}, message_id=name) for name in names)
+        sent += BATCH
+        ahead = sent / rate - (time.monotonic() - began)
+        if ahead < -1:
+            began, sent = time.monotonic(), 0
+        producer.stopping.wait(max(0, ahead))
+
+
+def deep(queue: str) -> bool:
+    """Whether too many wait there already; nobody knows while the broker is away, and then nothing can be sent."""
+    try:
+        with pika.BlockingConnection(pika.URLParameters(os.environ["CHAOS_LOOK"])) as connection:
+            return bool(connection.channel().queue_declare(queue, passive=True).method.message_count > DEEPEST)
+    except (pika.exceptions.AMQPError, OSError):
+        return False
+
+
+def mixed(producer: Producer) -> None:
+    """A little of everything else, several times a second."""
+    ways = {name: way for name, way in WAYS.items() if name in lanes()}
+    owed: dict[str, float] = dict.fromkeys(ways, 0.0)
+    poisoned = time.monotonic() - POISONED_EVERY / 2
+    while not producer.stopping.wait(PACE):
+        for name, way in ways.items():
+            owed[name] += lanes()[name].share * PACE
+            while owed[name] >= 1:
+                owed[name] -= 1
+                way(producer, lanes()[name])
+        if "poison" in lanes() and time.monotonic() - poisoned > POISONED_EVERY:
+            poisoned = time.monotonic()
+            plainly(producer, lanes()["poison"])
+
+
+def plainly(producer: Producer, lane: Lane) -> None:
+    """One, confirmed."""
+    name = str(producer.name(lane))
+    with producer.noted(name):
+        handler_of(lane).publish({"id": name}, message_id=name)
+
+
+def twice(producer: Producer, lane: Lane) -> None:
+    """Some come again with the same id, from a client that is not ours."""
+    name = str(producer.name(lane))
+    with producer.noted(name):
+        handler_of(lane).publish({"id": name}, message_id=name)
+        if producer.chance.random() < TWICE_SHARE:
+            raw(lane.queue, name)
+
+
+def raw(queue: str, name: str) -> None:
+    """Bare pika, confirmed and mandatory."""
+    body = JSON.encode({"id": name})
+    said = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=name)
+    with pika.BlockingConnection(pika.URLParameters(os.environ["CHAOS_LOOK"])) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, body, said, mandatory=True)
+
+
+def in_a_transaction(producer: Producer, lane: Lane) -> None:
+    """A row and its message, or neither: confirmed is what was committed."""
+    from django.db import transaction  # noqa: PLC0415 - Django must be set up first
+
+    from tests.chaos.project.models import Sale  # noqa: PLC0415 - as above
+
+    names = [str(producer.name(lane)) for _ in range(2)]
+    rolled = producer.chance.random() < ROLLED_SHARE
+    if rolled:
+        producer.ledger.note_all(ROLLED, names)
+    with producer.noted(*names), transaction.atomic():
+        for name in names:
+            Sale.objects.create(name=name)
+            handler_of(lane).publish({"id": name}, message_id=name)
+        if rolled:
+            raise Rollback
+
+
+def from_the_corpus(producer: Producer, lane: Lane) -> None:
+    from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
+
+    fresh = producer.name(lane)
+    name = str(Name(fresh.lane, fresh.life, fresh.number, HOSTILE))
+    with producer.noted(name):
+        publish_many([corpus.message(name, lane.queue, producer.chance)])
+
+
+def payments(producer: Producer) -> None:
+    pay(os.environ["CHAOS_SEED"], int(os.environ["CHAOS_PAYMENTS"]), producer.stopping)
+
+
+def handler_of(lane: Lane) -> "Handler[Any]":
+    from tests.chaos.project import handlers  # noqa: PLC0415 - Django must be set up first
+
+    found: Handler[Any] = getattr(handlers, lane.name)
+    return found
+
+
+WAYS: dict[str, Callable[[Producer, Lane], None]] = {
+    "line": plainly,
+    "hostile": from_the_corpus,
+    "once": twice,
+    "sale": in_a_transaction,
+    "keyed": plainly,
+}
+
+
+def main(role: str) -> int:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
+    producer = Producer()
+    django.setup()
+    {"flood": flood, "mixed": mixed, "payments": payments}[role](producer)
+    from django_rmq_retry import wiring  # noqa: PLC0415 - Django must be set up first
+
+    wiring.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The project under test: a handler for each lane of the load."""

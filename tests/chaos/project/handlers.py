@@ -1,0 +1,76 @@
+"""Found by itself, as every project's."""
+
+from django.db import transaction
+from django.db.models import F
+
+from django_rmq_retry import AckFirst, Delivery, Fixed, Queue, RetryThenPark, Steps, StopTheLine, handler
+from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, WAITS, planted
+from tests.chaos.naming import read
+from tests.chaos.project.acting import Hopeless, act, did
+from tests.chaos.project.models import Account, Booking, Effect
+
+steps = Steps(list(WAITS))
+patient = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless)
+careless = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless, via=AckFirst())
+
+
+@handler("chaos.flood", policy=careless if planted("ack_first") else patient)
+def flood(message: Delivery) -> None:
+    act(message)
+    did(message)
+
+
+@handler("chaos.line", policy=StopTheLine(backoff=Fixed(LINE_WAIT)))
+def line(message: Delivery) -> None:
+    act(message)
+    did(message)
+
+
+@handler("chaos.hostile", policy=patient)
+def hostile(message: Delivery) -> None:
+    raise Hopeless(f"read as {type(message.data).__name__}")
+
+
+@handler("chaos.poison", policy=patient)
+def poison(message: Delivery) -> None:
+    act(message)
+
+
+@handler(Queue("chaos.idle", type="classic"), policy=patient)
+def idle(message: Delivery) -> None:
+    did(message)
+
+
+@handler("chaos.once", policy=patient, once=not planted("not_once"))
+def once(message: Delivery) -> None:
+    act(message)
+    Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+
+
+@handler("chaos.sale", policy=patient)
+def sale(message: Delivery) -> None:
+    act(message)
+    with transaction.atomic():
+        Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+
+
+@handler("chaos.keyed", policy=patient, order_by=lambda message: read(message.data["id"]).key)
+def keyed(message: Delivery) -> None:
+    act(message)
+    Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+
+
+@handler("chaos.book", policy=patient, once=True)
+def book(message: Delivery) -> None:
+    """Move money, and tell of it in the same transaction."""
+    said = message.data
+    Account.objects.filter(pk=said["account"]).update(cents=F("cents") + said["cents"])
+    Booking.objects.create(payment=said["payment"], leg="book")
+    tell.publish(said)
+
+
+@handler("chaos.tell", policy=patient, once=True)
+def tell(message: Delivery) -> None:
+    said = message.data
+    Account.objects.filter(pk=said["account"]).update(told=F("told") + said["cents"])
+    Booking.objects.create(payment=said["payment"], leg="tell")

@@ -1,0 +1,127 @@
+"""The soak: money that is moved exactly once, queue to database to queue, while somebody dies every two seconds."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from tests.chaos import report
+from tests.chaos.gathering import settle
+from tests.chaos.judge import IN_ORDER
+from tests.chaos.nemeses import ALL
+from tests.chaos.paying import ACCOUNTS, Money, made_up
+from tests.chaos.processes import Role
+from tests.chaos.stage import Stage
+from tests.chaos.storm import consumer
+
+KILL_EVERY = 2.0
+LOOK_EVERY = 10.0
+START, FINISH = 180.0, 240.0
+LEGS = {"book": "booked", "tell": "told"}
+EXAMPLES = 5
+ROLES = (
+    *(consumer(f"bank-{number}", "chaos.book", "chaos.tell", proxied=False, prefetch=50) for number in (1, 2, 3)),
+    *(Role(name=f"relay-{number}", words=("django", "rmq_relay"), kind="relay") for number in (1, 2)),
+    Role(name="producer-payments", words=("tests.chaos.producing", "payments"), kind="producer"),
+    Role(name="operator", words=("tests.chaos.operating",), kind="operator"),
+)
+
+
+def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
+    """Kill until every payment is booked and told of, or the time is over; whether every sum is right in the end."""
+    from tests.chaos.project.models import Account  # noqa: PLC0415 - Django must be set up first
+
+    # Killed that often, an innocent may be taken for what kills its worker: the operator sends it again, always.
+    os.environ.update({"CHAOS_PAYMENTS": str(payments), "CHAOS_DISCARDS": "0"})
+    Account.objects.bulk_create(Account(pk=number) for number in range(1, ACCOUNTS + 1))
+    began = time.monotonic()
+    stage.man(ROLES)
+    stage.wait(lambda: booked() > 0, START)
+    kills = reap(stage, len(LEGS) * payments, until=until, grown_up=(time.monotonic() - began) / 2)
+    finished = stage.wait(lambda: booked() >= len(LEGS) * payments, FINISH)
+    took = time.monotonic() - began
+    settled = settle(stage, FINISH) if finished else None
+    last = stage.fleet.stop(*ALL)
+    found = [
+        *wrong(stage.seed, payments),
+        *(f"{name} ended with {code}" for name, code in last.items() if code not in IN_ORDER),
+        *(["the queues were never empty"] if settled is None else []),
+    ]
+    report.say(f"{title}: {payments:,} payments, {kills} kills, {took:.0f} s, {payments / took:.0f} payments a second")
+    for sentence in found:
+        report.say(f"  BROKEN {sentence}")
+    if found:
+        report.keep(stage.folder)
+    return not found
+
+
+def reap(stage: Stage, bookings: int, *, until: float, grown_up: float) -> int:
+    """Kill one every two seconds, of those that had the time to begin; how many."""
+    looked, kills = time.monotonic(), 0
+    while time.monotonic() < until:
+        stage.rest(KILL_EVERY)
+        if time.monotonic() - looked > LOOK_EVERY:
+            looked = time.monotonic()
+            done = booked()
+            report.say(f"  {done:,} of {bookings:,} bookings, {kills} kills")
+            if done >= bookings:
+                break
+        chance = random.Random(f"{stage.seed}/{kills}/kill")
+        able = [actor for actor in stage.fleet.of(*ALL) if actor.age >= max(KILL_EVERY, grown_up)]
+        if able:
+            kills += 1
+            chance.choice(able).signal(signal.SIGKILL)
+    return kills
+
+
+def booked() -> int:
+    from tests.chaos.project.models import Booking  # noqa: PLC0415 - Django must be set up first
+
+    return Booking.objects.count()
+
+
+def wrong(seed: int, payments: int) -> Iterator[str]:
+    """What the database says, against what was made up."""
+    from tests.chaos.project.models import Account, Booking  # noqa: PLC0415 - Django must be set up first
+
+    expected = {payment: made_up(seed, payment) for payment in range(1, payments + 1)}
+    rows = list(Account.objects.values_list("pk", "cents", "told"))
+    yield from audit(
+        expected,
+        Booking.objects.values_list("payment", "leg").iterator(),
+        cents={pk: cents for pk, cents, _ in rows},
+        told={pk: told for pk, _, told in rows},
+    )
+
+
+def audit(
+    expected: Mapping[int, Money],
+    bookings: Iterable[tuple[int, str]],
+    *,
+    cents: Mapping[int, int],
+    told: Mapping[int, int],
+) -> Iterator[str]:
+    """Every account to the cent; every payment booked once and told of once."""
+    sums: Counter[int] = Counter()
+    for money in expected.values():
+        sums[money.account] += money.cents
+    times = Counter(bookings)
+    for leg, done in LEGS.items():
+        yield from some(f"D: {done} more than once", (pk for pk, by in times if by == leg and times[pk, by] > 1))
+        yield from some(f"A: never {done}", (pk for pk in expected if not times[pk, leg]))
+        yield from some(
+            f"I2: {done}, and nobody has paid", (pk for pk, by in times if by == leg and pk not in expected)
+        )
+    for what, there in (("booked", cents), ("told", told)):
+        yield from some(f"D: the wrong sum is {what} for account", (pk for pk in there if there[pk] != sums[pk]))
+        if sum(there.values()) != sum(sums.values()):
+            yield f"D: {sum(there.values())} cents are {what} in all, and {sum(sums.values())} were paid"
+
+
+def some(said: str, which: Iterable[int]) -> Iterator[str]:
+    found = sorted(which)
+    if found:
+        more = f" and {len(found) - EXAMPLES} more" if len(found) > EXAMPLES else ""
+        yield f"{said}: {', '.join(map(str, found[:EXAMPLES]))}{more}"

@@ -1,0 +1,148 @@
+"""What a run stands on: a broker, a database, the proxies before them, a folder, and the fleet."""
+
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import django
+from django.core.management import call_command
+
+from tests.chaos.ledger import HARM, Ledger, now
+from tests.chaos.postgres import Postgres
+from tests.chaos.processes import Actor, Fleet, Role
+from tests.tooling.node import Node
+from tests.tooling.proxy import Mode, Proxy, proxy_to
+from tests.tooling.services import Services
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """Everything of one run; the nodes are one, or a cluster."""
+
+    folder: Path
+    seed: int
+    nodes: Sequence[Node]
+    postgres: Postgres
+    amqp: Proxy
+    sql: Proxy
+    rate: float
+    plant: str = ""
+    fleet: Fleet = field(default_factory=Fleet)
+
+    @property
+    def node(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder, "stage")
+
+    def environment(self, role: Role | None = None) -> Mapping[str, str]:
+        """What tells a process where everything is; without a role, the run itself."""
+        proxied = role is not None and role.proxied
+        urls = [node.url() for node in self.nodes]
+        if proxied:
+            urls[0] = urls[0].replace(f":{self.node.ports.amqp}/", f":{self.amqp.port}/")
+        return {
+            "CHAOS_FOLDER": str(self.folder),
+            "CHAOS_URL": json.dumps(urls),
+            "CHAOS_LOOK": self.node.url(),
+            "CHAOS_DATABASE": json.dumps(self.postgres.settings(self.sql.port if proxied else None)),
+            "CHAOS_SEED": str(self.seed),
+            "CHAOS_RATE": str(self.rate),
+            "CHAOS_PLANT": self.plant,
+            "DJANGO_SETTINGS_MODULE": "tests.chaos.project.settings",
+        }
+
+    def prepare(self) -> None:
+        """Django in this process, the tables, and the queues."""
+        os.environ.update({**self.environment(), "CHAOS_NAME": "stage", "CHAOS_LIFE": "0"})
+        django.setup()
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        self.declare()
+        for node in self.nodes:
+            node.flush()
+
+    def declare(self) -> None:
+        """As a deploy does."""
+        call_command("rmq_declare", stdout=io.StringIO())
+
+    def man(self, roles: Sequence[Role]) -> None:
+        """Start a process for each role."""
+        for role in roles:
+            actor = Actor(role, self.folder, self.environment)
+            self.fleet.actors.append(actor)
+            actor.start()
+
+    def rest(self, seconds: float) -> None:
+        self.fleet.rest(seconds)
+
+    def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
+        """Whether it became true in time; the fleet is kept meanwhile."""
+        deadline = now() + seconds * 1000
+        while not fact():
+            if now() >= deadline:
+                return False
+            self.rest(0.3)
+        return True
+
+    def heal(self) -> None:
+        """Everything whole again, whatever was done to it."""
+        for proxy in (self.amqp, self.sql):
+            proxy.accept()
+            proxy.set(Mode.PASS)
+        for node in self.nodes:
+            node.heal()
+        self.postgres.heal()
+
+    def harmed(self, name: str, began: int) -> None:
+        """Note that a nemesis is over."""
+        self.ledger.note(HARM, name, began, now())
+
+    def depths(self) -> dict[str, int]:
+        """Messages in each queue, in hand or not; those of empty queues are left out."""
+        rows: list[dict[str, Any]] = self.node.management.call("GET", "queues?columns=name,messages")
+        return {row["name"]: row.get("messages", 1) for row in rows if row.get("messages", 1)}
+
+
+@contextmanager
+def staged(make: Callable[[Services, ExitStack], Sequence[Node]], **options: Any) -> Iterator[Stage]:
+    """A stage around the nodes that `make` starts; all of it ends, whatever happens."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="rmq-chaos-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for name in ("logs", "ledger", "mended", "nodes"):
+            (folder / name).mkdir()
+        postgres = Postgres()
+        stack.callback(postgres.close)
+        postgres.create()
+        nodes = make(Services(folder=folder / "nodes", owner=os.getpid()), stack)
+        stage = Stage(
+            folder=folder,
+            nodes=nodes,
+            postgres=postgres,
+            amqp=stack.enter_context(proxy_to(nodes[0].ports.amqp)),
+            sql=stack.enter_context(proxy_to(postgres.port)),
+            **options,
+        )
+        stack.callback(stage.fleet.kill)
+        stage.prepare()
+        yield stage
+
+
+def one_node(version: str | None) -> Callable[[Services, ExitStack], Sequence[Node]]:
+    """A broker of one node."""
+
+    def make(services: Services, stack: ExitStack) -> Sequence[Node]:
+        node = services.private(version)
+        stack.callback(node.remove)
+        return [node]
+
+    return make

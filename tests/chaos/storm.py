@@ -1,0 +1,118 @@
+"""The storm: everything at once, on one node or on a cluster. Warm-up, chaos, heal, quiescence, judgement."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.chaos import report
+from tests.chaos.gathering import Historian, books, settle
+from tests.chaos.judge import judge
+from tests.chaos.lanes import Lane, landed, lanes
+from tests.chaos.ledger import now
+from tests.chaos.nemeses import Nemesis, schedule
+from tests.chaos.processes import Role
+from tests.chaos.stage import Stage
+
+LOOK_EVERY = 20.0
+AT_LEAST = 10.0
+START = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How long each phase lasts, and what may happen in it."""
+
+    warm_up: float
+    until: float
+    """When the chaos ends, by the monotonic clock; it lasts some seconds whatever went before."""
+    patience: float
+    """Seconds until all must be quiet."""
+    nemeses: Mapping[str, Nemesis]
+    shortest: float = 1.0
+    longest: float = 5.0
+
+
+def consumer(name: str, *queues: str, proxied: bool, prefetch: int = 10) -> Role:
+    words = ("django", "rmq_consume", *queues, "--prefetch", str(prefetch), "--shutdown-timeout", "15", "-v", "0")
+    return Role(name=name, words=words, kind="consumer", proxied=proxied)
+
+
+def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
+    """Two consumers of the flood, two of the rest, one of each pair through the proxies; and those around them."""
+    flood, others = ["chaos.flood"], [lane.queue for lane in known.values() if lane.name != "flood"]
+    relay = (
+        [Role(name="relay", words=("django", "rmq_relay"), kind="relay")]
+        if landed("management.commands.rmq_relay")
+        else []
+    )
+    return [
+        consumer("flood-1", *flood, proxied=False, prefetch=300),
+        consumer("flood-2", *flood, proxied=True, prefetch=300),
+        consumer("others-1", *others, proxied=False),
+        consumer("others-2", *others, proxied=True),
+        *relay,
+        Role(name="producer-flood", words=("tests.chaos.producing", "flood"), kind="producer"),
+        Role(name="producer-mixed", words=("tests.chaos.producing", "mixed"), kind="producer", proxied=True),
+        Role(name="operator", words=("tests.chaos.operating",), kind="operator"),
+    ]
+
+
+def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] | None = None) -> bool:
+    """All phases; whether nothing was found."""
+    known = lanes() if known is None else known
+    historian = Historian()
+    began = now()
+    report.say(f"{title}")
+    stage.man(roles(known))
+    if not stage.wait(lambda: warm(stage), START):
+        report.say(f"  BROKEN: no message was handled within {START:g} s; nothing was done to the system yet")
+        report.keep(stage.folder)
+        return False
+    stage.rest(weather.warm_up)
+    quiet_until = now()
+    rage(stage, weather, historian)
+    report.say("  healed, and waiting until all is quiet")
+    stage.heal()
+    stage.fleet.stop("producer")
+    settled = settle(stage, weather.patience)
+    stage.fleet.stop("operator")
+    settled = settle(stage, weather.patience) if settled is not None else None
+    last = stage.fleet.stop("consumer", "relay")
+    found = books(stage, known, historian)
+    found.last, found.began_at, found.quiet_until = last, began, quiet_until
+    verdict = judge(found)
+    report.judged(title, found, verdict, settled=settled)
+    if verdict.findings:
+        report.keep(stage.folder)
+    return not verdict.findings
+
+
+def warm(stage: Stage) -> bool:
+    """Whether the flood has begun to be handled."""
+    return any((stage.folder / "ledger").glob("did-flood-*"))
+
+
+def rage(stage: Stage, weather: Weather, historian: Historian) -> None:
+    """One nemesis after the other, until the time is over."""
+    deadline, looked = max(weather.until, time.monotonic() + AT_LEAST), 0.0
+    for strike in schedule(stage.seed, weather.nemeses, shortest=weather.shortest, longest=weather.longest):
+        if time.monotonic() + strike.pause >= deadline:
+            stage.rest(deadline - time.monotonic())
+            return
+        stage.rest(strike.pause)
+        if time.monotonic() - looked > LOOK_EVERY:
+            looked = time.monotonic()
+            historian.look()
+        began = now()
+        for seconds in weather.nemeses[strike.name](stage, strike.chance):
+            stage.rest(seconds)
+        stage.harmed(strike.name, began)
+        report.say(f"  {strike.number:>3} {strike.name:<22} {(now() - began) / 1000:5.1f} s")
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    report.say(f"{what}: {time.monotonic() - began:.0f} s")

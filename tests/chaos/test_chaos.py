@@ -1,0 +1,62 @@
+"""The suite itself: its short form finds nothing, and what is planted is found."""
+
+import fcntl
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tooling.services import Services, Unavailable, go_without
+
+ROOT = Path(__file__).parents[2]
+UNABLE = 2
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(services: Services) -> Iterator[Run]:
+    """Runs the suite in a process of its own, one at a time: each is a whole fleet."""
+    seed = os.environ.get("RMQ_TEST_SEED") or str(secrets.randbelow(1_000_000))
+
+    def run(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "tests.chaos", "--seed", seed, *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+        print(f"{' '.join(command[1:])}\n{done.stdout}\n{done.stderr}")
+        if done.returncode == UNABLE:
+            go_without(Unavailable(None, done.stderr.strip() or "The suite of faults could not start."))
+        return done.returncode, done.stdout
+
+    with (services.folder / "chaos.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield run
+
+
+@pytest.mark.long
+def test_three_minutes_of_faults_lose_nothing_and_double_nothing(run: Run) -> None:
+    code, said = run("--short", "--rate", "1000")
+
+    assert (code, "BROKEN" in said) == (0, False), said
+    assert "lost 0 unexpected 0 effect-duplicates 0" in said
+
+
+@pytest.mark.long
+def test_money_is_moved_exactly_once_while_somebody_dies_every_two_seconds(run: Run) -> None:
+    code, said = run("--only", "soak", "--payments", "1000", "--minutes", "3")
+
+    assert (code, "BROKEN" in said) == (0, False), said
+
+
+@pytest.mark.long
+def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_doubled(run: Run) -> None:
+    code, said = run(
+        *("--only", "storm", "--minutes", "1", "--rate", "1000", "--lanes", "flood,once"),
+        *("--nemeses", "kill_consumer", "--plant", "ack_first,not_once"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN A, I1, I3: confirmed, and neither handled nor in a record: flood." in said
+    assert "BROKEN D, I4: handled more than once with once=True: once." in said

@@ -1,0 +1,196 @@
+"""The judge, on books that were made up: each broken invariant is found, and nothing is found where all is well."""
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.books import Books, Note, Record
+from tests.chaos.judge import judge
+from tests.chaos.lanes import ALL
+from tests.chaos.processes import Exit
+
+LANES = {lane.name: lane for lane in ALL}
+FLOOD = [f"flood.1.{number}" for number in range(5)]
+
+
+def did(*names: str, at: int = 0) -> list[Note]:
+    return [Note(name, 1, at + place) for place, name in enumerate(names)]
+
+
+def books(*confirmed: str, **more: Any) -> Books:
+    return Books(lanes=LANES, attempted=set(confirmed), confirmed=set(confirmed), **more)
+
+
+def broken(found: Books) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.said) for finding in judge(found).findings]
+
+
+def test_where_all_is_well_nothing_is_found_and_everything_is_counted() -> None:
+    parked, discarded, hopeless = "flood.1.7.h", "flood.1.8.x", "once.1.1.h"
+    found = books(
+        *FLOOD,
+        *(parked, discarded, hopeless),
+        did=did(*FLOOD, FLOOD[0]),
+        effects=[hopeless],
+        records={parked: Record("parked"), discarded: Record("discarded"), hopeless: Record("processed")},
+        discarded={discarded},
+    )
+    found.attempted |= {"flood.1.90", "flood.1.91"}
+    found.did = [*found.did, *did("flood.1.90")]
+
+    assert judge(found).line == (
+        "attempted 10 confirmed 8 handled 7 parked 1 discarded 1 lost 0 unexpected 0"
+        " effect-duplicates 0 transport-duplicates 1 recovered 1"
+    )
+    assert broken(found) == []
+
+
+def test_what_was_confirmed_and_is_nowhere_is_lost() -> None:
+    found = books(*FLOOD, did=did(*FLOOD[:3]))
+
+    assert judge(found).lost == 2
+    assert broken(found) == [("A, I1, I3", "confirmed, and neither handled nor in a record: flood.1.3, flood.1.4")]
+
+
+def test_what_was_never_confirmed_is_not_missed() -> None:
+    found = books(*FLOOD[:2], did=did(*FLOOD[:2]))
+    found.attempted |= set(FLOOD)
+
+    assert broken(found) == []
+
+
+def test_what_nobody_has_published_is_unexpected() -> None:
+    assert broken(books(did=did("flood.9.9"))) == [("I2", "nobody has published it: flood.9.9")]
+
+
+def test_a_record_that_says_processed_without_a_handler_is_found_and_its_message_is_lost() -> None:
+    found = books("flood.1.1.h", records={"flood.1.1.h": Record("processed")})
+
+    assert [rule for rule, _ in broken(found)] == ["A, I1, I3", "I1"]
+
+
+def test_an_effect_twice_is_found_where_once_was_promised_and_counted_elsewhere() -> None:
+    found = books("once.1.1", "sale.1.1", effects=["once.1.1", "sale.1.1", "once.1.1", "sale.1.1"])
+
+    assert (judge(found).effect_duplicates, judge(found).transport_duplicates) == (1, 1)
+    assert broken(found) == [("D, I4", "handled more than once with once=True: once.1.1")]
+
+
+def test_a_line_that_goes_backwards_is_found() -> None:
+    found = books("line.1.1", "line.1.2", "line.1.3", did=did("line.1.1", "line.1.3", "line.1.2"))
+
+    assert broken(found) == [("B, I12", "out of order: line.1.2 after line.1.3")]
+
+
+def test_what_comes_again_and_what_was_not_confirmed_break_no_order() -> None:
+    found = books(
+        "line.1.1", "line.1.3", "line.2.1", did=did("line.1.1", "line.1.3", "line.1.2", "line.1.1", "line.2.1")
+    )
+    found.attempted.add("line.1.2")
+
+    assert broken(found) == []
+
+
+def test_order_is_held_for_each_key_by_itself() -> None:
+    names = ["keyed.1.1.-.k1", "keyed.1.2.-.k2", "keyed.1.3.-.k1"]
+
+    assert broken(books(*names, effects=[names[1], names[0], names[2]])) == []
+    assert broken(books(*names, effects=[names[2], names[1], names[0]])) == [
+        ("B, I12", "out of order: keyed.1.1.-.k1 after keyed.1.3.-.k1")
+    ]
+
+
+def test_what_passes_a_parked_message_of_its_key_is_found_and_what_passes_a_discarded_one_is_not() -> None:
+    names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
+
+    assert broken(books(*names, effects=names[1:], records={names[0]: Record("discarded")})) == []
+    assert broken(books(*names, effects=names[1:], records={names[0]: Record("parked")})) == [
+        ("B", "handled although one before it is parked: keyed.1.2.-.k1")
+    ]
+
+
+def test_what_waits_in_the_database_behind_a_parked_one_is_parked_with_it() -> None:
+    names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
+    found = books(*names, records={names[0]: Record("parked")}, held={names[1]})
+
+    assert (judge(found).parked, judge(found).lost) == (2, 0)
+
+
+def test_what_came_back_after_it_was_discarded_breaks_no_order() -> None:
+    names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
+
+    assert broken(books(*names, effects=[names[1], names[0]], discarded={names[0]})) == []
+
+
+def test_more_attempts_than_allowed_are_found() -> None:
+    name = "flood.1.1.x"
+    began = [Note(name, number, number * 10_000) for number in range(1, 6)]
+
+    assert broken(books(name, began=began, records={name: Record("parked")})) == [
+        ("I7", "attempted more often than its policy allows: flood.1.1.x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "rule"),
+    [(1490, ["C, I8"]), (1496, []), (1500, []), (21_500, []), (21_600, ["C, I8"]), (30_001, [])],
+)
+def test_a_retry_is_never_early_and_late_only_under_fire(second: int, rule: list[str]) -> None:
+    name = "flood.1.1.f1"
+    found = books(
+        name,
+        began=[Note(name, 1, 1000), Note(name, 2, second)],
+        failed=[Note(name, 1, 1000)],
+        did=[Note(name, 2, second)],
+        quiet_until=30_000,
+    )
+
+    assert [one for one, _ in broken(found)] == rule
+
+
+def test_the_second_life_of_a_copied_message_is_not_taken_for_an_early_one() -> None:
+    name = "flood.1.1.f1"
+    found = books(
+        name,
+        began=[Note(name, 1, 1000), Note(name, 1, 1400), Note(name, 2, 1510)],
+        failed=[Note(name, 1, 1000), Note(name, 1, 1400)],
+        did=[Note(name, 2, 1510)],
+    )
+
+    assert broken(found) == []
+
+
+def test_an_innocent_that_is_parked_is_found_where_no_database_can_be_to_blame() -> None:
+    names = ["flood.1.1", "once.1.1", "poison.1.1.p", "hostile.1.1.w"]
+
+    assert broken(books(*names, records={name: Record("parked") for name in names})) == [
+        ("I20", "parked, and nothing was wrong with it: flood.1.1")
+    ]
+
+
+def test_what_was_rolled_back_must_be_nowhere() -> None:
+    found = books("sale.1.1", effects=["sale.1.1"], rolled={"sale.1.1"})
+
+    assert broken(found) == [("I13", "published out of a transaction that was rolled back: sale.1.1")]
+
+
+def test_a_discard_without_a_record_is_found() -> None:
+    found = books("flood.1.1.h", discarded={"flood.1.1.h"})
+
+    assert ("I6", "discarded by the operator, and its record is gone: flood.1.1.h") in broken(found)
+
+
+def test_a_process_that_says_all_is_well_unasked_is_found_and_one_that_ends_badly_when_asked() -> None:
+    exits = [Exit(role="a", code=0, told=False), Exit(role="b", code=0, told=True), Exit(role="c", code=1, told=False)]
+
+    assert broken(books(exits=exits, last={"a": 0, "b": 1})) == [
+        ("I18", "ended with 0 although nobody had asked it to: a"),
+        ("I18", "did not end in good order: b with 1"),
+    ]
+
+
+def test_what_is_left_in_a_queue_and_history_that_changes_are_found() -> None:
+    assert broken(books(left={"chaos.flood": 3}, vanished=["rmq_retry_attempt 7 is gone"])) == [
+        ("I1", "not empty when all was over: chaos.flood holds 3"),
+        ("E, I21", "history was changed: rmq_retry_attempt 7 is gone"),
+    ]

@@ -1,0 +1,38 @@
+"""The audit of the soak, on sums that were made up."""
+
+from itertools import product
+
+from tests.chaos.paying import Money, made_up
+from tests.chaos.soak import LEGS, audit
+
+PAID = {1: Money(1, 100), 2: Money(1, 50), 3: Money(2, 7)}
+SUMS = {1: 150, 2: 7}
+BOOKED = list(product(PAID, LEGS))
+
+
+def test_what_is_booked_and_told_once_is_right() -> None:
+    assert list(audit(PAID, BOOKED, cents=SUMS, told=SUMS)) == []
+
+
+def test_a_payment_that_is_booked_twice_is_found_and_so_is_its_cent() -> None:
+    assert list(audit(PAID, [*BOOKED, (3, "book")], cents={1: 150, 2: 14}, told=SUMS)) == [
+        "D: booked more than once: 3",
+        "D: the wrong sum is booked for account: 2",
+        "D: 164 cents are booked in all, and 157 were paid",
+    ]
+
+
+def test_a_payment_that_is_missing_and_one_that_nobody_made_are_found() -> None:
+    booked = [one for one in BOOKED if one != (2, "tell")] + [(9, "tell")]
+
+    assert list(audit(PAID, booked, cents=SUMS, told={1: 100, 2: 7})) == [
+        "A: never told: 2",
+        "I2: told, and nobody has paid: 9",
+        "D: the wrong sum is told for account: 1",
+        "D: 107 cents are told in all, and 157 were paid",
+    ]
+
+
+def test_the_same_seed_makes_up_the_same_payments() -> None:
+    assert [made_up(7, number) for number in range(3)] == [made_up("7", number) for number in range(3)]
+    assert made_up(7, 1) != made_up(8, 1)
