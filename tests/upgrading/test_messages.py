@@ -1,0 +1,180 @@
+"""Messages in flight while old and new consumers run side by side: each understands what the other wrote."""
+
+import pytest
+
+from django_rmq_retry.broker.moving import EXPIRATION
+from django_rmq_retry.core.carriers import Ladder
+from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.parking import ADDED, TICKET, read_parked
+from django_rmq_retry.core.policy import Policy
+from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.core.settlement import Tell
+from django_rmq_retry.core.settling import put_back, settle, waits_on
+from django_rmq_retry.core.stamps import ANSWER, OURS, story
+from django_rmq_retry.core.verdict import retry
+from tests.core.made import NOW, delivery, subscription
+from tests.upgrading import scenes
+from tests.upgrading.flights import FLIGHTS, landed, properties
+from tests.upgrading.old_reader import KNOWN, Read, read
+
+HOMES = {"payments.parked": "payments"}
+CAME_BY = ("main", "pay.cash")
+FAILED = ("retries exhausted", "BankDown", "timeout")
+NEWER: dict[str, str] = {}
+"""Headers of ours that version 1 does not know, and why it does no harm there to carry them on."""
+
+
+def known(
+    attempts: int = 0,
+    *,
+    wait: int = 0,
+    lines: int | None = None,
+    why: tuple[str, str, str] = ("", "", ""),
+    ticket: str = "",
+    told_in: str = "payments",
+    named: bool = True,
+) -> Read:
+    """What version 1 is to read; each attempt is a line of the summary."""
+    return Read(
+        attempts=attempts, wait=wait, came_by=CAME_BY, told_in=told_in, lines=attempts if lines is None else lines,
+        why=why, ticket=ticket, message_id="m-1" if named else None, foreign={"tenant": "acme"} if named else {},
+        unknown=frozenset(),
+    )  # fmt: skip
+
+
+EXPECTED = {
+    "first_retry": known(1),
+    "second_retry": known(2),
+    "long_wait": known(1, wait=110_000),
+    "republished": known(1),
+    "in_a_wait_queue": known(1),
+    "suspect": known(1),
+    "parked": known(3, why=FAILED),
+    "parked_without_an_id": known(3, lines=1, why=FAILED, named=False),
+    "requeue": known(ticket=scenes.TICKET),
+    "requeue_that_failed": known(1, ticket=scenes.TICKET),
+    "requeue_parked_again": known(3, lines=1, why=FAILED, ticket=scenes.TICKET),
+    "parked_unhandled": known(why=("no handler", "", "")),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_version_1_understands_what_is_written_now(name: str) -> None:
+    told = read(encode_properties(scenes.SCENES[name]().properties))
+
+    assert told == EXPECTED[name]
+
+
+def test_every_message_of_ours_is_among_those_that_are_tried() -> None:
+    assert set(FLIGHTS) == set(scenes.SCENES) == {*EXPECTED, "parked_unreadable"}
+
+
+def test_no_header_is_written_that_version_1_would_carry_on_unawares() -> None:
+    written = {name: read(encode_properties(scene().properties)).unknown for name, scene in scenes.SCENES.items()}
+
+    assert {name: new - NEWER.keys() for name, new in written.items() if new - NEWER.keys()} == {}
+
+
+def test_no_header_of_ours_is_new_without_a_word_on_what_version_1_makes_of_it() -> None:
+    known_now = OURS | ADDED | {TICKET, ANSWER, EXPIRATION}
+
+    assert known_now - KNOWN == NEWER.keys()
+    assert known_now == KNOWN | NEWER.keys()
+
+
+def test_what_a_pause_gives_back_is_to_version_1_as_it_was() -> None:
+    back = put_back(landed("first_retry", "payments"), subscription(scenes.LADDER), in_place=False).copy
+
+    assert back is not None
+    assert (back.exchange, back.routing_key) == ("", "payments")
+    assert read(encode_properties(back.properties)) == EXPECTED["first_retry"]
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "attempt"),
+    [
+        ("first_retry", scenes.LADDER, 2),
+        ("second_retry", scenes.LADDER, 3),
+        ("republished", scenes.REPUBLISH, 2),
+        ("in_a_wait_queue", scenes.WAIT_QUEUE, 2),
+        ("requeue", scenes.LADDER, 1),
+        ("requeue_that_failed", scenes.LADDER, 2),
+    ],
+)
+def test_attempts_that_version_1_counted_count_on(name: str, policy: Policy, attempt: int) -> None:
+    arrival = landed(name, "payments")
+    own = subscription(policy)
+    arrival.attempt = policy.via.attempt(own.route, arrival)
+    copy = settle(retry(5, scenes.DOWN), arrival, own, now=NOW).copy
+
+    assert arrival.attempt == attempt
+    assert (story(arrival).exchange, story(arrival).routing_key) == CAME_BY
+    assert copy is not None
+    assert read(encode_properties(copy.properties)).attempts == attempt
+    assert read(encode_properties(copy.properties)).ticket == read(properties(name)).ticket
+
+
+def test_a_wait_that_version_1_began_goes_on() -> None:
+    own = subscription(scenes.LADDER)
+    rest: list[tuple[int, str]] = []
+    arrival: Delivery | None = landed("long_wait", "payments")
+    while arrival is not None:
+        hop = waits_on(arrival, own)
+        arrival = None if hop is None else returned(hop.copy)
+        rest += [] if hop is None or hop.copy is None else [(story(returned(hop.copy)).wait, hop.copy.routing_key)]
+
+    assert isinstance(own.policy.via, Ladder)
+    assert rest == [(20_000, "payments.retry.90s"), (10_000, "payments.retry.10s"), (0, "payments.retry.10s")]
+
+
+def returned(copy: Message | None) -> Delivery:
+    assert copy is not None
+    return delivery(body=copy.body, raw=encode_properties(copy.properties))
+
+
+def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
+    arrival = landed("suspect", "payments.suspects")
+    arrival.queue = "payments"
+    own = subscription(scenes.LADDER)
+    arrival.attempt = own.policy.via.attempt(own.route, arrival)
+    settled = settle(retry(90, scenes.DOWN), arrival, own, now=NOW)
+
+    assert arrival.attempt == 2
+    assert settled.tell is Tell.ACK
+    assert settled.copy is not None
+    assert settled.copy.routing_key == "payments.retry.90s"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "attempts", "message_id"),
+    [
+        ("parked", "retries exhausted", 3, "m-1"),
+        ("parked_without_an_id", "retries exhausted", 3, None),
+        ("parked_unhandled", "no handler", 1, "m-1"),
+        ("requeue_parked_again", "retries exhausted", 3, "m-1"),
+    ],
+)
+def test_what_version_1_parked_is_read_as_it_was(name: str, reason: str, attempts: int, message_id: str | None) -> None:
+    found = read_parked(landed(name, "payments.parked"), HOMES)
+
+    assert (found.reason, found.story.attempts, found.properties.message_id) == (reason, attempts, message_id)
+    assert (found.queue, found.exchange, found.routing_key, found.body) == ("payments", *CAME_BY, scenes.BODY)
+    assert [header for header in found.properties.headers if header.startswith("rmq-retry-")] == []
+    assert found.ticket == read(properties(name)).ticket
+
+
+def test_properties_that_version_1_kept_as_bytes_come_back_as_they_were() -> None:
+    found = read_parked(landed("parked_unreadable", "payments.parked"), HOMES)
+
+    assert found.raw == scenes.UNREADABLE
+    assert found.body == scenes.BODY
+
+
+def test_the_same_message_has_the_same_name_in_both_versions() -> None:
+    old = read_parked(landed("parked", "payments.parked"), HOMES)
+    new = read_parked(
+        delivery(queue="payments.parked", body=scenes.BODY, raw=encode_properties(scenes.parked().properties)), HOMES
+    )
+
+    assert old.identity == new.identity
+    assert old.identity == "message:102b2ebaba4f5c7abe24749cfd614b2577ca979e8d1f04c72fa3ae8fe17f3e6b"
