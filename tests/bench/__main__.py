@@ -1,4 +1,4 @@
-"""`python -m tests.bench [--quick] [--only consume,publish,retry,history,park,embedded,idle,million] [--rounds N]`"""
+"""`python -m tests.bench [--quick] [--only consume,…,once,million] [--rounds N]`; ``--help`` names them all."""
 
 import argparse
 import json
@@ -17,6 +17,9 @@ import django
 from tests.bench import report, trials
 from tests.bench.embedding import embedded
 from tests.bench.million.running import million
+from tests.bench.onces import onces
+from tests.bench.orders import orders
+from tests.bench.outboxes import outboxes
 from tests.bench.parking import parking
 from tests.bench.queues import prepared
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
@@ -71,7 +74,7 @@ def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
 
 def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
     findings: list[report.Finding] = []
-    for suite in SUITES:
+    for suite in (*SUITES, *onces(), *orders(), *outboxes()):
         if suite.name in asked.only:
             task = suite.task
             if asked.quick:
@@ -131,6 +134,7 @@ def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.R
         database=database,
         threads=contender.threads,
         window=contender.window,
+        does=contender.does,
     )
     with prepared(task, bare_loop=contender.bare_loop, filled=suite.filled):
         return (trials.at_rest if suite is AT_REST else trials.timed)(contender.module, task)

@@ -43,7 +43,15 @@ def prepared(task: Task, *, bare_loop: bool, filled: bool) -> Iterator[None]:
 
 def _ours(task: Task) -> dict[str, dict[str, object]]:
     queue = Queue(task.queue, type=task.kind)
-    handler = Subscription(name="bench", run=lambda _: None, queue=queue, policy=POLICY, park=f"{task.queue}.parked")
+    order_by = (lambda _: "key") if task.does.endswith(" keyed") else None
+    handler = Subscription(
+        name="bench",
+        run=lambda _: None,
+        queue=queue,
+        policy=POLICY,
+        park=f"{task.queue}.parked",
+        order_by=order_by,
+    )
     topology = layout(intakes([handler]))
     return {queue.name: dict(queue.arguments) for queue in topology.queues.values()}
 

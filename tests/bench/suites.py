@@ -25,6 +25,8 @@ class Contender:
     broker: Broker = "rabbitmq"
     database: str = ""
     """The kind of database, one of its own, in which it remembers attempts; without one it remembers nothing."""
+    does: str = ""
+    """What its handler does in that database."""
     rate: float | None = None
     """Messages per second, at least; where the number itself is promised."""
     at_least: float | None = None
@@ -165,4 +167,4 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "idle")
+NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "idle")

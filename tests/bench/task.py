@@ -28,6 +28,8 @@ class Task:
     """Every message fails once."""
     database: str = ""
     """Django's settings of a database with tables, as JSON; without one nothing is remembered."""
+    does: str = ""
+    """What its handler does in the database; nothing where this is empty."""
     told: int = -1
     """The file descriptor that marks are written to."""
 

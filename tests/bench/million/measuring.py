@@ -8,7 +8,7 @@ from pathlib import Path
 from django.db import connection
 
 from django_rmq_retry import handler, registry, wiring
-from tests.bench.million import acts, filling, pages, tables
+from tests.bench.million import acts, filling, migrations, pages, tables
 from tests.bench.million.silence import Silence
 
 
@@ -27,6 +27,7 @@ def measure(messages: int, told: Path) -> None:
             handler(queue, name=queue)(_nothing)
         findings = pages.measure()
         findings += acts.measure(messages / 1_000_000)
+        findings += migrations.measure()
     told.write_text(json.dumps([asdict(one) for one in findings]))
 
 

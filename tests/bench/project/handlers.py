@@ -5,6 +5,7 @@ from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.handler import handler
 from tests.bench.marks import Marks
 from tests.bench.policy import POLICY
+from tests.bench.project.doing import worked
 from tests.bench.task import Task
 
 task = Task.given()
@@ -28,4 +29,11 @@ def quick(_message: Delivery) -> None:
     marks.tick()
 
 
-charge = handler(Queue(task.queue, type=task.kind), policy=POLICY)(flaky if task.flaky else quick)
+def key(message: Delivery) -> str:
+    """One of a thousand accounts."""
+    return f"account {message.data['number'] % 1000}"
+
+
+does, once = worked(task.does, marks.tick) if task.does else (flaky if task.flaky else quick, False)
+order_by = key if task.does.endswith(" keyed") else None
+charge = handler(Queue(task.queue, type=task.kind), policy=POLICY, once=once, order_by=order_by)(does)

@@ -1,0 +1,27 @@
+"""What the contenders about the outbox share: a transaction that inserts a row and publishes."""
+
+import os
+from typing import Any
+
+import django
+
+from tests.bench.task import Task, payload
+
+
+def run(**options: Any) -> None:
+    """One transaction after the other, as views do it."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
+    django.setup()
+    # Settings may be read only now.
+    from django.contrib.auth.models import Group  # noqa: PLC0415
+    from django.db import transaction  # noqa: PLC0415
+
+    from django_rmq_retry import wiring  # noqa: PLC0415
+    from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
+
+    for number in range(Task.given().total):
+        with transaction.atomic():
+            Group.objects.create(name=f"payment {number}")
+            charge.publish(payload(number), **options)
+        marks.tick()
+    wiring.close()

@@ -1,0 +1,31 @@
+"""What it costs to do a thing once: the same handler with ``once`` and in a plain ``atomic()``."""
+
+from tests.bench.suites import OURS, Contender, Suite
+from tests.bench.task import Task
+from tests.tooling import databases
+
+NAME = "once"
+MODULE = OURS + "consumer"
+MOST = 1.4
+"""So many times as long as in a plain ``atomic()``, at most."""
+WORKS = {"row": "a handler that inserts one row", "balance": "a handler that updates one row of many"}
+
+
+def onces() -> tuple[Suite, ...]:
+    """On PostgreSQL, one process, one worker; nothing else is remembered."""
+    return tuple(_suite(work, title) for work, title in WORKS.items())
+
+
+def _suite(work: str, title: str) -> Suite:
+    kind = databases.POSTGRESQL
+    return Suite(
+        name=NAME,
+        title=f"{title}, {kind}, quorum queue, 1 worker",
+        task=Task(kind="quorum", messages=3000, skip=300),
+        contenders=(
+            Contender(name="in a plain atomic()", module=MODULE, database=kind, does=f"{work} plain"),
+            Contender(
+                name="once=True", module=MODULE, database=kind, does=f"{work} once", at_least=1 / MOST, then=1 / 1.2
+            ),
+        ),
+    )

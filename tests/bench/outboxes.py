@@ -1,0 +1,44 @@
+"""What the outbox costs: a publish through it beside one that leaves on commit; and how fast a relay empties it."""
+
+from tests.bench.suites import OURS, PIKA, Contender, Suite
+from tests.bench.task import Task
+from tests.tooling import databases
+
+NAME = "outbox"
+MOST = 1.5
+"""So many times as long as insert and publish on commit, at most."""
+RATE = 3_000
+"""Rows per second that a relay sends, at least."""
+
+
+def outboxes() -> tuple[Suite, ...]:
+    """On PostgreSQL, in one process."""
+    kind = databases.POSTGRESQL
+    return (
+        Suite(
+            name=NAME,
+            title=f"a transaction that inserts a row and publishes, {kind}, quorum queue",
+            task=Task(kind="quorum", messages=300, skip=30),
+            filled=False,
+            contenders=(
+                Contender(name="published on commit", module=OURS + "oncommit", database=kind),
+                Contender(
+                    name="through the outbox",
+                    module=OURS + "outbox",
+                    database=kind,
+                    at_least=round(1 / MOST, 2),
+                    then=0.83,
+                ),
+            ),
+        ),
+        Suite(
+            name=NAME,
+            title=f"a relay empties the outbox, {kind}, quorum queue, bodies of 200 bytes",
+            task=Task(kind="quorum", messages=8000, skip=1000),
+            filled=False,
+            contenders=(
+                Contender(name="bare pika publishes as many, window of 1000", module=PIKA + "publisher", window=1000),
+                Contender(name="one relay", module=OURS + "relay", database=kind, rate=RATE, at_least=0.1, then=0.3),
+            ),
+        ),
+    )

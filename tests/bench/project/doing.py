@@ -1,0 +1,41 @@
+"""What a handler does in the database, for trials that compare how it is wrapped."""
+
+from collections.abc import Callable
+
+from django.contrib.auth.models import Group
+from django.db import transaction
+
+from django_rmq_retry.core.message import Delivery
+
+ACCOUNTS = 100
+Does = Callable[[Delivery], None]
+
+
+def insert_row(message: Delivery) -> None:
+    Group.objects.create(name=message.id or "")
+
+
+def change_balance(message: Delivery) -> None:
+    number = message.data["number"]
+    if not Group.objects.filter(pk=1 + number % ACCOUNTS).update(name=f"account {number}"):
+        Group.objects.bulk_create([Group(pk=1 + one, name=f"account -{one}") for one in range(ACCOUNTS)])
+
+
+WORKS: dict[str, Does] = {"row": insert_row, "balance": change_balance}
+
+
+def worked(does: str, tick: Callable[[], None]) -> tuple[Does, bool]:
+    """The handler of a trial, such as "row once", and whether it runs once for each message."""
+    work, _, way = does.partition(" ")
+    do = WORKS[work]
+
+    def within(message: Delivery) -> None:
+        do(message)
+        tick()
+
+    def plain(message: Delivery) -> None:
+        with transaction.atomic():
+            do(message)
+        tick()
+
+    return (within, True) if way == "once" else (plain, False)
