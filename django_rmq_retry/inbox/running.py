@@ -1,6 +1,8 @@
 """Runs a handler in one transaction with the record of it."""
 
 import logging
+from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -16,7 +18,7 @@ from django_rmq_retry.inbox.entries import insert, same
 from django_rmq_retry.inbox.guarding import guard
 from django_rmq_retry.inbox.naming import Name, came_before, name_for
 from django_rmq_retry.inbox.troubles import clashed, lost, uncertain
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.records.rows import ticket_of
 from django_rmq_retry.runtime.preparing import ready
 from django_rmq_retry.runtime.surroundings import Instead, Unready
@@ -36,6 +38,17 @@ class Stage(Enum):
 
 class Gone(Exception):
     """The entry that was met has gone: the same again will tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBack:
+    """That a person has sent this message back."""
+
+    which: str
+    """Of which record, for which time."""
+    decided: bool
+    """Whether that was the decision to run it all the same."""
+    at: datetime | None
 
 
 def once(subscription: Subscription, delivery: Delivery) -> object:
@@ -138,24 +151,31 @@ class Run:
             raise Gone
         if equal and self._name.certain:
             raise Instead(DUPLICATE)
-        decided = self._decided()
-        if decided is None:
-            if equal and came_before(self._delivery):
+        sent_back = self._sent_back()
+        if sent_back is None or not sent_back.decided:
+            if equal and came_before(self._delivery) and not self._handled_before(sent_back, name):
                 raise Instead(DUPLICATE)
             raise alike(self._subscription.name) if equal else conflict(self._subscription.name, name.text)
-        name = name.again(decided)
+        name = name.again(sent_back.which)
         if insert(self._connection, self._subscription.name, name):
             return name
         raise Instead(DUPLICATE)
 
-    def _decided(self) -> str | None:
-        """Which requeue of which record it is, where that was a person's decision to run it all the same."""
+    def _sent_back(self) -> SentBack | None:
         ticket = ticket_of(self._delivery)
         if ticket is None:
             return None
-        records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage))
-        found = records.filter(pk=ticket.record, reason__in=DECIDED).exists()
-        return f"{ticket.record}.{ticket.cycle}" if found else None
+        records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk=ticket.record)
+        for reason, at in records.values_list("reason", "requeued_at"):
+            return SentBack(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
+        return None
+
+    def _handled_before(self, sent_back: SentBack | None, name: Name) -> bool:
+        """Whether the entry was there when a person sent this back: then it tells of another message."""
+        if sent_back is None or sent_back.at is None:
+            return False
+        entries = InboxEntry.objects.using(self._connection.alias)
+        return entries.filter(key=name.key, handled_at__lt=sent_back.at).exists()
 
     def _committed(self) -> None:
         self.stage = Stage.COMMITTED

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from django.db import OperationalError, connection
+from django.utils import timezone
 
 from django_rmq_retry import Delivery
 from django_rmq_retry.core.parking import TICKET
@@ -192,6 +193,24 @@ def test_without_an_id_what_a_person_sent_back_runs_also_where_it_came_twice_or_
             once_or_duplicate(subscribed(does=ran.append), arrival(body=b"1", headers={TICKET: signed}, **told))
 
     assert len(ran) == 1
+
+
+def test_without_an_id_what_was_sent_back_a_second_time_is_not_taken_for_what_was_handled_before_that() -> None:
+    assert handled(body=b"1")
+    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=timezone.now())
+    signed = Ticket(record=record.pk, cycle=3).signed(bearer("q", None, b"1"))
+
+    reason, _ = parked(body=b"1", headers={TICKET: signed}, redelivered=True)
+
+    assert reason is Reason.ALIKE
+
+
+def test_without_an_id_what_was_sent_back_and_then_handled_is_a_duplicate_when_it_comes_again() -> None:
+    record = recorded(reason=Reason.EXHAUSTED.value, requeued_at=timezone.now())
+    signed = Ticket(record=record.pk, cycle=3).signed(bearer("q", None, b"1"))
+
+    assert handled(body=b"1", headers={TICKET: signed})
+    assert not handled(body=b"1", headers={TICKET: signed}, redelivered=True)
 
 
 def test_properties_that_cannot_be_read_park_it() -> None:
