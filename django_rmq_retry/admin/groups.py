@@ -20,7 +20,8 @@ from django_rmq_retry.admin.listing import MOST_COUNTED
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.admin.rows import COLUMNS, LEFT_OUT, cells
 from django_rmq_retry.admin.tracing import latest
-from django_rmq_retry.models import ErrorGroup, ParkedMessage, State
+from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
+from django_rmq_retry.operating import permitting
 from django_rmq_retry.operating.filtering import number_in
 
 PER_PAGE = 25
@@ -88,6 +89,7 @@ class ErrorGroupAdmin(Pages):
         sees = not allowing.refusal(request, "view")
         no_trace = allowing.refusal(request, "view_traceback")
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
+        no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
         return self.page(
             request,
             "errorgroup/group.html",
@@ -187,6 +189,14 @@ def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
         type=Subquery(last.values("type")[:1]),
         held=Coalesce(Subquery(count), 0),
     )
+
+
+def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
+    """Why the project's rules keep a traceback back: they are asked about the message of the attempt."""
+    if not permitting.ruled(request.user):
+        return ""
+    message = ParkedMessage.objects.filter(identity=attempt.identity).first()
+    return permitting.unruled() if message is None else allowing.refusal(request, "view_traceback", message)
 
 
 def _types(group: ErrorGroup) -> list[dict[str, Any]]:

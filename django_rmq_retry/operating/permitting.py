@@ -57,14 +57,24 @@ def requeue_refusal(user: Any, count: int) -> str:
     return refusal(user, "requeue" if count <= FEW else "bulk_requeue")
 
 
+def ruled(user: Any) -> bool:
+    """Whether the project's own rules are asked about each message."""
+    return settings().can is not None and not user.is_superuser
+
+
+def unruled() -> str:
+    """Why not, where there is no message that they could be asked about."""
+    return _("The project's rules do not allow it.") + _asking()
+
+
 def _by_the_project(user: Any, verb: str, message: object) -> str:
     can = settings().can
-    if can is None or message is None or user.is_superuser:
+    if can is None or message is None or not ruled(user):
         return ""
     answer = can(user, verb, message)
     if answer is True or answer == "":
         return ""
-    return (answer if isinstance(answer, str) else _("The project's rules do not allow it.")) + _asking()
+    return answer + _asking() if isinstance(answer, str) else unruled()
 
 
 def _asking() -> str:

@@ -11,7 +11,7 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from django_rmq_retry.admin import runs
-from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.requeueing import start
 from django_rmq_retry.operating.selecting import Selection
@@ -79,6 +79,27 @@ def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, s
 
     assert [answer.status_code for answer in answers] == [200, 403]
     assert [answer.content.decode().count("S-1") for answer in answers] == [0, 0]
+
+
+@pytest.mark.parametrize("of", ["north", "south", "nobody"])
+def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str, settings: Any) -> None:
+    north, south = both()
+    chain = [
+        {"error": "Down", "text": "", "frames": [{"file": "pay.py", "line": 7, "function": "f", "code": "secret()"}]}
+    ]
+    failed = made.attempt(south if of == "south" else north, fingerprint=north.group.fingerprint, chain=chain)
+    if of == "nobody":
+        Attempt.objects.filter(pk=failed.pk).update(identity="of a message that waits for its retry")
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only("view_traceback")}
+    clerk = client_of(made.person("clerk", *CLERK, "view_traceback"))
+    page = clerk.get(reverse("admin:rmq_retry_errorgroup_change", args=[north.group_id])).content.decode()
+    why = {
+        "north": "secret()",
+        "south": "Only the north is yours.",
+        "nobody": "The project&#x27;s rules do not allow it.",
+    }
+
+    assert [said in page for said in why.values()] == [name == of for name in why]
 
 
 def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
