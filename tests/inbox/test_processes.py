@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -94,8 +96,6 @@ def test_what_a_publisher_sends_twice_is_done_once_by_two_consumers(
 def test_a_consumer_that_stood_still_past_its_heartbeat_has_done_it_once(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
-    if databases.chosen() == databases.SQLITE:
-        pytest.skip("whoever stands still in a transaction holds all of SQLite")
     gate, here = tmp_path / "gate", tmp_path / "here"
     send(1, do="wait", **{"for": str(gate), "here": str(here)})
     with till.running("rmq_consume", TILL_HEARTBEAT="1") as frozen:
@@ -113,6 +113,18 @@ def test_a_consumer_that_stood_still_past_its_heartbeat_has_done_it_once(
                 assert consumer.code() == 0
 
     assert (done(), left(amqp)) == ([1], 0)
+
+
+def test_a_consumer_starts_while_another_has_the_lock_of_sqlite(till: Till) -> None:
+    if databases.chosen() != databases.SQLITE:
+        pytest.skip("others lock rows")
+    with closing(sqlite3.connect(connections["own"].settings_dict["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with till.running("rmq_consume") as consumer:
+            consumer.says("event=connected")
+            other.execute("ROLLBACK")
+            consumer.signal()
+            assert consumer.code() == 0
 
 
 def test_a_connection_killed_in_the_transaction_costs_no_attempt(

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
@@ -21,6 +22,7 @@ from django_rmq_retry.management.lastrow import Above, LastRow
 from django_rmq_retry.management.processing import Process, supervised
 from django_rmq_retry.management.reaching import declarer
 from django_rmq_retry.management.starting import Start
+from django_rmq_retry.management.unhindered import look_without_lock
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -56,6 +58,10 @@ class Command(RmqCommand):
         beside("--park-only", action="store_true", help="take parked messages into the database, and nothing else")
         beside("--no-park", action="store_true", help="leave parked messages in their queues")
         add("--fail-fast", action="store_true", help="end when there is no broker, instead of waiting for it")
+
+    def check(self, *args: Any, **options: Any) -> None:
+        look_without_lock()
+        super().check(*args, **options)
 
     def run(self, options: Options) -> Exit | None:
         if options["reload"] and options["processes"] > 1:
