@@ -26,7 +26,10 @@ WITH_TIMEOUT = {
     "rmq_publish": "--queue payments.charge --raw {file}",
     "rmq_parked": "requeue {id} --yes",
 }
-WITH_RECORDS = ("rmq_parked list", "rmq_audit verify", "rmq_roles --dry-run", "rmq_consume --burst", "rmq_status")
+WITH_RECORDS = (
+    *("rmq_parked list", "rmq_audit verify", "rmq_roles --dry-run", "rmq_consume --burst", "rmq_status"),
+    *("rmq_held list", "rmq_queue list", "rmq_relay list"),
+)
 
 
 @pytest.mark.django_db

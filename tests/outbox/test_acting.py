@@ -76,6 +76,18 @@ def test_what_was_refused_is_discarded_by_command_and_nothing_else(rows: dict[st
     assert (action.verb, action.reason, action.count) == ("discard", "INC-553", 2)
 
 
+@pytest.mark.usefixtures("own_database")
+@pytest.mark.django_db(databases=["default"])
+def test_the_outbox_of_another_database_is_named_as_everywhere() -> None:
+    left("there", using="own")
+    OutboxMessage.objects.using("own").update(stuck_at=timezone.now(), tries=15)
+    row = OutboxMessage.objects.using("own").get()
+    ran = run("rmq_relay", "discard", str(row.pk), "--reason", "INC-553", "--yes", "--using", "own")
+
+    assert (ran.code, OutboxMessage.objects.using("own").count()) == (Exit.DONE, 0)
+    assert OperatorAction.objects.get().facts["outbox"] == "own"
+
+
 @pytest.mark.parametrize("words", [("retry",), ("retry", "1", "--all"), ("discard", "--reason", "x")])
 def test_a_command_that_says_not_which_is_refused(words: tuple[str, ...]) -> None:
     assert run("rmq_relay", *words).code == Exit.USAGE

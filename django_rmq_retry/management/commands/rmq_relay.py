@@ -3,7 +3,7 @@
 import logging
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_rmq_retry import consuming, wiring
 from django_rmq_retry.conf import settings
@@ -47,13 +47,15 @@ class Command(RmqCommand):
             one.add_argument("ids", nargs="*", type=int, metavar="ID", help="rows, as `rmq_relay list` names them")
             add_yes(one)
         for one in (listed, again, gone):
-            one.add_argument("--database", default="default", metavar="ALIAS", help="whose outbox; default by default")
+            # Under a name of its own: the audit log stays where the project's records are.
+            said = "the database that has the outbox; default by default"
+            one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=said)
             add_common(one)
 
     def run(self, options: Options) -> Exit | None:
         if options["act"] is None:
             return self._relay(options)
-        check_known("database", [options["database"]], connections)
+        check_known("database", [options["outbox"]], connections)
         acts = {"list": self._list, "retry": self._retry, "discard": self._discard}
         return acts[options["act"]](options)
 
@@ -79,14 +81,14 @@ class Command(RmqCommand):
         return Exit.PARTLY if any(one.waiting or one.stuck for one in left) else Exit.DONE
 
     def _list(self, options: Options) -> Exit:
-        rows = OutboxMessage.objects.using(options["database"]).order_by("pk").defer("body", "properties")
+        rows = OutboxMessage.objects.using(options["outbox"]).order_by("pk").defer("body", "properties")
         if options["stuck"]:
             rows = rows.filter(stuck_at__isnull=False)
         found = list(rows[: options["limit"]])
         if options["json"]:
-            count = pending(options["database"])
+            count = pending(options["outbox"])
             totals = {"waiting": count.waiting, "stuck": count.stuck}
-            self.document("relay_list/1", database=options["database"], **totals, items=[_data(row) for row in found])
+            self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in found])
         elif found:
             terminal = self.stdout.isatty()
             head = ("ID", "WRITTEN", "STATE", "TRIES", "TO", "ORDER", "MESSAGE", "WHY")
@@ -96,7 +98,7 @@ class Command(RmqCommand):
         return Exit.DONE if found else Exit.NOTHING
 
     def _retry(self, options: Options) -> Exit:
-        using, ids = options["database"], options["ids"]
+        using, ids = options["outbox"], options["ids"]
         if bool(ids) is options["all"]:
             raise CommandError("Name rows, or say --all.", returncode=Exit.USAGE)
         known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(stuck_at__isnull=False)
@@ -107,7 +109,7 @@ class Command(RmqCommand):
         return self._told(count, len(ids), "will be sent again")
 
     def _discard(self, options: Options) -> Exit:
-        using, ids = options["database"], options["ids"]
+        using, ids = options["outbox"], options["ids"]
         if not ids:
             raise CommandError("Name the rows to discard.", returncode=Exit.USAGE)
         count = failing(using).filter(pk__in=ids).count()
