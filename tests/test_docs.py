@@ -21,6 +21,7 @@ from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, handler,
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.core import errors
 from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.core.verdict import Reason
 from django_rmq_retry.env import VARIABLES
 from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
 
@@ -152,6 +153,19 @@ def test_every_error_is_documented() -> None:
     found = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)}
 
     assert {name for name in found if f"`{name}`" not in TEXTS["errors.md"]} == set()
+
+
+def test_every_reason_for_parking_is_documented() -> None:
+    assert {reason for reason in Reason if f"`{reason.value}`" not in TEXTS["errors.md"]} == set()
+
+
+def test_every_event_of_the_outbox_is_documented() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "django_rmq_retry" / "outbox").glob("*.py"))
+    events = set(re.findall(r'"event": "([a-z ]+)"|_extra\(row, "([a-z ]+)"\)', sources))
+    named = {one or other for one, other in events} - {"relayed"}
+
+    assert "outbox stuck" in named
+    assert {event for event in named if f"`{event}`" not in TEXTS["errors.md"]} == set()
 
 
 def test_every_test_that_is_cited_exists() -> None:
