@@ -8,6 +8,7 @@ from uuid import UUID
 from django_rmq_retry.core.carriers import AckFirst, Carrier
 from django_rmq_retry.core.errors import RmqRetryError
 from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.verdict import short
 
 PLAIN = (str, int, UUID, Decimal, date)
 BETWEEN = ":"
@@ -26,8 +27,14 @@ def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
     try:
         found = order_by(delivery)
     except BaseException as broken:
-        raise NoKey(f"raised {type(broken).__name__}: {broken}") from broken
-    return _text(found)
+        raise NoKey(f"raised {type(broken).__name__}: {short(broken)}") from broken
+    try:
+        return _text(found)
+    except NoKey:
+        raise
+    except Exception as broken:
+        # Lists as deep as a sender likes, numbers of too many digits, a __str__ of the project's.
+        raise NoKey(f"returned a {type(found).__name__} that makes no text: {short(broken)}") from broken
 
 
 def unordered(via: Carrier) -> str | None:
@@ -48,10 +55,12 @@ def _text(found: object) -> str:
         return found
     if isinstance(found, tuple | list) and found:
         return BETWEEN.join(map(_text, found))
-    if isinstance(found, bool) or not isinstance(found, PLAIN) or found == "":
+    text = "" if isinstance(found, bool) or not isinstance(found, PLAIN) else str(found)
+    if not text:
         raise NoKey(f"returned {_said(found)}, not a text, a whole number, a date or a UUID, or several of them")
-    return str(found)
+    return text
 
 
 def _said(found: object) -> str:
-    return "nothing" if found is None else "an empty text" if found == "" else f"a {type(found).__name__}"
+    empty = isinstance(found, str) and not found
+    return "nothing" if found is None else "an empty text" if empty else f"a {type(found).__name__}"

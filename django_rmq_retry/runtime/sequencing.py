@@ -50,7 +50,10 @@ class Sequencer:
                 return delivery
             if not self._lives(delivery):
                 return None
-            key = self._key_of(delivery)
+            try:
+                key = self._key_of(delivery)
+            except BaseException:  # noqa: BLE001 - its attempt will meet the same, and say it
+                key = None
             if key is None:
                 return delivery
             behind = self._behind.get(key)

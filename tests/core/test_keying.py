@@ -61,6 +61,49 @@ def test_what_is_no_key_says_what_it_is(found: object, said: str) -> None:
     assert said in str(caught.value)
 
 
+def nested(depth: int) -> list[object]:
+    """As deep as a sender may write it."""
+    found: list[object] = ["A"]
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+class Mute(UUID):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Matrix:
+    """As tables of numbers do: compared with anything it is many answers."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "found", [nested(5000), 10**5000, Mute(int=7), Matrix()], ids=["deep", "long", "mute", "matrix"]
+)
+def test_what_makes_no_text_is_no_key_and_raises_nothing_else(found: object) -> None:
+    with pytest.raises(NoKey, match="order_by returned a "):
+        key_of(lambda _: found, delivery())
+
+
+def test_a_function_that_fails_with_what_cannot_be_said_is_named_all_the_same() -> None:
+    def broken(_: object) -> object:
+        raise MuteError
+
+    with pytest.raises(NoKey, match="order_by raised MuteError: "):
+        key_of(broken, delivery())
+
+
 def test_a_function_that_fails_is_named_with_its_error() -> None:
     with pytest.raises(NoKey) as caught:
         key_of(lambda message: message.data["account"], delivery())

@@ -50,6 +50,19 @@ def test_what_has_no_key_waits_for_nobody() -> None:
     assert turns.done(first) is None
 
 
+def test_one_whose_key_cannot_be_told_is_nobodys_burden_and_is_not_forgotten() -> None:
+    def broken(delivery: Delivery) -> str:
+        raise RecursionError(delivery.routing_key)
+
+    channel = Channel()
+    first, second = arrival("a", 1, channel), arrival("a", 2, channel)
+    turns = Sequencer(broken)
+    turns.add(first)
+    turns.add(second)
+
+    assert [turns.take(), turns.take(), turns.take()] == [first, second, None]
+
+
 def test_what_stays_in_hand_keeps_its_key_until_it_comes_again_and_is_done() -> None:
     channel = Channel()
     first, second = arrival("a", 1, channel), arrival("a", 2, channel)
