@@ -12,9 +12,9 @@ from django_rmq_retry.models import RequeueRun, RunState, Verb
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
 from django_rmq_retry.switching.table import Table
-from tests.admin.made import attempt
+from tests.admin.made import attempt, blocked_key, outgoing
 from tests.commands.keeping import WAYS, golden, into_pipes, on_terminal
-from tests.operating.made import group, record
+from tests.operating.made import QUEUE, group, record
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
@@ -35,9 +35,16 @@ DATABASE = {
     "queue_list": ("rmq_queue", "list"),
     "queue_pause": ("rmq_queue", "pause", "payments.charge", "--for", "30m", "--reason", "bank is closed"),
     "queue_resume": ("rmq_queue", "resume", "payments.charge"),
+    "held_list": ("rmq_held", "list"),
+    "held_list_none": ("rmq_held", "list", "--handler", "refund"),
+    "held_release": ("rmq_held", "release", "transfer", "ACC-7", "--yes", "--reason", "booked by hand"),
+    "relay_list": ("rmq_relay", "list"),
+    "relay_list_stuck": ("rmq_relay", "list", "--stuck"),
+    "relay_retry": ("rmq_relay", "retry", "501", "502", "--yes"),
+    "relay_discard": ("rmq_relay", "discard", "501", "--reason", "queue was retired", "--yes"),
 }
 BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan")}
-WITHOUT_JSON = {"topology", "show_none", "requeue_refused"}
+WITHOUT_JSON = {"topology", "show_none", "requeue_refused", "relay_retry", "relay_discard"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +78,8 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
         attempt(one, number, at=ago(minutes=3 - number), error="GatewayTimeout")
     _runs()
     _stopped()
+    _held()
+    _outgoing()
     note(Actor(name="ann", source="admin", ip="10.0.0.7"), Verb.DISCARD, reason="duplicate", message=812, group=41)
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
     note(shell, Verb.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
@@ -90,6 +99,35 @@ def _stopped() -> None:
     for _ in range(3):
         circuit = circuit.fail(cause="BankDown: timeout\x1b[2J", now=NOW.timestamp(), wait=120)
     Table().put("payments.charge", circuit, "somebody")
+
+
+def _held() -> None:
+    """One key waits for a person, one for its next attempt."""
+    one = blocked_key(
+        key="ACC-7",
+        blocker="9f3c-812",
+        identity="message:812",
+        queue=QUEUE,
+        since=ago(minutes=11),
+        held=2,
+        parked=True,
+    )
+    blocked_key(key="ACC-9\x1b[2J", blocker="9f3c-815", identity="message:815", since=ago(seconds=40))
+    for number in (816, 817):
+        named = {"shown": f"9f3c-{number}", "name": f"{number:064x}", "digest": f"{number:064x}"}
+        place = {"identity": f"message:{number}", "routing_key": "payments.charge"}
+        one.messages.create(**named, **place, body=b"{}", properties=b"\0\0", held_at=ago(minutes=9))
+
+
+def _outgoing() -> None:
+    """One was given up, one refused once, one is on its way."""
+    common: dict[str, Any] = {"exchange": "payments", "routing_key": "charge", "due_at": NOW}
+    outgoing(id=501, message_id="9f3c-501", created_at=ago(minutes=11), stuck_at=ago(minutes=2), **common)
+    refused: dict[str, Any] = {"tries": 1, "stuck_at": None, "error": "refused by a queue"}
+    key = "account:7\x1b[2J"
+    outgoing(id=502, message_id="9f3c-502", created_at=ago(seconds=40), order_key=key, **refused, **common)
+    fresh: dict[str, Any] = {"tries": 0, "stuck_at": None, "error": ""}
+    outgoing(id=503, message_id="9f3c-503", created_at=ago(seconds=1), **fresh, **common)
 
 
 def _runs() -> None:
