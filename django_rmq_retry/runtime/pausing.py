@@ -38,9 +38,9 @@ class Valves:
             self._source.pause(name)
         if queue in self._asked:
             return
-        waiting = self._workers.take_back(lambda one: one.queue in lanes)
-        # Where keys are kept in order, what waits for a thread only stands for one of those that wait for their turn.
-        plain = [one for one in waiting if one.queue not in self._keyed]
+        # Where keys are kept in order, what waits for a thread only stands for one of those that wait for their turn:
+        # it stays, for one of them that has come again goes on, and without a thread its channel would never close.
+        plain = self._workers.take_back(lambda one: one.queue in lanes and one.queue not in self._keyed)
         self._source.give_back([*plain, *self._sequencer.give_up(lanes)])
 
     def open(self, queue: str) -> None:

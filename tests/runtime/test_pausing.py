@@ -1,0 +1,60 @@
+"""What becomes of what a consumer has in hand when one of its queues is shut."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django_rmq_retry import RetryThenPark
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.subscription import Subscription, intakes
+from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.runtime.pausing import Valves
+from django_rmq_retry.runtime.sequencing import Sequencer
+from django_rmq_retry.runtime.workers import Workers
+
+QUEUE = "ledger"
+
+
+class Source:
+    """What was paused, and what was given back."""
+
+    def __init__(self) -> None:
+        self.paused: list[str] = []
+        self.returned: list[Delivery] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def pause(self, queue: str) -> None:
+        self.paused.append(queue)
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self.returned += deliveries
+
+
+def test_what_came_again_as_its_queue_is_shut_still_gets_its_thread() -> None:
+    channel = object()
+    first, second = (Delivery(queue=QUEUE, body=b"%d" % number, token=(channel, number)) for number in (1, 2))
+    handler = Subscription(
+        name="post",
+        run=print,
+        queue=Queue(QUEUE),
+        policy=RetryThenPark(),
+        park="ledger.parked",
+        order_by=lambda message: message.body,
+    )
+    turns = Sequencer(lambda delivery: delivery.body)
+    workers: Workers[Delivery] = Workers(0, lambda _delivery: None)
+    source = Source()
+    valves = Valves(intakes([handler]), source, workers, turns)
+    turns.add(first)
+    turns.take()
+    turns.keep(first)
+    for one in (first, second):
+        turns.add(one)
+        workers.add(one)
+
+    valves.shut(QUEUE)
+
+    assert (source.paused, source.returned) == ([QUEUE], [second])
+    assert workers.waiting >= 1
+    assert [turns.take(), turns.take()] == [first, None]
