@@ -19,6 +19,7 @@ from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.operating.surveying import parked
+from django_rmq_retry.ordering import limits
 from django_rmq_retry.switching.states import standing
 
 MOST = 3
@@ -70,6 +71,9 @@ class LiveStatusAdmin(Pages):
         )
 
     def _alarms(self, request: HttpRequest, seen: looking.Look, counts: dict[str, Any]) -> Iterator[Alarm]:
+        if limits.standing().full:
+            keys = "" if allowing.refusal(request, "view_key") else self.address("blockedkey_changelist")
+            yield Alarm(said=_too_many(), address=keys, link=_("Blocked keys"))
         queues, link = self.address("switch_changelist"), _("Open the queues")
         now = timezone.now().timestamp()
         for one in standing(intake.queue.name for intake in registry.intakes()):
@@ -93,6 +97,15 @@ class LiveStatusAdmin(Pages):
                     address=self.address("errorgroup_change", group.pk),
                     link=_("Open the group"),
                 )
+
+
+def _too_many() -> str:
+    """As the page of the keys says it."""
+    said = _(
+        "Further ones are taken one a second and hold up their queue. Resolve what goes first, or raise HELD_PER_KEY "
+        "or HELD_IN_ALL."
+    )
+    return f"{_('Too many messages wait.')} {said}"
 
 
 def _counts() -> dict[str, Any]:

@@ -72,6 +72,22 @@ def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
     assert "Nothing needs you." not in text
 
 
+def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "HELD_PER_KEY": 2}
+    made.blocked_key(held=1)
+    below = Page(page.get(STATUS)).text
+    made.blocked_key(held=2)
+    shown = page.get(STATUS)
+
+    assert "Too many messages wait." not in below
+    assert "Too many messages wait. Further ones are taken one a second" in Page(shown).text
+    assert "Nothing needs you." not in Page(shown).text
+    assert 'href="/admin/rmq_retry/blockedkey/"' in shown.content.decode()
+    support = client_of(made.person("support", "view_livestatus")).get(STATUS).content.decode()
+    assert "Too many messages wait." in support
+    assert "/blockedkey/" not in support
+
+
 def test_a_pause_that_is_over_is_none(page: Client) -> None:
     pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
     Switch.objects.update(until=timezone.now() - timedelta(seconds=1))
