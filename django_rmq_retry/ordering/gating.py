@@ -13,11 +13,13 @@ from django_rmq_retry.core.errors import HeadersTooLarge
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 from django_rmq_retry.core.settling import parked
+from django_rmq_retry.core.stamps import MARK
 from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict, park
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.blocking import Full, block, database, goes_first, hold, locked, pass_on
-from django_rmq_retry.ordering.telling import digest
+from django_rmq_retry.ordering.releasing import release
+from django_rmq_retry.ordering.telling import Said, digest
 from django_rmq_retry.runtime.sequencing import channel_of
 from django_rmq_retry.runtime.surroundings import Unready
 
@@ -63,9 +65,12 @@ class Order:
             return verdict
         if verdict.kind in (Kind.ACK, Kind.DISCARD):
             blocked = self._blocked.get(delivery.queue)
+            key = digest(subscription.name, delivery.key or "")
             # Another process may have had it before us, and have blocked its key after we asked.
             if blocked or delivery.redelivered:
-                self._resolved(delivery, digest(subscription.name, delivery.key or ""))
+                self._resolved(delivery, key)
+            if blocked and MARK in delivery.raw:
+                self._resolved_elsewhere(delivery, key)
             return verdict
         self._failed(delivery, subscription, for_a_person=verdict.kind is Kind.PARK)
         return verdict
@@ -120,6 +125,13 @@ class Order:
             free = known is None or (goes_first(known, delivery) and pass_on(known) is None)
         if free:
             self._freed(delivery.queue, key)
+
+    def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
+        """Where it goes first under another key: since it failed ``order_by`` or the handler's name has changed."""
+        said = Said.of(delivery)
+        rows = BlockedKey.objects.using(database()).filter(identity=said.identity, name=said.name, queue=delivery.queue)
+        for known in rows.exclude(digest=key):
+            release(known)
 
     def _freed(self, queue: str, key: str) -> None:
         with self._lock:

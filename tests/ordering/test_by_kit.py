@@ -227,3 +227,15 @@ def test_a_test_that_asks_sees_what_waits(bank: Bank, rmq: RmqTest) -> None:
 
     row = BlockedKey.objects.get()
     assert (str(row), row.queue, row.handler) == ("post A", QUEUE, "post")
+
+
+def test_whose_key_has_changed_meanwhile_lets_those_go_on_that_wait_under_the_old_one(rmq: RmqTest) -> None:
+    renamed: dict[str, str] = {}
+    bank = Bank(order_by=lambda message: renamed.get(message.data["account"], message.data["account"]))
+    bank.down |= {1: 1, 2: 1}
+    bank.publish(1, 2, 3)
+    rmq.advance(5)
+    renamed["A"] = "a"
+    rmq.drain()
+
+    assert (bank.posted, blocked(), held()) == ([1, 2, 3], {}, [])
