@@ -1,14 +1,18 @@
 """Keys that go on without a word of their consumer: a person has decided, or said that the first one will not come."""
 
+import logging
 from collections.abc import Collection, Sequence
 
 from django.db import router, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
+from django_rmq_retry import registry
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.models.messages import RESOLVED
 from django_rmq_retry.ordering.blocking import database, locked, pass_on
 from django_rmq_retry.ordering.telling import BODY, identities
+
+log = logging.getLogger("django_rmq_retry")
 
 EVERY = 3.0
 """Seconds between two looks for what was resolved elsewhere."""
@@ -17,10 +21,15 @@ AT_ONCE = 100
 
 def settle() -> bool:
     """Let those keys go on whose first message was resolved by a person or elsewhere; whether there may be more."""
+    if not BlockedKey.objects.using(database()).exists():
+        return False
     found = list(_settled()[:AT_ONCE])
     for known in found:
         release(known)
-    return len(found) == AT_ONCE
+    left = list(_left()[:AT_ONCE])
+    for known in left:
+        _disband(known)
+    return AT_ONCE in (len(found), len(left))
 
 
 def resolved(messages: Collection[int]) -> None:
@@ -73,6 +82,23 @@ def _records(known: BlockedKey) -> QuerySet[ParkedMessage]:
     if known.identity.startswith(BODY):
         return rows.filter(message_id="", sha256=known.identity.removeprefix(BODY))
     return rows.filter(identity=known.identity)
+
+
+def _left() -> QuerySet[BlockedKey]:
+    """Keys of queues of which no handler asks for an order any more: nobody would tell them how a message ends."""
+    plain = [intake.queue.name for intake in registry.intakes() if not intake.keyed]
+    return BlockedKey.objects.using(database()).filter(queue__in=plain).order_by("pk")
+
+
+def _disband(known: BlockedKey) -> None:
+    """All that waits goes back to its queue, in its order."""
+    with transaction.atomic(using=database()):
+        now = locked(known.digest)
+        while now is not None and pass_on(now) is not None:
+            continue
+    said = "Key %r of %s is kept in order no longer: what waited for it goes back to queue %r"
+    names = (known.key, known.handler, known.queue)
+    log.warning(said, *names, extra={"event": "disbanded", "queue": known.queue, "handler": known.handler})
 
 
 def _settled() -> QuerySet[BlockedKey]:

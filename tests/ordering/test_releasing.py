@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_rmq_retry import handler
 from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.parking import identity
 from django_rmq_retry.core.properties import Properties, encode_properties
@@ -46,6 +47,9 @@ def delivery(number: int, *, name: str | None = "") -> Delivery:
     )
     made.key = "A"
     return made
+
+
+def post(_message: Delivery) -> None: ...
 
 
 def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") -> BlockedKey:
@@ -117,6 +121,17 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
     discard(Selection.of_ids([known.pk]), ANN, why="test")
 
     assert sent() == [(QUEUE, "m2")]
+
+
+@pytest.mark.parametrize(("order_by", "left"), [(None, False), (lambda message: message.data, True)])
+def test_what_waits_for_an_order_that_nobody_keeps_any_more_goes_on(order_by: Any, left: bool) -> None:
+    handler(QUEUE, order_by=order_by)(post)
+    standstill()
+
+    settle()
+
+    assert sent() == ([] if left else [(QUEUE, "m2"), (QUEUE, "m3")])
+    assert BlockedKey.objects.exists() is left
 
 
 def test_the_last_one_frees_its_key() -> None:
