@@ -57,7 +57,8 @@ class Breaker:
     def end(self, verdict: Verdict, error: BaseException | None) -> "End":
         """What a run says about that which the handler needs."""
         if error is None:
-            return End.GOOD
+            # What was not run, as a duplicate or one that stops its worker, has asked nobody for anything.
+            return End.GOOD if verdict.kind is Kind.ACK and verdict.counted else End.NEITHER
         if isinstance(error, (Park, Discard)):
             return End.NEITHER
         if self.names(error):

@@ -12,7 +12,7 @@ from django_rmq_retry.core.breaking import CLOSED, Circuit, End, Tally, spared, 
 from django_rmq_retry.core.errors import ConfigurationError
 from django_rmq_retry.core.policy import Policy, StopTheLine
 from django_rmq_retry.core.rates import per_second, spelled
-from django_rmq_retry.core.verdict import ACK, Kind, Reason, Verdict, discard, halt, park, retry
+from django_rmq_retry.core.verdict import ACK, DUPLICATE, Kind, Reason, Verdict, discard, halt, park, retry
 from tests.core.made import subscription
 
 
@@ -35,6 +35,8 @@ def caused(error: BaseException, by: BaseException) -> BaseException:
     ("breaker", "verdict", "error", "end"),
     [
         (NAMED, ACK, None, End.GOOD),
+        (NAMED, DUPLICATE, None, End.NEITHER),
+        (SHARE, park(Reason.CRASHED, ""), None, End.NEITHER),
         (NAMED, TRIED, BankDown(), End.BAD),
         (NAMED, park(Reason.EXHAUSTED, ""), BankDown(), End.BAD),
         (NAMED, park(Reason.PERMANENT, ""), BankDown(), End.BAD),
