@@ -58,7 +58,6 @@ class Consumer:
         self._limits = limits
         self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
-        self.valves = Valves(intakes, source, self._workers, self._sequencer)
         self._over = False
         # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -70,6 +69,8 @@ class Consumer:
         """Why it stops, once it does."""
         self.server: Server | None = None
         self.online = False
+        able = lambda: self.online and not self._over  # noqa: E731
+        self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
         self.ticked: Callable[[], None] = lambda: None
         """Called at every tick while all is well: for a liveness file and the like."""
         self.beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003

@@ -1,6 +1,6 @@
 """Shuts and opens the work queues of one consumer, each with the queue in which its suspects are tried."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django_rmq_retry.broker.base import Source
 from django_rmq_retry.core.message import Delivery
@@ -18,10 +18,14 @@ class Valves:
         source: Source,
         workers: Workers[Delivery],
         sequencer: Sequencer,
+        *,
+        able: Callable[[], bool] = lambda: True,
     ) -> None:
         self._source = source
         self._workers = workers
         self._sequencer = sequencer
+        self.able = able
+        """Whether messages can come at all: there is a broker, and the consumer does not stop."""
         self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
         self._asked = asked(intakes)
         self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}

@@ -86,6 +86,8 @@ class Board:
             after = valve.circuit = self._moved(valve, subscription, end, verdict, error)
             if after != before:
                 valve.pending, valve.probing = True, False
+            if after.tripped != before.tripped:
+                valve.forget_runs()
         if after != before:
             turn(valve, self._now(), self.hands)
             telling.moved(valve.queue, before, after)
@@ -104,7 +106,8 @@ class Board:
             self._follow(valve, rows, now)
         self.looked.set()
         due, look = self.next_due(), LOOK_AGAIN if self._alone else LOOK
-        return look if due is None else max(0.0, min(look, due - self._now()))
+        # What was due already has just been tried in vain.
+        return look if due is None or due <= now else max(0.0, min(look, due - self._now()))
 
     def next_due(self) -> float | None:
         """When something may happen by itself, in seconds of the epoch; None: never."""
@@ -124,7 +127,9 @@ class Board:
         breaker, circuit, tally = subscription.breaker, valve.circuit, valve.tallies[subscription.name]
         if breaker is None or end is End.NEITHER:
             return circuit
-        now, probe = self._now(), valve.probing and circuit.handler == subscription.name
+        # Where nobody has that name any more, any of them tells.
+        asked = circuit.handler == subscription.name or circuit.handler not in valve.tallies
+        now, probe = self._now(), valve.probing and asked
         if not circuit.tripped:
             tally.add(end)
             if end is End.GOOD or not (breaker.names(error) or tally.full):
@@ -134,7 +139,6 @@ class Board:
             return circuit.trip(handler=subscription.name, kind=_kind(verdict, error), cause=cause, now=now, wait=wait)
         if not probe:
             return circuit
-        tally.clear()
         if end is End.GOOD:
             return circuit.close()
         cause = telling.cause(1, verdict.error or error)
@@ -169,11 +173,11 @@ class Board:
             except BaseException:
                 valve.pending = True
                 raise
-        elif probing:
+        elif probing and self.hands.able():
             store.renew(valve.queue, self._who, self._now() + LEASE)
 
     def _follow(self, valve: Valve, rows: Mapping[str, QueueState] | None, now: float) -> None:
-        before = valve.known
+        before, tripped = valve.known, valve.circuit.tripped
         with valve.lock:
             if rows is not None:
                 valve.known = rows.get(valve.queue) or QueueState(queue=valve.queue)
@@ -181,16 +185,21 @@ class Board:
                 valve.circuit = valve.circuit if valve.pending else valve.known.circuit
             ours = valve.circuit.tripped and (rows is None or valve.circuit.prober == self._who)
             valve.probing = valve.probing and ours and not valve.known.held(now)
-        if (
-            not valve.known.held(now)
-            and valve.circuit.due(now)
-            and not valve.probing
-            and self._claims(valve, now, rows)
-        ):
-            with valve.lock:
+            if valve.circuit.tripped != tripped:
+                valve.forget_runs()
+        due = not valve.known.held(now) and valve.circuit.due(now) and not valve.probing
+        if due and self.hands.able() and self._claims(valve, now, rows):
+            self._try(valve, now)
+        telling.turned(valve, before, turn(valve, now, self.hands), now)
+
+    def _try(self, valve: Valve, now: float) -> None:
+        with valve.lock:
+            if valve.tallies:
                 valve.probing = True
                 valve.circuit = replace(valve.circuit, prober=self._who, probe_until=now + LEASE)
-        telling.turned(valve, before, turn(valve, now, self.hands), now)
+            else:
+                # None of its handlers has a breaker any more, so that nobody could close it.
+                valve.circuit, valve.pending = valve.circuit.close(), True
 
     def _claims(self, valve: Valve, now: float, rows: Mapping[str, QueueState] | None) -> bool:
         if rows is None or self._store is None:

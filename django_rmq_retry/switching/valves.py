@@ -21,6 +21,9 @@ class Hands(Protocol):
     def try_one(self, queue: str) -> None:
         """Take one message at a time."""
 
+    def able(self) -> bool:
+        """Whether messages can come at all: not while there is no broker, nor at the end."""
+
 
 class NoHands:
     """Before anybody consumes."""
@@ -30,6 +33,9 @@ class NoHands:
     def open(self, queue: str) -> None: ...
 
     def try_one(self, queue: str) -> None: ...
+
+    def able(self) -> bool:
+        return True
 
 
 class Mode(Enum):
@@ -78,6 +84,11 @@ class Valve:
         if not self.circuit.tripped:
             return Mode.OPEN
         return Mode.ONE if self.probing else Mode.SHUT
+
+    def forget_runs(self) -> None:
+        """Those of before an outage tell nothing of what comes after it."""
+        for tally in self.tallies.values():
+            tally.clear()
 
     def next_due(self, now: float) -> float | None:
         """When something may happen by itself."""

@@ -48,6 +48,9 @@ class Valves:
     def try_one(self, queue: str) -> None:
         self._turn((queue,), 1)
 
+    def able(self) -> bool:
+        return True
+
     def _turn(self, lanes: Sequence[str], prefetch: int | None) -> None:
         for lane in lanes:
             self._prefetch[lane] = prefetch

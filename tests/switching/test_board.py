@@ -14,7 +14,7 @@ from django_rmq_retry.core.settlement import Tell
 from django_rmq_retry.core.subscription import Subscription, intakes
 from django_rmq_retry.core.verdict import ACK, Kind, Verdict, retry
 from django_rmq_retry.models import Meter, Switch
-from django_rmq_retry.switching.board import LEASE, Board
+from django_rmq_retry.switching.board import LEASE, LOOK, Board
 from django_rmq_retry.switching.meters import MeterTable
 from django_rmq_retry.switching.pacing import AHEAD, Pace
 from django_rmq_retry.switching.table import Table
@@ -35,6 +35,7 @@ class Hands:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.online = True
 
     def shut(self, queue: str) -> None:
         self.done.append("shut")
@@ -44,6 +45,9 @@ class Hands:
 
     def try_one(self, queue: str) -> None:
         self.done.append("one")
+
+    def able(self) -> bool:
+        return self.online
 
 
 class Away:
@@ -66,14 +70,16 @@ def own(own_database: Own, settings: Any) -> Own:
     return own_database
 
 
+BREAKER = Breaker(on=BankDown, probe_after=30)
+
+
 class Process:
     """One of several, with a clock that the test moves."""
 
-    def __init__(self, who: str, store: Any = None) -> None:
-        breaker = Breaker(on=BankDown, probe_after=30)
+    def __init__(self, who: str, store: Any = None, *, name: str = "charge", breaker: Breaker | None = BREAKER) -> None:
         known = subscription(policy=RetryThenPark(attempts=1))
         self.subscription = Subscription(
-            name="charge", run=known.run, queue=known.queue, policy=known.policy, park=known.park, breaker=breaker
+            name=name, run=known.run, queue=known.queue, policy=known.policy, park=known.park, breaker=breaker
         )
         self.intakes = intakes([self.subscription])
         self.queue = self.subscription.queue.name
@@ -86,9 +92,9 @@ class Process:
         verdict = ACK if error is None else retry(10)
         return self.board.leave(delivery(), self.subscription, verdict, error)
 
-    def turn(self, after: float = 0.0) -> None:
+    def turn(self, after: float = 0.0) -> float:
         self.now += after
-        self.board.turn()
+        return self.board.turn()
 
 
 def row() -> Switch:
@@ -152,6 +158,82 @@ def test_whoever_ends_lets_others_try_at_once() -> None:
     two.turn(32)
 
     assert two.hands.done == ["one"]
+
+
+def test_who_has_no_broker_tries_nothing_and_keeps_nobody_from_trying() -> None:
+    one, two, three = (Process(name) for name in ("one", "two", "three"))
+    one.hands.online = False
+    two.ran(BankDown("timeout"))
+    two.turn()
+    waits = [one.turn(31) for _ in range(2)]
+    two.turn(31)
+    tried = list(two.hands.done)
+    two.hands.online = False
+    two.turn(1)
+    three.turn(31 + 1 + LEASE)
+    two.turn(LEASE)
+
+    assert (one.hands.done, waits) == (["shut"], [LOOK, LOOK])
+    assert tried == ["shut", "one"]
+    assert three.hands.done == ["one"]
+    assert two.hands.done == ["shut", "one", "shut"]
+
+
+@pytest.mark.parametrize("error", [None, BankDown("timeout")])
+def test_the_breaker_of_a_handler_that_has_another_name_by_now_is_tried_by_any(error: BankDown | None) -> None:
+    old, new = Process("old"), Process("new", name="pay")
+    old.ran(BankDown("timeout"))
+    old.turn()
+    new.turn(31)
+    new.ran(error)
+    new.turn()
+
+    assert new.hands.done == ["one", "open" if error is None else "shut"]
+    assert (row().tripped, row().failed) == (error is not None, int(error is not None))
+
+
+def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_tried() -> None:
+    old, new = Process("old"), Process("new", breaker=None)
+    old.ran(BankDown("timeout"))
+    old.turn()
+    new.turn()
+    shut = list(new.hands.done)
+    new.turn(31)
+    new.turn(1)
+
+    assert (shut, new.hands.done) == (["shut"], ["shut", "open"])
+    assert not row().tripped
+
+
+def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process() -> None:
+    share = Breaker(share=0.5, of=4, probe_after=30)
+    one, two = Process("one", breaker=share), Process("two", breaker=share)
+    for process in (two, one, one):
+        process.ran(ValueError("no"))
+    for process in (one, two):
+        process.turn()
+    opened = row().tripped
+    two.turn(31)
+    two.ran()
+    for process in (two, one):
+        process.turn()
+        process.ran(ValueError("no"))
+        process.turn()
+
+    assert (opened, row().tripped) == (True, False)
+
+
+def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
+    class ReadOnly(Table):
+        def claim(self, queue: str, who: str, *, now: float, until: float) -> bool:
+            raise ConnectionError("cannot execute UPDATE in a read-only transaction")
+
+    one, two = Process("one"), Process("two", ReadOnly())
+    one.ran(BankDown("timeout"))
+    one.turn()
+    two.turn()
+
+    assert two.turn(31) == LOOK
 
 
 @pytest.mark.usefixtures("own")
