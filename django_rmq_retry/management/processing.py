@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,10 +46,9 @@ class Process:
             start.intakes, self._events, threads=start.threads, prefetch=start.prefetch, limits=self._limits()
         )
         self._drainer = draining.drainer() if start.parks else None
-        if self._drainer is not None:
-            self._consumer.beside_empty = self._drainer.empty
         self._runs = RunDriver(around=consuming.Around) if start.parks else None
         self._relaying = Relaying(around=consuming.Around) if placing.served() else None
+        self._consumer.beside_empty = self._beside_empty
         self._live = self._liveness()
         self._events.counts_acks = bool(row or self._live)
 
@@ -115,6 +115,15 @@ class Process:
     def _stop(self, why: str) -> None:
         self._signalled = True
         self._consumer.stop(why)
+
+    def _beside_empty(self, told: Callable[[bool], None]) -> None:
+        """The outbox last: the drainer's thread may have let a key go on."""
+        relaying = self._relaying
+
+        def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+            relaying.empty(told) if empty and relaying is not None else told(empty)
+
+        self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
 
     def _limits(self) -> Limits:
         start = self._start

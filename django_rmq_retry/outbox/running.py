@@ -1,7 +1,9 @@
 """The thread that relays: in every consuming process, and in ``rmq_relay`` alone."""
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -19,8 +21,11 @@ LISTENING_POLL = 3.0
 SOONEST = 0.05
 AGAIN = 1.0
 """Seconds after which a broker or database that is away is tried again."""
+PATIENCE = 30.0
+"""Seconds without an answer and without a message sent after which nothing more is expected of a round."""
 
 Around = Callable[[], AbstractContextManager[object]]
+Told = Callable[[bool], None]
 
 
 class Relaying:
@@ -39,12 +44,31 @@ class Relaying:
         self._relays: dict[str, Relay] = {}
         self._failing: set[str] = set()
         self.sent = 0
+        self._asking: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._told = self._seen = 0
+        """How many were sent when it was last told, and last asked, whether there is more."""
+        self._since = 0.0
+        """Since when somebody who asks so has had no answer, and nothing was sent."""
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
         self._ears.wake()
+
+    def empty(self, told: Told) -> None:
+        """Tell, after its next round, whether nothing was sent since this was last told, and nothing more can be now.
+
+        A database that does not even refuse is not waited for without end.
+        """
+        now = time.monotonic()
+        if not self._since or self._seen != self.sent:
+            self._since, self._seen = now, self.sent
+        if self.over.is_set() or now - self._since > PATIENCE:
+            told(True)  # noqa: FBT003 - the answer
+            return
+        self._asking.put(told)
+        self.wake()
 
     def stop(self, timeout: float | None = None) -> bool:
         """End after the batch under way; whether it has ended by then."""
@@ -58,7 +82,9 @@ class Relaying:
         settling.wakers.add(self.wake)
         try:
             while not self._ended.is_set():
+                asking = [self._asking.get() for _ in range(self._asking.qsize())]
                 wait = self._round()
+                self._tell(asking)
                 if self._burst:
                     break
                 self._ears.wait(wait)
@@ -67,6 +93,13 @@ class Relaying:
             self._ears.close()
             connections.close_all()
             self.over.set()
+
+    def _tell(self, asking: list[Told]) -> None:
+        if not asking:
+            return
+        quiet, self._told, self._since = self.sent == self._told, self.sent, 0.0
+        for told in asking:
+            told(quiet)
 
     def _round(self) -> float:
         """Serve every database; seconds until something is due again."""

@@ -1,6 +1,7 @@
 """Real processes, a real broker and a real database: kills between the steps, a broker that is away, the commands."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from django.db import connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import wiring
+from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.management.base import Exit
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.outbox import claiming, placing, running, settling
@@ -22,7 +24,7 @@ from django_rmq_retry.outbox.listening import Ears
 from django_rmq_retry.outbox.running import Relaying
 from django_rmq_retry.publishing import publish
 from tests.outbox.dying import QUEUE
-from tests.outbox.made import emptied, kept, left, relay
+from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.outbox.test_relaying import due_again
 from tests.tooling.filled import Own
 from tests.tooling.waiting import wait_until
@@ -30,6 +32,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.database, pytest.mark.long, pytest.mark.usefixtures("declared")]
 
 ROOT = Path(__file__).parents[2]
+MANY = 1000
 ROWS = OutboxMessage.objects.using("own")
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -192,6 +195,55 @@ def test_a_burst_ends_when_all_is_sent(amqp: BlockingChannel, start: Start) -> N
     said, _ = process.communicate(timeout=60)
 
     assert (process.returncode, len(arrived(amqp))) == (Exit.DONE, 3), said
+
+
+def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingChannel, start: Start) -> None:
+    assert start("django", "rmq_declare").wait(60) == 0
+    left("nowhere")
+    left(*[QUEUE] * MANY, order_key="account:7")
+    process = start("django", "rmq_consume", "--burst")
+    said, _ = process.communicate(timeout=120)
+
+    assert (process.returncode, len(arrived(amqp)), kept("own")) == (Exit.DONE, MANY, ["nowhere"]), said
+
+
+@pytest.mark.usefixtures("post")
+def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "served", lambda: ["own"])
+    left("good", "bad")
+    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    relaying, told = Relaying(), queue.SimpleQueue[bool]()
+    relaying.empty(told.put)
+    relaying.start()
+    first = told.get(timeout=30)
+    post.ends["bad"] = (Outcome.UNSENT, "connection refused")
+    due_again()
+    relaying.empty(told.put)
+    second = told.get(timeout=30)
+    assert relaying.stop(timeout=20)
+    relaying.empty(told.put)
+
+    assert (first, second, told.get(timeout=30)) == (False, True, True)
+    assert kept("own") == ["bad"]
+
+
+def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PATIENCE", 0.0)
+    monkeypatch.setattr(placing, "served", list)
+    relaying, told = Relaying(), queue.SimpleQueue[bool]()
+
+    def given_up() -> bool:
+        relaying.empty(told.put)
+        return not told.empty()
+
+    # Nobody answers before it is started.
+    relaying.empty(told.put)
+    wait_until(given_up, what="it is given up")
+    relaying.start()
+    assert relaying.stop(timeout=20)
+    assert told.get() is True
 
 
 def test_a_burst_says_that_the_broker_is_away(start: Start) -> None:
