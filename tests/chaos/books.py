@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.chaos import ledger
 from tests.chaos.lanes import Lane
+from tests.chaos.naming import lane_of
 from tests.chaos.processes import Exit
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line about one attempt; `at` is in milliseconds."""
+class Note(NamedTuple):
+    """One line about one attempt; `at` is in milliseconds. There are millions of them."""
 
     name: str
     attempt: int
@@ -37,6 +38,15 @@ class Harm:
     healed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """When a queue was paused for certain, in milliseconds."""
+
+    queue: str
+    began: int
+    ended: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Books:
     """Everything; names are those of ``naming``."""
@@ -52,6 +62,9 @@ class Books:
     """Of the lanes without a database."""
     effects: Sequence[str] = ()
     """Of those with one, in their order."""
+    down: Sequence[Note] = ()
+    """Runs that failed because what they needed was down."""
+    pauses: Sequence[Pause] = ()
     records: Mapping[str, Record] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     """Waiting in the database behind one of their key that waits for a person."""
@@ -72,6 +85,13 @@ class Books:
         """How often each came to its end."""
         return Counter([note.name for note in self.did]) + Counter(self.effects)
 
+    def lane(self, name: str) -> Lane:
+        """The lane of a message; one that nobody knows holds it to nothing."""
+        return self.lanes.get(lane_of(name), NO_LANE)
+
+
+NO_LANE = Lane(name="", share=0, attempts=None, innocent=False)
+
 
 def read(folder: Path, lanes: Mapping[str, Lane]) -> Books:
     """The part that stands in the ledger."""
@@ -82,10 +102,24 @@ def read(folder: Path, lanes: Mapping[str, Lane]) -> Books:
         rolled=set(ledger.names(folder, ledger.ROLLED)),
         began=notes(ledger.lines(folder, ledger.BEGAN)),
         failed=notes(ledger.lines(folder, ledger.FAILED)),
+        down=notes(ledger.lines(folder, ledger.DOWN)),
+        pauses=pauses(folder),
         did=sorted(notes(ledger.lines(folder, ledger.DID)), key=lambda note: note.at),
         discarded=set(ledger.names(folder, ledger.DISCARDED)),
         harms=[Harm(name, int(began), int(healed)) for name, began, healed in ledger.lines(folder, ledger.HARM)],
     )
+
+
+def pauses(folder: Path) -> list[Pause]:
+    """Each until its own end, or until somebody began to resume its queue."""
+    resumed = [(queue, int(at)) for queue, at in ledger.lines(folder, ledger.RESUMED)]
+    found = []
+    for queue, began, until in ledger.lines(folder, ledger.PAUSED):
+        ends = [at for one, at in resumed if one == queue and at >= int(began)]
+        if int(until):
+            ends.append(int(until))
+        found.append(Pause(queue, int(began), min(ends, default=int(began))))
+    return found
 
 
 def notes(found: Iterable[list[str]]) -> list[Note]:

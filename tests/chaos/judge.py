@@ -2,10 +2,13 @@
 
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tests.chaos.books import Books, Note
+from tests.chaos.finding import Finding, told
+from tests.chaos.gates import pacing, pausing, unburned
 from tests.chaos.lanes import LINE_WAIT, WAITS, Lane
 from tests.chaos.naming import NOT_TO_BE_HANDLED, lane_of, read
 
@@ -14,16 +17,7 @@ CLOCKS = 5
 """Milliseconds by which two clocks of one machine may be told apart."""
 QUIET_SLACK = 20_000
 """Milliseconds later than asked that a retry may come before anything is done, on a machine with no core to spare."""
-EXAMPLES = 5
 IN_ORDER = (0, -signal.SIGTERM)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """An invariant that was broken, by its letter in TRAPS or its number in FAULTS."""
-
-    rule: str
-    said: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +34,8 @@ class Judgement:
     effect_duplicates: int
     transport_duplicates: int
     recovered: int
+    twofold: int
+    """Handled, and parked or discarded besides: two lives of one message ended differently, which may be."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -63,7 +59,7 @@ def judge(books: Books) -> Judgement:
     lost = books.confirmed - final
     unexpected = (final | settled) - books.attempted
     doubled = [name for name, times in handled.items() if times > 1]
-    twice = [name for name in doubled if lane_in(books, name).once]
+    twice = [name for name in doubled if books.lane(name).once]
     verdict = Judgement(
         attempted=len(books.attempted),
         confirmed=len(books.confirmed),
@@ -75,6 +71,7 @@ def judge(books: Books) -> Judgement:
         effect_duplicates=len(twice),
         transport_duplicates=len(doubled) - len(twice),
         recovered=len((books.attempted - books.confirmed) & final),
+        twofold=len((books.records.keys() - settled) & handled.keys()),
     )
     found = [
         *told("A, I1, I3: confirmed, and neither handled nor in a record", lost),
@@ -86,25 +83,17 @@ def judge(books: Books) -> Judgement:
     return verdict
 
 
-def told(said: str, names: Iterable[str]) -> Iterator[Finding]:
-    """One finding for all of a kind, with a few of them."""
-    some = sorted(names)
-    if some:
-        rule, _, words = said.partition(": ")
-        more = f" and {len(some) - EXAMPLES} more" if len(some) > EXAMPLES else ""
-        yield Finding(rule=rule, said=f"{words}: {', '.join(some[:EXAMPLES])}{more}")
-
-
 def order(books: Books) -> Iterator[Finding]:
     """B, I12: what was confirmed later took effect later. What was discarded was resolved: a copy may come after."""
-    first: dict[str, int] = {}
-    for place, name in enumerate([*(note.name for note in books.did), *books.effects]):
-        first.setdefault(name, place)
+    ordered = {name for name, lane in books.lanes.items() if lane.by_life or lane.by_key}
+    handled = chain((note.name for note in books.did), books.effects)
+    # A dict keeps the order in which each came first.
+    first = dict.fromkeys(name for name in handled if lane_of(name) in ordered)
     latest: dict[tuple[str, ...], tuple[int, str]] = {}
     wrong = []
-    for name in sorted(first, key=first.__getitem__):
-        lane = lane_in(books, name)
-        if name not in books.confirmed or name in books.discarded or not (lane.by_life or lane.by_key):
+    for name in first:
+        lane = books.lane(name)
+        if name not in books.confirmed or name in books.discarded:
             continue
         plan = read(name)
         line = (plan.lane, plan.life, plan.key if lane.by_key else "")
@@ -120,12 +109,12 @@ def passing(books: Books) -> Iterator[Finding]:
     """B: nothing of a key is handled behind one that waits for a person in an open record."""
     stuck: dict[tuple[str, str, str], int] = {}
     for name, record in books.records.items():
-        lane = lane_in(books, name)
+        lane = books.lane(name)
         if lane.by_key and record.state not in {PROCESSED, DISCARDED} and name in books.confirmed:
             plan = read(name)
             place = (plan.lane, plan.life, plan.key)
             stuck[place] = min(stuck.get(place, plan.number), plan.number)
-    plans = [(name, read(name)) for name in set(books.effects) if lane_in(books, name).by_key]
+    plans = [(name, read(name)) for name in set(books.effects) if books.lane(name).by_key]
     wrong = [
         name
         for name, plan in plans
@@ -155,11 +144,12 @@ def delays(books: Books) -> Iterator[Finding]:
         before = [one.at for one in ended.get((note.name, note.attempt - 1), ()) if one.at <= note.at]
         if note.attempt == 1 or not before:
             continue
-        wait = wait_of(lane_in(books, note.name), note.attempt - 1)
+        lane = books.lane(note.name)
+        wait = wait_of(lane, note.attempt - 1)
         # A message that was copied twice has two lives: any of them may be the one that goes on.
         if note.at - min(before) < wait - CLOCKS:
             early.append(f"{note.name} attempt {note.attempt} after {note.at - min(before)} ms")
-        if note.at <= books.quiet_until and note.at - max(before) > wait + QUIET_SLACK:
+        if note.at <= books.quiet_until and not lane.waits and note.at - max(before) > wait + QUIET_SLACK:
             late.append(f"{note.name} attempt {note.attempt} after {note.at - max(before)} ms")
     yield from told("C, I8: earlier than asked", early)
     yield from told("C, I8: later than its bound, before anything was done to the system", late)
@@ -172,9 +162,7 @@ def wait_of(lane: Lane, attempt: int) -> float:
 
 def innocents(books: Books) -> Iterator[Finding]:
     """I20: only what was made to fail is parked, where no database is needed to handle it."""
-    wrong = [
-        name for name in books.records if lane_in(books, name).innocent and not NOT_TO_BE_HANDLED & {read(name).plan}
-    ]
+    wrong = [name for name in books.records if books.lane(name).innocent and not NOT_TO_BE_HANDLED & {read(name).plan}]
     yield from told("I20: parked, and nothing was wrong with it", wrong)
 
 
@@ -220,15 +208,8 @@ def history(books: Books) -> Iterator[Finding]:
 RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
     *(order, passing, attempts, delays, innocents),
     *(transactions, decisions, ends, quiescence, history),
+    *(unburned, pausing, pacing),
 )
-
-
-def lane_in(books: Books, name: str) -> Lane:
-    """The lane of a name; one that nobody knows holds it to nothing."""
-    return books.lanes.get(lane_of(name), NO_LANE)
-
-
-NO_LANE = Lane(name="", share=0, attempts=None, innocent=False)
 
 
 def lanes_told(books: Books) -> Mapping[str, tuple[int, int]]:

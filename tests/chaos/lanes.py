@@ -14,6 +14,8 @@ WAITS = (0.5, 2.0)
 LINE_WAIT = 0.2
 SLOWNESS = 3.0
 KEYS = 40
+METERED = 20.0
+"""Runs a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,14 @@ class Lane:
     attempts: int | None = ATTEMPTS
     innocent: bool = True
     """Only what was made to fail may be parked."""
+    counted: bool = False
+    """Every run is noted, and no attempt may be counted without a handler that failed."""
+    leans: bool = False
+    """Its handler needs something that goes down and up, and has a breaker."""
+    gated: bool = False
+    """Operators pause and resume its queue."""
+    rate: float | None = None
+    """The most runs a second of all processes together."""
     needs: str = ""
     """The module of the product that must be there."""
 
@@ -41,9 +51,14 @@ class Lane:
     def queue(self) -> str:
         return f"chaos.{self.name}"
 
+    @property
+    def waits(self) -> bool:
+        """Whether a retry may wait for something else than its time."""
+        return self.leans or self.gated or self.rate is not None
+
 
 ALL = (
-    Lane(name="flood", share=0),
+    Lane(name="flood", share=0, counted=True),
     Lane(name="line", share=10, by_life=True, attempts=None),
     Lane(name="hostile", share=1, attempts=1),
     Lane(name="poison", share=0),
@@ -51,6 +66,9 @@ ALL = (
     Lane(name="once", share=20, database=True, once=True, innocent=False, needs="inbox"),
     Lane(name="sale", share=20, database=True, innocent=False, needs="outbox"),
     Lane(name="keyed", share=20, database=True, by_key=True, innocent=False, needs="ordering"),
+    Lane(name="fragile", share=10, counted=True, leans=True, needs="switching"),
+    Lane(name="gated", share=10, counted=True, gated=True, needs="switching"),
+    Lane(name="metered", share=0, counted=True, rate=METERED, needs="switching"),
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 ATTEMPTED, CONFIRMED, ROLLED = "attempted", "confirmed", "rolled"
 BEGAN, FAILED, DID = "began", "failed", "did"
 DISCARDED, MENDED, HARM = "discarded", "mended", "harm"
+DOWN, PAUSED, RESUMED = "down", "paused", "resumed"
 
 
 def now() -> int:
@@ -41,6 +42,25 @@ class Ledger:
             path = self._folder / f"{word}-{self._writer}"
             file = self._open[word] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, text.encode())
+
+
+class Counting:
+    """How many lines all processes wrote under one word so far; what was counted is not read again."""
+
+    def __init__(self, folder: Path, word: str) -> None:
+        self._folder = folder / "ledger"
+        self._word = word
+        self._read: dict[Path, int] = {}
+        self._lines = 0
+
+    def look(self) -> int:
+        for path in self._folder.glob(f"{self._word}-*"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                found = file.read()
+            self._read[path] = self._read.get(path, 0) + len(found)
+            self._lines += found.count(b"\n")
+        return self._lines
 
 
 def lines(folder: Path, word: str) -> Iterator[list[str]]:

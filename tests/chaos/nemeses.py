@@ -19,7 +19,7 @@ Nemesis = Callable[[Stage, random.Random], Iterator[float]]
 NETWORK = tuple(mode for mode in Mode if mode not in {Mode.PASS, Mode.CORRUPT_TO_CLIENT, Mode.CORRUPT_TO_SERVER})
 """A single byte that is changed may fall into a body, and nobody could know: TCP has its checksum against that."""
 SET = "application:set_env(rabbit, "
-ALL = ("consumer", "producer", "relay", "operator")
+ALL = ("consumer", "producer", "relay", "operator", "steering")
 
 
 def kill(stage: Stage, chance: random.Random) -> Iterator[float]:

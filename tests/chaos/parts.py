@@ -16,7 +16,7 @@ from tests.tooling.cluster import cluster, whole
 from tests.tooling.node import Node
 from tests.tooling.services import Services
 
-CLUSTER_LANES = ("flood", "line", "once", "sale", "keyed")
+CLUSTER_LANES = ("flood", "line", "once", "sale", "keyed", "fragile", "gated", "metered")
 """A classic queue lives on one node and is away with it."""
 MINUTE = 60.0
 REJOIN = 60.0
@@ -40,8 +40,8 @@ class Order:
         """Its time divided into phases; what starting took is taken from the chaos."""
         chosen = {name: known[name] for name in self.nemeses if name in known} or known
         return Weather(
-            warm_up=min(15.0, self.minutes * 4),
-            until=self.began + self.minutes * MINUTE - min(60.0, 10 + self.minutes * 6),
+            warm_up=min(15.0, 8 + self.minutes * 3),
+            until=self.began + self.minutes * MINUTE - min(60.0, 20 + self.minutes * 6),
             patience=PATIENCE,
             nemeses=chosen,
         )

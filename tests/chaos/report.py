@@ -1,14 +1,16 @@
 """What a run has found, for people."""
 
+import os
 import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
 from tests.chaos.books import Books, Harm
+from tests.chaos.gates import WINDOW, allowed, busiest
 from tests.chaos.judge import Judgement, lanes_told
 
 SECOND = 1000
@@ -26,9 +28,13 @@ def say(text: str) -> None:
 
 def judged(part: str, books: Books, verdict: Judgement, *, settled: float | None) -> None:
     """The whole report of one part."""
-    say(f"\n{part}: {verdict.line}")
+    say("")
+    say(f"{part}: {verdict.line}")
     for name, (confirmed, handled) in lanes_told(books).items():
         say(f"  {name:<10} confirmed {confirmed:>9,}  handled {handled:>9,}")
+    say(f"  {verdict.twofold} were handled and are in a record besides: two lives of one message")
+    for line in gates_told(books):
+        say(f"  {line}")
     say(f"  processes that ended by themselves: {ended(books) or 'none'}")
     say(f"  all queues empty after {settled:.1f} s" if settled is not None else "  the queues were never empty")
     table = recoveries(books)
@@ -38,6 +44,23 @@ def judged(part: str, books: Books, verdict: Judgement, *, settled: float | None
             say(f"  {name:<22} {times:>5}   {middle:>22.1f} s {longest:>7.1f} s")
     for finding in verdict.findings:
         say(f"  BROKEN {finding.rule}: {finding.said}")
+    total(part, verdict)
+
+
+def gates_told(books: Books) -> Iterator[str]:
+    """How often something stood before the handlers: a gate that never shut has proven nothing."""
+    yield f"{len(books.down):,} runs met a dependency that was down; {len(books.pauses)} pauses"
+    for name, lane in books.lanes.items():
+        for quiet, (count, _) in busiest(books, name).items() if lane.rate is not None else ():
+            when = "before anything was done" if quiet else "from then on"
+            yield f"{name}: at most {count} runs in {WINDOW // SECOND} s {when}, {allowed(lane.rate or 0)} are allowed"
+
+
+def total(part: str, verdict: Judgement) -> None:
+    """For the summary at the end, written where several processes each have a part."""
+    if "CHAOS_TOTALS" in os.environ:
+        with Path(os.environ["CHAOS_TOTALS"]).open("a") as file:
+            file.write(f"{verdict.confirmed} {part}: {verdict.line}\n")
 
 
 def ended(books: Books) -> str:

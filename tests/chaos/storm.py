@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.chaos import report
+from tests.chaos import report, steering
 from tests.chaos.gathering import Historian, books, settle
 from tests.chaos.judge import judge
 from tests.chaos.lanes import Lane, landed, lanes
-from tests.chaos.ledger import now
+from tests.chaos.ledger import CONFIRMED, Counting, now
 from tests.chaos.nemeses import Nemesis, schedule
 from tests.chaos.processes import Role
 from tests.chaos.stage import Stage
@@ -48,13 +48,14 @@ def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
     )
     return [
         consumer("flood-1", *flood, proxied=False, prefetch=300),
-        consumer("flood-2", *flood, proxied=True, prefetch=300),
+        consumer("flood-2", *flood, proxied=True, prefetch=100),
         consumer("others-1", *others, proxied=False),
         consumer("others-2", *others, proxied=True),
         *relay,
         Role(name="producer-flood", words=("tests.chaos.producing", "flood"), kind="producer"),
         Role(name="producer-mixed", words=("tests.chaos.producing", "mixed"), kind="producer", proxied=True),
         Role(name="operator", words=("tests.chaos.operating",), kind="operator"),
+        Role(name="steering", words=("tests.chaos.steering",), kind="steering"),
     ]
 
 
@@ -74,7 +75,9 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
     rage(stage, weather, historian)
     report.say("  healed, and waiting until all is quiet")
     stage.heal()
-    stage.fleet.stop("producer")
+    stage.fleet.stop("producer", "steering")
+    if not steering.release(stage.folder, stage.ledger):
+        report.say("  BROKEN: no queue could be resumed")
     settled = settle(stage, weather.patience)
     stage.fleet.stop("operator")
     settled = settle(stage, weather.patience) if settled is not None else None
@@ -96,6 +99,7 @@ def warm(stage: Stage) -> bool:
 def rage(stage: Stage, weather: Weather, historian: Historian) -> None:
     """One nemesis after the other, until the time is over."""
     deadline, looked = max(weather.until, time.monotonic() + AT_LEAST), 0.0
+    confirmed = Counting(stage.folder, CONFIRMED)
     for strike in schedule(stage.seed, weather.nemeses, shortest=weather.shortest, longest=weather.longest):
         if time.monotonic() + strike.pause >= deadline:
             stage.rest(deadline - time.monotonic())
@@ -108,7 +112,8 @@ def rage(stage: Stage, weather: Weather, historian: Historian) -> None:
         for seconds in weather.nemeses[strike.name](stage, strike.chance):
             stage.rest(seconds)
         stage.harmed(strike.name, began)
-        report.say(f"  {strike.number:>3} {strike.name:<22} {(now() - began) / 1000:5.1f} s")
+        took = (now() - began) / 1000
+        report.say(f"  {strike.number:>3} {strike.name:<22} {took:5.1f} s {confirmed.look():>11,} confirmed")
 
 
 @contextmanager

@@ -53,10 +53,23 @@ def test_money_is_moved_exactly_once_while_somebody_dies_every_two_seconds(run: 
 @pytest.mark.long
 def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_doubled(run: Run) -> None:
     code, said = run(
-        *("--only", "storm", "--minutes", "1", "--rate", "1000", "--lanes", "flood,once"),
+        *("--only", "storm", "--minutes", "1.3", "--rate", "1000", "--lanes", "flood,once"),
         *("--nemeses", "kill_consumer", "--plant", "ack_first,not_once"),
     )
 
     assert code == 1, said
     assert "BROKEN A, I1, I3: confirmed, and neither handled nor in a record: flood." in said
     assert "BROKEN D, I4: handled more than once with once=True: once." in said
+
+
+@pytest.mark.long
+def test_a_handler_without_its_breaker_a_consumer_deaf_to_pauses_and_a_rate_nobody_keeps_are_caught(run: Run) -> None:
+    code, said = run(
+        *("--only", "storm", "--minutes", "1.2", "--rate", "200", "--lanes", "flood,fragile,gated,metered"),
+        *("--nemeses", "kill_consumer", "--plant", "no_breaker,deaf,no_rate"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN I7: an attempt was burned, and no handler had failed: fragile." in said
+    assert "BROKEN I6: begun although its queue was paused: gated." in said
+    assert "BROKEN I16: more runs than its rate allows: metered " in said

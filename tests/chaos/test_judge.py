@@ -122,11 +122,20 @@ def test_what_came_back_after_it_was_discarded_breaks_no_order() -> None:
     assert broken(books(*names, effects=[names[1], names[0]], discarded={names[0]})) == []
 
 
+def test_what_was_handled_and_is_in_a_record_besides_is_counted_once_and_told() -> None:
+    found = books(*FLOOD[:3], did=did(*FLOOD[:3]))
+    found.records = {FLOOD[0]: Record("parked"), FLOOD[1]: Record("discarded"), FLOOD[2]: Record("processed")}
+
+    verdict = judge(found)
+
+    assert (verdict.handled, verdict.parked, verdict.discarded, verdict.twofold) == (3, 0, 0, 2)
+
+
 def test_more_attempts_than_allowed_are_found() -> None:
     name = "flood.1.1.x"
     began = [Note(name, number, number * 10_000) for number in range(1, 6)]
 
-    assert broken(books(name, began=began, records={name: Record("parked")})) == [
+    assert broken(books(name, began=began, failed=began, records={name: Record("parked")})) == [
         ("I7", "attempted more often than its policy allows: flood.1.1.x")
     ]
 

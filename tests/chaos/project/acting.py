@@ -8,24 +8,30 @@ from threading import Event
 from django_rmq_retry import Delivery
 from tests.chaos import naming
 from tests.chaos.lanes import SLOWNESS
-from tests.chaos.ledger import BEGAN, DID, FAILED, Ledger, now
+from tests.chaos.ledger import BEGAN, DID, DOWN, FAILED, Ledger, now
+from tests.chaos.steering import Dependency
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
 ledger = Ledger(FOLDER, f"{os.environ['CHAOS_NAME']}.{os.getpid()}")
+dependency = Dependency(FOLDER)
 
 
 class Broken(Exception):
     """Another attempt may help."""
 
 
+class Down(Exception):
+    """What the handler needs is down: it is no fault of the message."""
+
+
 class Hopeless(Exception):
     """No attempt will help, until a person has mended the cause."""
 
 
-def act(message: Delivery) -> None:
-    """Fail, die or dawdle, as the name says; most names say nothing."""
+def act(message: Delivery, *, noted: bool = False) -> None:
+    """Fail, die or dawdle, as the name says; most say nothing, and then a run is noted only where it is asked for."""
     name = message.data["id"]
-    if naming.plain(name):
+    if naming.plain(name) and not noted:
         return
     ledger.note(BEGAN, name, message.attempt, now())
     plan = naming.read(name)
@@ -38,6 +44,13 @@ def act(message: Delivery) -> None:
     if message.attempt <= plan.fails or (plan.plan == naming.STUBBORN and not mended(name)):
         ledger.note(FAILED, name, message.attempt, now())
         raise Broken("not yet")
+
+
+def lean(message: Delivery) -> None:
+    """Use what goes down and up."""
+    if dependency.down:
+        ledger.note(DOWN, message.data["id"], message.attempt, now())
+        raise Down("nobody answers")
 
 
 def did(message: Delivery) -> None:

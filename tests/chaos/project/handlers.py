@@ -3,14 +3,18 @@
 from django.db import transaction
 from django.db.models import F
 
-from django_rmq_retry import AckFirst, Delivery, Fixed, Queue, RetryThenPark, Steps, StopTheLine, handler
-from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, WAITS, planted
+from django_rmq_retry import AckFirst, Breaker, Delivery, Fixed, Queue, RetryThenPark, Steps, StopTheLine, handler
+from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, METERED, WAITS, planted
 from tests.chaos.naming import read
-from tests.chaos.project.acting import Hopeless, act, did
+from tests.chaos.project.acting import Down, Hopeless, act, did, lean
 from tests.chaos.project.models import Account, Booking, Effect
+from tests.chaos.project.planting import deafen
 
 steps = Steps(list(WAITS))
 patient = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless)
+if planted("deaf"):
+    deafen()
+breaker = Breaker(on=Down, probe_after=1, longest=4)
 careless = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless, via=AckFirst())
 
 
@@ -58,6 +62,25 @@ def sale(message: Delivery) -> None:
 def keyed(message: Delivery) -> None:
     act(message)
     Effect.objects.create(name=message.data["id"], attempt=message.attempt)
+
+
+@handler("chaos.fragile", policy=patient, breaker=None if planted("no_breaker") else breaker)
+def fragile(message: Delivery) -> None:
+    act(message, noted=True)
+    lean(message)
+    did(message)
+
+
+@handler("chaos.gated", policy=patient)
+def gated(message: Delivery) -> None:
+    act(message, noted=True)
+    did(message)
+
+
+@handler("chaos.metered", policy=patient, rate=None if planted("no_rate") else METERED)
+def metered(message: Delivery) -> None:
+    act(message, noted=True)
+    did(message)
 
 
 @handler("chaos.book", policy=patient, once=True)

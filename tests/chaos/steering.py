@@ -1,0 +1,150 @@
+"""The world around, in a process of its own until SIGTERM: something that handlers need goes down and up, and an
+operator pauses and resumes a queue."""
+
+import io
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+
+import django
+from django.core.management import call_command
+
+from tests.chaos.lanes import lanes
+from tests.chaos.ledger import PAUSED, RESUMED, Ledger, now
+
+STEP = 0.1
+AGAIN = 0.5
+FIRST_PAUSE = 14.0
+"""So long that something of it can be judged before anything is done to the system."""
+PATIENCE = 60.0
+NOTHING_TO_DO = 6
+PAUSES, FLOWS = (5.0, 12.0), (6.0, 15.0)
+OUTAGES, WELL = (2.0, 6.0), (4.0, 12.0)
+LEAST = 0.3
+BY_ITSELF = 0.3
+"""Of the pauses, those that end at a time which was told."""
+
+
+class Dependency:
+    """Something that handlers need: a file that is there while it is down, whoever looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._down = folder / "down"
+
+    @property
+    def down(self) -> bool:
+        return self._down.exists()
+
+    def fail(self) -> None:
+        self._down.touch()
+
+    def mend(self) -> None:
+        self._down.unlink(missing_ok=True)
+
+    def turn(self, chance: random.Random) -> float:
+        """The other way; seconds until the next time."""
+        if self.down:
+            self.mend()
+            return chance.uniform(*WELL)
+        self.fail()
+        return chance.uniform(*OUTAGES)
+
+
+class Gate:
+    """One queue, paused and resumed by the operators' command. The ledger claims a pause only while it is sure."""
+
+    def __init__(self, queue: str, ledger: Ledger, *, first: float | None = None) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._first = first
+        self._paused = False
+
+    def turn(self, chance: random.Random) -> float:
+        """The other way; seconds until the next time."""
+        if self._paused:
+            self.resume()
+            return chance.uniform(*FLOWS)
+        seconds = self._first or chance.uniform(*PAUSES)
+        self._first = None
+        asked = now()
+        if chance.random() < BY_ITSELF:
+            command("pause", self._queue, "--for", f"{round(seconds)}s", "--reason", "chaos")
+            self._ledger.note(PAUSED, self._queue, now(), asked + round(seconds) * 1000)
+            return seconds + LEAST + chance.uniform(*FLOWS)
+        self._paused = True
+        command("pause", self._queue, "--reason", "chaos")
+        self._ledger.note(PAUSED, self._queue, now(), 0)
+        return seconds
+
+    def resume(self) -> None:
+        self._ledger.note(RESUMED, self._queue, now())
+        command("resume", self._queue)
+        self._paused = False
+
+
+def command(act: str, *words: str) -> None:
+    """What an operator types; that a queue flows already is no failure."""
+    try:
+        call_command("rmq_queue", act, *words, stdout=io.StringIO(), stderr=io.StringIO())
+    except SystemExit as end:
+        if end.code not in {0, NOTHING_TO_DO}:
+            raise RuntimeError(f"rmq_queue {act} ended with {end.code}") from end
+
+
+def release(folder: Path, ledger: Ledger) -> bool:
+    """Everything up and flowing, whatever was done before; whether it was done in time."""
+    from django.db import connection  # noqa: PLC0415 - Django must be set up first
+
+    Dependency(folder).mend()
+    gated = [lane.queue for lane in lanes().values() if lane.gated]
+    deadline, pause = time.monotonic() + PATIENCE, Event()
+    while time.monotonic() < deadline:
+        try:
+            for queue in gated:
+                Gate(queue, ledger).resume()
+        except Exception as error:  # noqa: BLE001 - a database that has just been healed
+            print(f"{error!r}"[:300], file=sys.stderr, flush=True)
+            with suppress(Exception):
+                connection.close()
+            pause.wait(AGAIN)
+        else:
+            return True
+    return False
+
+
+def main() -> int:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.chaos.project.settings")
+    stopping = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    django.setup()
+    from django.db import connection  # noqa: PLC0415 - Django must be set up first
+
+    folder, life = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_LIFE"]
+    ledger = Ledger(folder, f"steering.{life}")
+    chance = random.Random(f"{os.environ['CHAOS_SEED']}/steering/{life}")
+    if life != "1":
+        release(folder, ledger)
+    first = FIRST_PAUSE if life == "1" else None
+    turned = [Gate(lane.queue, ledger, first=first) for lane in lanes().values() if lane.gated]
+    due: dict[Dependency | Gate, float] = dict.fromkeys([Dependency(folder), *turned], 0.0)
+    while not stopping.wait(STEP):
+        for one, at in due.items():
+            if time.monotonic() < at:
+                continue
+            try:
+                due[one] = time.monotonic() + one.turn(chance)
+            except Exception as error:  # noqa: BLE001 - an operator under fire tries again
+                print(f"{error!r}"[:300], file=sys.stderr, flush=True)
+                due[one] = time.monotonic() + AGAIN
+                with suppress(Exception):
+                    connection.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

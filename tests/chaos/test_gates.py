@@ -1,0 +1,110 @@
+"""The judge's rules for breakers, pauses and rates, on books that were made up; and how pauses are read."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.books import Books, Note, Pause, pauses
+from tests.chaos.judge import judge
+from tests.chaos.lanes import ALL
+from tests.chaos.ledger import CONFIRMED, PAUSED, RESUMED, Counting, Ledger
+from tests.chaos.steering import Dependency
+
+LANES = {lane.name: lane for lane in ALL}
+QUIET = 60_000
+
+
+def broken(*began: Note, **more: Any) -> list[tuple[str, str]]:
+    names = {note.name for note in began}
+    did = [Note(name, 1, 0) for name in sorted(names)]
+    found = Books(lanes=LANES, attempted=names, confirmed=names, began=began, did=did, **{"quiet_until": QUIET, **more})
+    return [(finding.rule, finding.said) for finding in judge(found).findings]
+
+
+def runs(count: int, *, every: int, lane: str = "metered", at: int = 0) -> list[Note]:
+    return [Note(f"{lane}.1.{number}", 1, at + number * every) for number in range(count)]
+
+
+def test_an_attempt_that_was_counted_although_no_handler_failed_is_found() -> None:
+    name = "fragile.1.1"
+    began = [Note(name, 1, 0), Note(name, 2, 10_000)]
+
+    assert broken(*began, failed=[Note(name, 1, 0)]) == []
+    assert broken(*began, down=[Note(name, 1, 0)]) == [
+        ("I7", "an attempt was burned, and no handler had failed: fragile.1.1 attempt 2")
+    ]
+
+
+def test_an_attempt_that_comes_again_and_again_while_something_is_down_is_none_more() -> None:
+    assert broken(*(Note("fragile.1.1", 1, at) for at in range(0, 40_000, 1000))) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "found"), [(11_999, False), (16_999, False), (17_000, True), (29_999, True), (30_000, False)]
+)
+def test_what_begins_while_its_queue_is_paused_is_found_some_seconds_after_it_was(at: int, found: bool) -> None:
+    paused = [Pause("chaos.gated", 11_000, 30_000)]
+    expected = [("I6", "begun although its queue was paused: gated.1.1")] if found else []
+
+    assert broken(Note("gated.1.1", 1, at), pauses=paused) == expected
+    assert broken(Note("fragile.1.1", 1, at), pauses=paused) == []
+
+
+def test_whoever_cannot_see_a_pause_under_fire_is_not_blamed() -> None:
+    assert broken(Note("gated.1.1", 1, QUIET), pauses=[Pause("chaos.gated", 0, 2 * QUIET)]) == []
+
+
+def test_more_runs_than_a_rate_allows_are_found() -> None:
+    assert broken(*runs(400, every=50)) == []
+    assert broken(*runs(151, every=1)) == []
+    assert broken(*runs(152, every=1, at=500)) == [
+        ("I16", "more runs than its rate allows: metered 152 within 5000 ms from 500, at most 151")
+    ]
+
+
+def test_two_processes_may_each_keep_the_whole_rate_once_harm_is_done_and_no_more() -> None:
+    assert broken(*runs(302, every=1, at=QUIET)) == []
+    assert broken(*runs(303, every=1, at=QUIET)) == [
+        ("I16", "more runs than its rate allows: metered 303 within 5000 ms from 60000, at most 302")
+    ]
+
+
+def test_a_lane_without_a_rate_has_none_to_exceed() -> None:
+    assert broken(*runs(400, every=1, lane="gated")) == []
+
+
+def test_a_pause_is_claimed_until_its_own_end_or_until_somebody_begins_to_resume(tmp_path: Path) -> None:
+    first, second = Ledger(tmp_path, "steering.1"), Ledger(tmp_path, "steering.2")
+    first.note(PAUSED, "a", 100, 0)
+    first.note(RESUMED, "a", 200)
+    first.note(PAUSED, "a", 300, 350)
+    first.note(PAUSED, "b", 400, 900)
+    first.note(PAUSED, "c", 500, 0)
+    second.note(RESUMED, "b", 600)
+
+    assert pauses(tmp_path) == [
+        *(Pause("a", 100, 200), Pause("a", 300, 350), Pause("b", 400, 600)),
+        Pause("c", 500, 500),
+    ]
+
+
+def test_lines_are_counted_as_they_come(tmp_path: Path) -> None:
+    one, counting = Ledger(tmp_path, "one"), Counting(tmp_path, CONFIRMED)
+    one.note_all(CONFIRMED, ["a", "b"])
+    seen = [counting.look(), counting.look()]
+    Ledger(tmp_path, "two").note(CONFIRMED, "c")
+    one.note(CONFIRMED, "d")
+
+    assert [*seen, counting.look()] == [2, 2, 4]
+
+
+def test_what_handlers_need_goes_down_and_up(tmp_path: Path) -> None:
+    dependency, chance = Dependency(tmp_path), random.Random(1)
+    states = []
+    for _ in range(4):
+        assert dependency.turn(chance) > 0
+        states.append(dependency.down)
+
+    assert states == [True, False, True, False]
