@@ -6,9 +6,11 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from tests.chaos import postgres, report
 from tests.chaos.lanes import ALL
@@ -18,15 +20,17 @@ from tests.chaos.storm import timed
 from tests.tooling.services import Unavailable
 
 LONG_PARTS, SHORT_PARTS = ("storm", "cluster"), ("storm",)
-SHARES = {"storm": 0.75, "cluster": 0.25}
-FOUND, UNABLE = 1, 2
+SHARES = {"storm": 0.8, "cluster": 0.2}
+FOUND, UNABLE, TOO_FEW = 1, 2, 3
+MILLION = 1_000_000
 LONG, SHORT = 15.0, 3.0
 PAYMENTS = 200_000
 LANES = tuple(lane.name for lane in ALL)
+PLANTS = ("ack_first", "not_once", "no_breaker", "deaf", "no_rate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if nothing was found, 1 if something was, 2 if there is no broker to do it to."""
+    """0 if nothing was found, 1 if something was, 2 without a broker to do it to, 3 if too few messages were sent."""
     asked = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNABLE))
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1_000_000)
@@ -36,21 +40,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.lanes:
         os.environ["CHAOS_LANES"] = ",".join(asked.lanes)
     report.say(f"seed {seed}")
-    with timed("in all"):
+    with timed("in all"), tempfile.TemporaryDirectory(prefix="rmq-chaos-totals-") as folder:
+        # One that runs a part of several writes where the one that started it looks.
+        totals = Path(os.environ.setdefault("CHAOS_TOTALS", str(Path(folder, "totals"))))
         codes = run_all(asked, seed)
-    found = {0: "nothing was found", FOUND: "FOUND, see BROKEN above"}
-    code = abs(max(codes, key=abs))
-    report.say(f"seed {seed}: {found.get(code, 'it could not be run to its end')}")
+        confirmed = summed(totals) if totals.parent == Path(folder) else 0
+    code = worst(codes)
+    least = asked.at_least if asked.at_least is not None else 0 if restricted(asked) else MILLION
+    if code == 0 and confirmed < least:
+        code = TOO_FEW
+    report.say(f"seed {seed}: {SAID.get(code, SAID[UNABLE]).format(least=least)}")
     return code
+
+
+SAID = {
+    0: "nothing was found",
+    FOUND: "FOUND, see BROKEN above",
+    UNABLE: "it could not be run to its end",
+    TOO_FEW: "nothing was found, but fewer than {least:,} messages went through: the machine was too busy or too slow",
+}
+
+
+def worst(codes: Sequence[int]) -> int:
+    """What was found counts most, then what could not be run; a signal is such an end as well."""
+    return FOUND if FOUND in codes else UNABLE if any(codes) else 0
+
+
+def restricted(asked: argparse.Namespace) -> bool:
+    """Whether it is less than the long form."""
+    return bool(asked.short or asked.minutes or asked.only or asked.nemeses or asked.lanes or asked.plant)
+
+
+def summed(totals: Path) -> int:
+    """What all parts have said, once more and together; how many were confirmed."""
+    lines = totals.read_text().splitlines() if totals.exists() else []
+    for line in lines if len(lines) > 1 else ():
+        report.say(line.partition(" ")[2])
+    confirmed = sum(int(line.partition(" ")[0]) for line in lines)
+    if lines:
+        report.say(f"{confirmed:,} messages were confirmed")
+    return confirmed
 
 
 def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
     """Each part on each version; what time is left is shared by those that are to come."""
     minutes = asked.minutes or (SHORT if asked.short else LONG)
-    versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name] or [""]
+    named = asked.broker or os.environ.get("RMQ_TEST_BROKERS", "")
+    versions = [name for name in named.split(",") if name] or [""]
     parts = asked.only or (SHORT_PARTS if asked.short else LONG_PARTS)
     if len(versions) * len(parts) == 1:
-        return [run_one(asked, parts[0], seed, minutes)]
+        return [run_one(asked, parts[0], seed, minutes, versions[0])]
     codes = []
     for version in versions:
         ends = time.monotonic() + minutes * 60
@@ -61,11 +100,11 @@ def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
     return codes
 
 
-def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float) -> int:
+def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float, version: str) -> int:
     """One part, in this process: Django is set up once, for one broker and one database."""
     order = Order(
         seed=seed,
-        version=os.environ.get("RMQ_TEST_BROKERS") or None,
+        version=version or None,
         minutes=minutes,
         rate=asked.rate,
         plant=asked.plant,
@@ -81,7 +120,8 @@ def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float) -> 
 
 def in_a_process(name: str, seed: int, version: str, minutes: float) -> int:
     """One part of several; the later words win over those that we were given."""
-    words = ["--only", name, "--seed", str(seed), "--minutes", f"{minutes:.2f}"]
+    words = ["--only", name, "--seed", str(seed), "--minutes", f"{minutes:.2f}", "--broker", version]
+    words += ["--at-least", "0"]
     command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "tests.chaos", *sys.argv[1:], *words]
     env = {**os.environ, "RMQ_TEST_BROKERS": version}
     return subprocess.run(command, env=env, check=False).returncode
@@ -95,10 +135,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only", type=words(tuple(PARTS)), help=f"some of {','.join(PARTS)} (default: {','.join(LONG_PARTS)})"
     )
+    made.add_argument(
+        "--broker", metavar="VERSIONS", help="RabbitMQ such as 4.0, or 3.10,4.0,4.3 one after the other: `make brokers`"
+    )
     made.add_argument("--nemeses", type=words(tuple(ONE_NODE)), help=f"some of {','.join(ONE_NODE)}")
     made.add_argument("--lanes", type=words(LANES), help=f"some of {','.join(LANES)}")
-    made.add_argument("--rate", type=float, default=4000, help="messages a second of the flood, at most")
-    made.add_argument("--plant", default="", help="bugs to plant, to see them caught: ack_first,not_once")
+    made.add_argument("--rate", type=float, default=5000, help="messages a second of the flood, at most")
+    made.add_argument("--plant", default="", help=f"bugs to plant, to see them caught: {','.join(PLANTS)}")
+    made.add_argument("--at-least", type=int, metavar="N", help=f"messages (default: {MILLION:,} for the long form)")
     made.add_argument("--payments", type=int, default=PAYMENTS, help="how many the soak books")
     return made
 
