@@ -26,6 +26,8 @@ LOOK = 5.0
 """The most seconds until a message asks again for its moment."""
 LONGEST_HOLD = 600.0
 """Seconds after which a message that waits in hand goes back: the broker takes it away after 1800."""
+AMISS = 60.0
+"""Seconds by which a next moment may be further ahead than anybody leaves it: so much may clocks differ."""
 FORGET = 60.0
 MANY = 100
 
@@ -37,6 +39,11 @@ class Meters(Protocol):
         """The first of so many moments that follow each other; or, where all are too far ahead, minus the next."""
 
 
+def begun(next_at: float, rate: float, now: float) -> float:
+    """The first moment that is free; one too far ahead is of a clock that was wrong, or of a rate that is no more."""
+    return now if next_at > now + AHEAD + max(1 / rate, BATCH) + AMISS else max(next_at, now)
+
+
 class OwnMeters:
     """Of this process alone."""
 
@@ -44,7 +51,7 @@ class OwnMeters:
         self._next: dict[str, float] = {}
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
-        first = max(self._next.get(handler, now), now)
+        first = begun(self._next.get(handler, now), rate, now)
         if first > now + AHEAD:
             return -first
         self._next[handler] = first + count / rate
@@ -76,7 +83,7 @@ class Pacer:
         with self._lock:
             known = self._waiting.pop(delivery, None)
             moment = known.moment if known is not None else None
-            if moment is None or moment < now - LATE:
+            if moment is None or not _usable(moment, now):
                 moment = self._next(now)
             if 0 <= moment <= now:
                 return 0.0, now
@@ -90,7 +97,7 @@ class Pacer:
             self._waiting.pop(delivery, None)
 
     def _next(self, now: float) -> float:
-        while self._moments and self._moments[0] < now - LATE:
+        while self._moments and not _usable(self._moments[0], now):
             self._moments.popleft()
         if self._moments:
             return self._moments.popleft()
@@ -109,6 +116,11 @@ class Pacer:
         """Those whose channel was closed while they waited never come again."""
         if len(self._waiting) > MANY:
             self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET}
+
+
+def _usable(moment: float, now: float) -> bool:
+    """Not over, nor further ahead than moments are taken, as after a clock was set back."""
+    return now - LATE <= moment <= now + AHEAD + 2 * BATCH
 
 
 class Pace:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -382,6 +383,46 @@ def test_moments_that_nobody_used_are_lost() -> None:
     ran = taken.run(20)
 
     assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)
+
+
+@pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
+def test_a_clock_that_was_ahead_keeps_nobody_waiting_for_it(meters: MeterTable | None) -> None:
+    taken = Taken(1, 10)
+    taken.paces = [Pace(intakes([taken.subscription]), meters, now=lambda: taken.now)]
+    taken.run(5)
+    for _ in range(3):
+        taken.paces[0].enter(delivery(), taken.subscription)
+    taken.now -= 1800
+    ran = taken.run(20)
+
+    assert ran[-1] - (NOW - 1800) == pytest.approx(2.5, abs=0.75)
+
+
+def test_a_rate_that_was_raised_counts_at_once() -> None:
+    Taken(1, 1 / 1800).run(1)
+    ran = Taken(1, 10).run(20)
+
+    assert ran[-1] - NOW == pytest.approx(2.5, abs=0.75)
+
+
+def test_who_is_slower_than_all_others_waits_and_takes_nothing_besides() -> None:
+    taken = Taken(1, 10)
+    Meter.objects.create(handler="charge", next_at=datetime.fromtimestamp(NOW - 5, UTC))
+    lost = 0
+
+    def lose(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal lost
+        if sql.startswith("UPDATE"):
+            lost += 1
+            return execute(sql.replace("WHERE", "WHERE 1 = 0 AND"), params, many, context)
+        return execute(sql, params, many, context)
+
+    with connections["default"].execute_wrapper(lose):
+        told = taken.paces[0].enter(delivery(), taken.subscription)
+
+    assert lost > 1
+    assert told is not None
+    assert (told.tell, told.copy) == (Tell.AGAIN, None)
 
 
 def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest.LogCaptureFixture) -> None:
