@@ -202,7 +202,8 @@ class Scene:
             return len(looks) > QUIET and not any(looks[-QUIET:])
 
         wait_until(quiet, timeout, what="every queue is empty", step=0.1)
-        assert [worker.stopped() for worker in workers] == [0] * len(workers)
+        codes = [worker.stopped() for worker in workers]
+        assert not any(codes), f"Exit codes {codes}; they said: {[worker.said[-2000:] for worker in workers]}"
         assert self.left() == {}
 
     def lost(self, confirmed: Iterable[int]) -> set[int]:

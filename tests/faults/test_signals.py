@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def in_a_handler(scene: Scene, worker: Worker, count: int = 1) -> None:
-    wait_until(lambda: len(scene.diary.ids("began")) >= count, 15, what=f"a handler has begun; {worker.said}")
+    wait_until(lambda: len(scene.diary.ids("began")) >= count, 60, what=f"a handler has begun; {worker.said}")
 
 
 def given_back(scene: Scene, count: int) -> None:
