@@ -9,6 +9,8 @@ from django.utils import timezone
 from django_rmq_retry.models import OutboxMessage, Verb
 from django_rmq_retry.operating.actors import Actor
 from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.ordering.blocking import database
+from django_rmq_retry.ordering.releasing import never_sent
 from django_rmq_retry.outbox import settling
 
 MOST = 500
@@ -41,6 +43,8 @@ def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> i
         rows = _locked(failing(using), ids)
         if rows:
             _note(actor, Verb.DISCARD, rows, using=using, reason=reason)
+            if using == database():
+                never_sent(rows)
             settling.delete([row.pk for row in rows], using=using)
     if rows:
         # What was held behind them may go.

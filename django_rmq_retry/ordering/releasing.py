@@ -7,10 +7,13 @@ from django.db import router, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from django_rmq_retry import registry
-from django_rmq_retry.models import BlockedKey, ParkedMessage
+from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.stamps import MARK
+from django_rmq_retry.models import BlockedKey, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.messages import RESOLVED
 from django_rmq_retry.ordering.blocking import database, locked, pass_on
-from django_rmq_retry.ordering.telling import BODY, identities
+from django_rmq_retry.ordering.telling import BODY, Said, identities
+from django_rmq_retry.runtime.preparing import restore_origin
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -43,6 +46,20 @@ def resolved(messages: Collection[int]) -> None:
         queues = {name: record.queue for record in records for name in identities(record)}
         for known in BlockedKey.objects.using(database()).filter(identity__in=queues):
             if known.queue == queues[known.identity]:
+                release(known)
+
+
+def never_sent(rows: Collection[OutboxMessage]) -> None:
+    """Let those keys go on whose first message was on its way back to its queue, and is discarded there."""
+    queues = {row.routing_key for row in rows if not row.exchange}
+    blocked = set(BlockedKey.objects.using(database()).filter(queue__in=queues).values_list("queue", flat=True))
+    for row in rows:
+        if row.exchange or row.routing_key not in blocked or MARK not in bytes(row.properties):
+            continue
+        gone = Delivery(queue=row.routing_key, routing_key=row.routing_key, body=row.body, raw=bytes(row.properties))
+        restore_origin(gone, row.routing_key)
+        for known in BlockedKey.objects.using(database()).filter(queue=gone.queue, identity=Said.of(gone).identity):
+            if not known.parked:
                 release(known)
 
 

@@ -11,18 +11,20 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry import handler
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.parking import identity
 from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.models import BlockedKey, HeldMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.operating.discarding import discard
+from django_rmq_retry.operating.outgoing import discard as discard_unsent
 from django_rmq_retry.operating.refusals import Outdated, Refused
 from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.operating.unblocking import let_go
 from django_rmq_retry.ordering.blocking import block, hold
 from django_rmq_retry.ordering.limits import standing
-from django_rmq_retry.ordering.releasing import record_of, settle
+from django_rmq_retry.ordering.releasing import record_of, release, settle
 from django_rmq_retry.ordering.telling import digest
+from django_rmq_retry.outbox.keeping import keep
 from django_rmq_retry.outbox.reach import reach
 from tests.admin.made import person
 from tests.operating.made import ANN, QUEUE, record
@@ -121,6 +123,37 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
     discard(Selection.of_ids([known.pk]), ANN, why="test")
 
     assert sent() == [(QUEUE, "m2")]
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str | None) -> None:
+    key = digest("charge", "A")
+    with transaction.atomic():
+        block(delivery(1), handler="charge", digest=key, parked=False)
+        known = BlockedKey.objects.select_for_update().get()
+        for number in (2, 3):
+            hold(known, delivery(number, name=name))
+    release(BlockedKey.objects.get())
+    stuck = OutboxMessage.objects.get()
+    OutboxMessage.objects.update(stuck_at=timezone.now(), tries=15)
+
+    discard_unsent(ANN, [stuck.pk], using="default", reason="test")
+
+    left = OutboxMessage.objects.get()
+    assert (bytes(left.body), left.routing_key, left.pk != stuck.pk) == (b'{"number": 3}', QUEUE, True)
+    assert BlockedKey.objects.get().held == 0
+
+
+def test_another_message_that_is_discarded_unsent_lets_nothing_go_on() -> None:
+    standstill(parked=False)
+    other = Message(body=b'{"number": 1}', routing_key=QUEUE, properties=Properties(message_id="m1"))
+    with transaction.atomic():
+        keep(other, using="default")
+    OutboxMessage.objects.update(stuck_at=timezone.now(), tries=15)
+
+    discard_unsent(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")
+
+    assert (BlockedKey.objects.get().blocker, sent()) == ("m1", [])
 
 
 @pytest.mark.parametrize(("order_by", "left"), [(None, False), (lambda message: message.data, True)])
