@@ -14,6 +14,7 @@ from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.parking import set_aside
 from django_rmq_retry.core.topology import Queue
 from django_rmq_retry.embedded.starting import Keeper
+from django_rmq_retry.inbox import twins
 from django_rmq_retry.inbox.ageing import Ageing
 from django_rmq_retry.ordering.releasing import EVERY, settle
 from django_rmq_retry.records.parker import Parker
@@ -46,6 +47,7 @@ def drainer() -> Drainer:
         chores=(
             Chore(name="Retention", every=HOUR, run=age_out),
             Chore(name="Retention of handled messages", every=HOUR, run=Ageing()),
+            Chore(name="Closing what another copy has done", every=twins.EVERY, run=twins.Twins()),
             Chore(name="Letting keys go on", every=EVERY, run=settle),
         ),
     )

@@ -43,8 +43,18 @@ def name_for(subscription: Subscription, delivery: Delivery) -> Name:
         text = _called(delivery)
         how = _BY_BYTES if nameless(text) else _BY_ID
     # An id and what a function says may be the same text, and are not the same name.
-    key = _hex(f"{subscription.name}\0{how}\0{text}")
+    key = _key(subscription.name, how, text)
     return Name(key, _storable(text), _digest(delivery.body), how is not _BY_BYTES)
+
+
+def key_by_id(handler: str, message_id: str) -> str:
+    """The key of a message that is known by its id."""
+    return _key(handler, _BY_ID, message_id)
+
+
+def digest_of(body: bytes) -> UUID:
+    """What an entry keeps of the body."""
+    return UUID(_digest(body))
 
 
 def came_before(delivery: Delivery) -> bool:
@@ -77,6 +87,10 @@ def _storable(text: str) -> str:
     if len(text) > LONGEST:
         return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
     return short(text, LONGEST)
+
+
+def _key(handler: str, how: str, text: str) -> str:
+    return _hex(f"{handler}\0{how}\0{text}")
 
 
 def _hex(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connections, router, transaction
 from django.db.models import F, QuerySet
+from django.utils import timezone
 
 from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.messages import OPEN
@@ -27,21 +28,21 @@ def succeeded(ticket: Ticket, at: datetime) -> None:
             return
         closes = ticket.cycle >= record.cycle and _closes(record, at)
         if closes:
-            _change(
-                record,
-                state=State.PROCESSED,
-                resolved_at=at,
-                succeeded_at=at,
-                unconfirmed=False,
-                claimed_until=None,
-                held_until=None,
-                hold_reason="",
-            )
-            moved(record.group_id, record.state, State.PROCESSED)
+            _close(record, handled_at=at, at=at)
         elif record.succeeded_at is None or record.succeeded_at < at:
             _change(record, succeeded_at=at)
         # What failed in a run stays failed there, unless this closes the record after all.
         _end_items(ticket, ItemState.PROCESSED, at, of=(*SENT, ItemState.FAILED) if closes else SENT)
+
+
+def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
+    """Another copy of its message was handled: a record that waits for a person, and is as it came, is closed."""
+    with transaction.atomic(using=_alias()):
+        record = _locked(pk)
+        if record is None or record.state != State.PARKED or record.version > 1:
+            return False
+        _close(record, handled_at=handled_at, at=timezone.now())
+    return True
 
 
 def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
@@ -63,6 +64,12 @@ def _closes(record: ParkedMessage, at: datetime) -> bool:
         # This very cycle is under way, and no failure of it is known; two clocks may differ by more than it took.
         return True
     return record.state in OPEN and (record.unconfirmed or at >= record.parked_at)
+
+
+def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
+    ended: dict[str, Any] = {"state": State.PROCESSED, "resolved_at": at, "succeeded_at": handled_at}
+    _change(record, **ended, unconfirmed=False, claimed_until=None, held_until=None, hold_reason="")
+    moved(record.group_id, record.state, State.PROCESSED)
 
 
 def _alias() -> str:

@@ -193,12 +193,30 @@ def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
     assert (done(), parked()) == ([], [("retries exhausted", State.PARKED)])
     (tmp_path / "mark").touch()
     send(1, **told)
-    assert till.run(*QUIET).returncode == 0
+    assert till.run(*QUIET, "--no-park").returncode == 0
     assert done() == [1]
 
     requeue(till)
     assert till.run(*QUIET).returncode == 0
     assert (done(), parked(), left(amqp)) == ([1], [("retries exhausted", State.PROCESSED)], 0)
+
+
+def test_what_is_parked_while_its_twin_is_handled_is_closed_by_itself(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    told = {"do": "fail without", "mark": str(tmp_path / "mark")}
+    send(1, **told)
+    assert till.run(*QUIET).returncode == 0
+    (tmp_path / "mark").touch()
+    send(1, **told)
+    assert till.run(*QUIET, "--no-park").returncode == 0
+    assert (done(), parked()) == ([1], [("retries exhausted", State.PARKED)])
+
+    with till.running("rmq_consume") as consumer:
+        wait_until(lambda: parked() == [("retries exhausted", State.PROCESSED)], 60, what="its record is closed")
+        consumer.signal()
+        assert consumer.code() == 0
+    assert (done(), left(amqp)) == ([1], 0)
 
 
 def test_a_message_that_failed_is_parked_once_requeued_and_done_once(

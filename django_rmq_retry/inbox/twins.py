@@ -1,0 +1,99 @@
+"""Closes records whose message was handled after all: by a copy of it, as the inbox knows for certain."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db import router
+from django.db.models import Q, QuerySet
+
+from django_rmq_retry import registry
+from django_rmq_retry.core.naming import nameless
+from django_rmq_retry.inbox.naming import digest_of, key_by_id
+from django_rmq_retry.inbox.running import alias_of
+from django_rmq_retry.models import InboxEntry, ParkedMessage, State
+from django_rmq_retry.records.outcomes import handled_elsewhere
+
+log = logging.getLogger("django_rmq_retry")
+
+EVERY = 60.0
+"""Seconds between two walks over what is parked."""
+BATCH = 500
+TURN = 4
+"""So many batches, then others get the thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A record that waits for a person, and whose message its handler would know again by its id."""
+
+    pk: int
+    parked_at: datetime
+    handler: str
+    queue: str
+    message_id: str
+
+    @property
+    def key(self) -> UUID:
+        return UUID(key_by_id(self.handler, self.message_id))
+
+
+class Twins:
+    """A chore. It walks over what is parked, the oldest first, and remembers where it was."""
+
+    def __init__(self) -> None:
+        self._reached: tuple[datetime, int] | None = None
+
+    def __call__(self) -> bool:
+        """Close what was handled in a part of them; tell whether there are more."""
+        places = {one.name: (alias_of(one), one.queue.name) for one in registry.subscriptions() if one.once is True}
+        if not places:
+            return False
+        for _ in range(TURN):
+            rows = self._next(places)
+            for alias in sorted({alias for alias, _ in places.values()}):
+                _close(alias, [row for row in rows if places[row.handler] == (alias, row.queue)])
+            if len(rows) < BATCH:
+                self._reached = None
+                return False
+            self._reached = rows[-1].parked_at, rows[-1].pk
+        return True
+
+    def _next(self, handlers: Iterable[str]) -> list[Waiting]:
+        rows = _parked().filter(state=State.PARKED, version=1, handler__in=sorted(handlers)).exclude(message_id="")
+        if self._reached is not None:
+            at, pk = self._reached
+            # Said twice, for the first one is what an index understands.
+            rows = rows.filter(Q(parked_at__gte=at), Q(parked_at__gt=at) | Q(pk__gt=pk))
+        ordered = rows.order_by("parked_at", "pk").values_list("pk", "parked_at", "handler", "queue", "message_id")
+        return [Waiting(*row) for row in ordered[:BATCH]]
+
+
+def _close(alias: str, rows: Iterable[Waiting]) -> None:
+    known = {row.key: row for row in rows if not nameless(row.message_id)}
+    if not known:
+        return
+    entries = InboxEntry.objects.using(alias).filter(key__in=known)
+    found = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
+    for row, at in _same(known, found):
+        if handled_elsewhere(row.pk, at):
+            said = "Message %r of %s was parked, and another copy of it was handled: its record %s is closed"
+            extra = {"event": "twin handled", "handler": row.handler, "message_id": row.message_id}
+            log.info(said, row.message_id, row.handler, row.pk, extra=extra)
+
+
+def _same(
+    known: Mapping[UUID, Waiting], found: Mapping[UUID, tuple[UUID, datetime]]
+) -> Iterator[tuple[Waiting, datetime]]:
+    """Those with the very body that was handled, and when; another body under the same id is another message."""
+    for key, (digest, at) in found.items():
+        row = known[key]
+        body = _parked().filter(pk=row.pk).values_list("body", flat=True).first()
+        if body is not None and digest_of(bytes(body)) == digest:
+            yield row, at
+
+
+def _parked() -> QuerySet[ParkedMessage]:
+    return ParkedMessage.objects.using(router.db_for_write(ParkedMessage))

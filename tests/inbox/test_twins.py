@@ -1,0 +1,118 @@
+"""A record is closed by itself where another copy of its message was surely handled, and nowhere else."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_rmq_retry import Delivery, Queue, handler, registry
+from django_rmq_retry.inbox import twins
+from django_rmq_retry.inbox.twins import Twins
+from django_rmq_retry.models import InboxEntry, ParkedMessage, State
+from django_rmq_retry.publishing import publish
+from django_rmq_retry.testing import RmqTest
+from tests.records.made import NOON, group, parked
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db]
+
+
+@pytest.fixture(autouse=True)
+def handlers(rmq: RmqTest) -> Iterator[None]:  # noqa: ARG001 - messages travel in it
+    with registry.isolated():
+        handling("charge", once=True)
+        handling("by function", once=lambda message: message.id)
+        handling("otherwise")
+        yield
+
+
+def handling(name: str, **options: Any) -> None:
+    @handler(Queue(f"queue {name}"), name=name, **options)
+    def handle(message: Delivery) -> None: ...
+
+
+def handled(rmq: RmqTest, *ids: str, by: str = "charge") -> None:
+    for one in ids:
+        publish("a", routing_key=f"queue {by}", message_id=one)
+    rmq.drain()
+
+
+def twin(**told: Any) -> ParkedMessage:
+    known = {"message_id": "m", "handler": "charge", "queue": "queue charge", "body": b'"a"'}
+    return parked(**{**known, **told})
+
+
+def state(record: ParkedMessage) -> str:
+    record.refresh_from_db()
+    return record.state
+
+
+def test_the_record_of_a_message_that_another_copy_has_done_is_closed(rmq: RmqTest) -> None:
+    one = group(parked=1)
+    record = twin(group=one, unconfirmed=True)
+    assert Twins()() is False
+    assert state(record) == State.PARKED
+
+    handled(rmq, "m")
+    assert Twins()() is False
+    assert state(record) == State.PROCESSED
+    assert (record.succeeded_at, record.unconfirmed) == (InboxEntry.objects.get().handled_at, False)
+    assert record.resolved_at is not None
+    one.refresh_from_db()
+    assert (one.parked, one.processed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"body": b'"b"'},
+        {"message_id": "n"},
+        {"message_id": ""},
+        {"handler": "otherwise", "queue": "queue otherwise"},
+        {"handler": ""},
+        {"queue": "elsewhere"},
+        {"version": 2},
+        {"state": State.ON_HOLD},
+        {"state": State.REQUEUED},
+        {"state": State.DISCARDED},
+    ],
+    ids=str,
+)
+def test_what_is_not_surely_the_same_stays_as_it_is(rmq: RmqTest, told: dict[str, Any]) -> None:
+    handled(rmq, "m")
+    record = twin(**told)
+    before = record.state
+    Twins()()
+
+    assert (state(record), record.succeeded_at) == (before, None)
+
+
+def test_a_name_that_a_function_has_made_is_no_id(rmq: RmqTest) -> None:
+    handled(rmq, "m", by="by function")
+    record = twin(handler="by function", queue="queue by function")
+    Twins()()
+
+    assert state(record) == State.PARKED
+
+
+def test_it_goes_on_where_it_was_and_begins_anew_in_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "BATCH", 2)
+    monkeypatch.setattr(twins, "TURN", 2)
+    one = group()
+    records = [twin(message_id=f"m{n}", group=one, parked_at=NOON + timedelta(n // 2)) for n in range(7)]
+    handled(rmq, "m0", "m5")
+    walk = Twins()
+
+    assert (walk(), [state(record) for record in records].count(State.PROCESSED)) == (True, 1)
+    assert (walk(), [state(record) for record in records].count(State.PROCESSED)) == (False, 2)
+    handled(rmq, "m1")
+    walk()
+    assert [state(record) for record in records].count(State.PROCESSED) == 3
+
+
+def test_handlers_that_do_not_run_once_ask_no_database(django_assert_num_queries: Any) -> None:
+    with registry.isolated():
+        handling("by function", once=lambda message: message.id)
+        handling("otherwise")
+        with django_assert_num_queries(0):
+            assert Twins()() is False
