@@ -1,7 +1,7 @@
 """Keys that go on without a word of their consumer: a person has decided, or said that the first one will not come."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from django.db import router, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -27,12 +27,20 @@ def settle() -> bool:
     if not BlockedKey.objects.using(database()).exists():
         return False
     found = list(_settled()[:AT_ONCE])
-    for known in found:
-        release(known)
     left = list(_left()[:AT_ONCE])
-    for known in left:
-        _disband(known)
+    failed = [*_each(release, found), *_each(_disband, left)]
+    if failed:
+        raise failed[0]
     return AT_ONCE in (len(found), len(left))
+
+
+def _each(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
+    """What went wrong: a key that cannot go on keeps no other from it."""
+    for known in keys:
+        try:
+            act(known)
+        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+            yield error
 
 
 def resolved(messages: Collection[int]) -> None:
@@ -56,7 +64,9 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
     for row in rows:
         if row.exchange or row.routing_key not in blocked or MARK not in bytes(row.properties):
             continue
-        gone = Delivery(queue=row.routing_key, routing_key=row.routing_key, body=row.body, raw=bytes(row.properties))
+        gone = Delivery(
+            queue=row.routing_key, routing_key=row.routing_key, body=bytes(row.body), raw=bytes(row.properties)
+        )
         restore_origin(gone, row.routing_key)
         for known in BlockedKey.objects.using(database()).filter(queue=gone.queue, identity=Said.of(gone).identity):
             if not known.parked:

@@ -20,7 +20,8 @@ from django_rmq_retry.operating.outgoing import discard as discard_unsent
 from django_rmq_retry.operating.refusals import Outdated, Refused
 from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.operating.unblocking import let_go
-from django_rmq_retry.ordering.blocking import block, hold
+from django_rmq_retry.ordering import releasing
+from django_rmq_retry.ordering.blocking import block, hold, pass_on
 from django_rmq_retry.ordering.limits import standing
 from django_rmq_retry.ordering.releasing import record_of, release, settle
 from django_rmq_retry.ordering.telling import digest
@@ -93,6 +94,21 @@ def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
     assert settle() is False
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m2", [(QUEUE, "m2")])
+
+
+def test_a_key_that_cannot_go_on_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    standstill()
+    with transaction.atomic():
+        block(delivery(1), handler="charge", digest=digest("charge", "B"), parked=True)
+    recorded(state=State.PROCESSED, resolved_at=timezone.now())
+    known, other = BlockedKey.objects.order_by("pk")
+    monkeypatch.setattr(releasing, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
+
+    with pytest.raises(ZeroDivisionError):
+        settle()
+
+    assert list(BlockedKey.objects.values_list("pk", flat=True)) == [known.pk]
+    assert other.pk != known.pk
 
 
 def test_what_was_resolved_before_it_failed_once_more_lets_nothing_go_on() -> None:
