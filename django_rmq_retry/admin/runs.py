@@ -117,7 +117,8 @@ class RequeueRunAdmin(Pages):
         run = RequeueRun.objects.filter(pk=pk).first()
         if run is None:
             raise Http404(_("There is no such run."))
-        run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE)
+        # Who clicks waits until all is sent; what became of it is told by the page, when it is looked at again.
+        run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
