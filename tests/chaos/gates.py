@@ -49,15 +49,15 @@ def pacing(books: Books) -> Iterator[Finding]:
         if lane.rate is None:
             continue
         for quiet, (count, at) in busiest(books, name).items():
-            most = allowed(lane.rate) * (1 if quiet else CONSUMERS)
+            most = allowed(lane.rate, quiet=quiet)
             if count > most:
                 said = f"more runs than its rate allows: {name} {count} within {WINDOW} ms from {at}, at most {most}"
                 yield Finding(rule="I16", said=said)
 
 
-def allowed(rate: float) -> int:
+def allowed(rate: float, *, quiet: bool) -> int:
     """The most runs within the window."""
-    return int(rate * (WINDOW + LATE + SLACK) / 1000) + 1
+    return (int(rate * (WINDOW + LATE + SLACK) / 1000) + 1) * (1 if quiet else CONSUMERS)
 
 
 def busiest(books: Books, name: str) -> dict[bool, tuple[int, int]]:

@@ -41,7 +41,7 @@ class Order:
         chosen = {name: known[name] for name in self.nemeses if name in known} or known
         return Weather(
             warm_up=min(15.0, 8 + self.minutes * 3),
-            until=self.began + self.minutes * MINUTE - min(60.0, 20 + self.minutes * 6),
+            until=self.began + self.minutes * MINUTE - min(75.0, 20 + self.minutes * 6),
             patience=PATIENCE,
             nemeses=chosen,
         )

@@ -52,8 +52,8 @@ def gates_told(books: Books) -> Iterator[str]:
     yield f"{len(books.down):,} runs met a dependency that was down; {len(books.pauses)} pauses"
     for name, lane in books.lanes.items():
         for quiet, (count, _) in busiest(books, name).items() if lane.rate is not None else ():
-            when = "before anything was done" if quiet else "from then on"
-            yield f"{name}: at most {count} runs in {WINDOW // SECOND} s {when}, {allowed(lane.rate or 0)} are allowed"
+            when, most = "before anything was done" if quiet else "from then on", allowed(lane.rate or 0, quiet=quiet)
+            yield f"{name}: at most {count} runs in {WINDOW // SECOND} s {when}, {most} are allowed"
 
 
 def total(part: str, verdict: Judgement) -> None:

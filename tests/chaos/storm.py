@@ -77,15 +77,16 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
     stage.heal()
     stage.fleet.stop("producer", "steering")
     if not steering.release(stage.folder, stage.ledger):
-        report.say("  BROKEN: no queue could be resumed")
+        report.say("  queues that were paused could not be resumed")
     settled = settle(stage, weather.patience)
     stage.fleet.stop("operator")
-    settled = settle(stage, weather.patience) if settled is not None else None
+    # What the operator sent back last must end as well.
+    again = settle(stage, weather.patience) if settled is not None else None
     last = stage.fleet.stop("consumer", "relay")
     found = books(stage, known, historian)
     found.last, found.began_at, found.quiet_until = last, began, quiet_until
     verdict = judge(found)
-    report.judged(title, found, verdict, settled=settled)
+    report.judged(title, found, verdict, settled=None if settled is None or again is None else settled + again)
     if verdict.findings:
         report.keep(stage.folder)
     return not verdict.findings
