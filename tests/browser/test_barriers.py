@@ -1,6 +1,5 @@
 """Nobody is kept out: no finding of axe, nothing that a strict policy blocks, in light and dark, wide and narrow."""
 
-from itertools import product
 from typing import Any
 
 import django
@@ -59,7 +58,8 @@ ANSWERS = {
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")
 TWO = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
-SEEN = pytest.mark.parametrize(("scheme", "width"), list(product(["light", "dark"], [1280, 320])))
+CROSSED = [pytest.param(*one, marks=pytest.mark.long) for one in (("light", 320), ("dark", 1280))]
+SEEN = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320), *CROSSED])
 
 
 def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ TURNED = """() => [...document.querySelectorAll('.rmq-icon, .rmq-sign, .rmq-arro
 ARROWS = {"→", "↻"}
 
 
-@pytest.mark.parametrize("language", ["ar", "he"])
+@pytest.mark.parametrize("language", ["ar", pytest.param("he", marks=pytest.mark.long)])
 def test_pages_are_mirrored_and_fit_a_telephone(sit: Sit, language: str) -> None:
     lead = sit(language=language, width=390)
     wrong, signs = {}, set()

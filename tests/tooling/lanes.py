@@ -2,9 +2,10 @@
 
     python -m tests.tooling.lanes [--main] [pytest's arguments]
 
-With --main everything but what is marked `long` runs here first, then what is marked `database` on each database
-other than SQLite that is found, on MariaDB without what is marked `slow`. The other lanes leave out what is `slow`, and
-the rooms that know no Django; those between the oldest and the newest Django also what is about rows of the database.
+With --main everything but what is marked `long` runs here first, then the short form of the suite of faults by itself,
+then what is marked `database` on each database other than SQLite that is found, on MariaDB without what is marked
+`slow`. The other lanes leave out what is `slow`, and the rooms that know no Django; those between the oldest and the
+newest Django also what is about rows of the database.
 """
 
 import os
@@ -31,6 +32,11 @@ BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ROWS))
 """What holds on the oldest Django and on the newest is not asked again of those between, but for what they draw."""
 SHARED = ("-n", str((os.cpu_count() or 2) * 3 // 2), "--dist", "worksteal")
 """By more workers than there are cores, for tests wait for brokers; whoever is done takes over from the others."""
+STORM = (
+    *("-n", "0", "-m", "long"),
+    "tests/chaos/test_chaos.py::test_three_minutes_of_faults_lose_nothing_and_double_nothing",
+)
+"""It takes the whole machine, and three minutes."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 NOTHING = 5
 """pytest's exit code where the arguments leave no test."""
@@ -121,6 +127,7 @@ def main(arguments: list[str]) -> int:
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
     results = [run_tests(name, sys.executable, rest)] if with_main else []
+    results += [run_tests("three minutes of faults", sys.executable, [*STORM])] if with_main and not rest else []
     results += [run_database(kind, rest) for kind in databases.KINDS] if with_main else []
     results += [run_lane(django, rest) for django in LANES if django != here()]
     print("\n### Lanes")
