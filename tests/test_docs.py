@@ -1,5 +1,6 @@
 """The documentation says what is: its examples run, and every name in it exists."""
 
+import itertools
 import os
 import re
 import shlex
@@ -174,6 +175,23 @@ def test_every_test_that_is_cited_exists() -> None:
 
     assert cited
     assert {name for name in cited if f"def {name}(" not in written} == set()
+
+
+def tables(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each with the paragraph before it, and without its head."""
+    parts = text.split("\n\n")
+    for before, part in itertools.pairwise(parts):
+        if part.startswith("|"):
+            yield before, part.strip().splitlines()[2:]
+
+
+@pytest.mark.parametrize("page", ["guarantees.md", "failures.md"])
+def test_each_promise_and_each_failure_names_the_test_that_proves_it(page: str) -> None:
+    found = [(before, row) for before, rows in tables(TEXTS[page]) for row in rows]
+    bare = [row for before, row in found if not re.search("`test_", row) and not re.search("`test_", before)]
+
+    assert len(found) > 15
+    assert bare == []
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
