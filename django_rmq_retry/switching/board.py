@@ -31,7 +31,7 @@ class Store(Protocol):
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None: ...
 
-    def claim(self, queue: str, who: str, *, now: float, until: float) -> bool: ...
+    def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool: ...
 
     def renew(self, queue: str, who: str, until: float) -> None: ...
 
@@ -183,6 +183,7 @@ class Board:
                 valve.known = rows.get(valve.queue) or QueueState(queue=valve.queue)
                 # What has changed here since the store was told is not there yet.
                 valve.circuit = valve.circuit if valve.pending else valve.known.circuit
+            valve.circuit = valve.circuit.mended(now, valve.most)
             ours = valve.circuit.tripped and (rows is None or valve.circuit.prober == self._who)
             valve.probing = valve.probing and ours and not valve.known.held(now)
             if valve.circuit.tripped != tripped:
@@ -205,7 +206,7 @@ class Board:
         if rows is None or self._store is None:
             return True
         try:
-            return self._store.claim(valve.queue, self._who, now=now, until=now + LEASE)
+            return self._store.claim(valve.queue, self._who, now=now, until=now + LEASE, most=valve.most)
         except Exception:  # noqa: BLE001 - the next look tells of it
             return False
 

@@ -30,11 +30,13 @@ class Table:
             changed = changed.filter(Q(tripped=False) | Q(prober=who))
         changed.update(**columns_of(circuit))
 
-    def claim(self, queue: str, who: str, *, now: float, until: float) -> bool:
-        """Whether the next probe is this process's."""
-        due = Switch.objects.using(database()).filter(queue=queue, tripped=True, probe_at__lte=moment(now))
+    def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool:
+        """Whether the next probe is this process's; times that are more than ``most`` ahead are of a wrong clock."""
+        open_ones = Switch.objects.using(database()).filter(queue=queue, tripped=True)
         free = Q(prober="") | Q(prober=who) | Q(probe_until__isnull=True) | Q(probe_until__lte=moment(now))
-        return bool(due.filter(free).update(prober=who, probe_until=moment(until)))
+        wrong = Q(probe_at__gt=moment(now + most)) | Q(probe_until__gt=moment(now + most))
+        due = open_ones.filter(wrong | (Q(probe_at__lte=moment(now)) & free))
+        return bool(due.update(prober=who, probe_until=moment(until), probe_at=moment(now)))
 
     def renew(self, queue: str, who: str, until: float) -> None:
         Switch.objects.using(database()).filter(queue=queue, tripped=True, prober=who).update(probe_until=moment(until))

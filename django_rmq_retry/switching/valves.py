@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from django_rmq_retry.core.breaking import CLOSED, Circuit, Tally
+from django_rmq_retry.core.breaking import CLOSED, JITTER, Circuit, Tally
 from django_rmq_retry.core.subscription import Intake
 from django_rmq_retry.switching.standing import QueueState
+
+AMISS = 60.0
+"""Seconds by which clocks of hosts may differ."""
+LONGEST = 600.0
+"""Between two trials, where nobody says it."""
 
 
 class Hands(Protocol):
@@ -54,6 +59,8 @@ class Valve:
     in_place: bool
     """Whether what goes back must go where it was, or cannot be copied without being counted."""
     tallies: Mapping[str, Tally]
+    most: float
+    """Seconds by which a trial may be ahead; clocks may differ a little as well."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     turning: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever opens or shuts it: what is known may change while somebody does."""
@@ -70,9 +77,11 @@ class Valve:
     def of(cls, intake: Intake) -> "Valve":
         subscriptions = intake.subscriptions
         queue = intake.queue.name
+        longest = max((one.breaker.longest for one in subscriptions if one.breaker is not None), default=LONGEST)
         return cls(
             queue=queue,
             in_place=intake.in_place,
+            most=longest * (1 + JITTER) + AMISS,
             tallies={one.name: Tally(one.breaker) for one in subscriptions if one.breaker is not None},
             known=QueueState(queue=queue),
         )

@@ -224,9 +224,27 @@ def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process(
     assert (opened, row().tripped) == (True, False)
 
 
+@pytest.mark.parametrize("trying", [False, True])
+@pytest.mark.parametrize("ahead", [3600, 86400 * 3650])
+def test_a_breaker_of_a_clock_that_was_ahead_is_tried_all_the_same(ahead: float, trying: bool) -> None:
+    one, two = Process("one"), Process("two")
+    one.now += ahead
+    one.ran(BankDown("timeout"))
+    one.turn()
+    if trying:
+        one.turn(31)
+    two.turn()
+    two.turn(1)
+    two.ran()
+    two.turn(1)
+
+    assert two.hands.done == ["one", "open"]
+    assert not row().tripped
+
+
 def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
     class ReadOnly(Table):
-        def claim(self, queue: str, who: str, *, now: float, until: float) -> bool:
+        def claim(self, *args: Any, **options: Any) -> bool:
             raise ConnectionError("cannot execute UPDATE in a read-only transaction")
 
     one, two = Process("one"), Process("two", ReadOnly())
@@ -246,7 +264,7 @@ def test_many_processes_that_want_to_probe_are_one() -> None:
     def claim(number: int) -> None:
         try:
             ready.wait(20)
-            claimed.append(Table().claim(QUEUE, f"process {number}", now=NOW + 2, until=NOW + 20))
+            claimed.append(Table().claim(QUEUE, f"process {number}", now=NOW + 2, until=NOW + 20, most=600))
         finally:
             connections.close_all()
 
