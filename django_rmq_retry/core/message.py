@@ -42,6 +42,7 @@ class Delivery:
         "ended",
         "exchange",
         "key",
+        "left",
         "queue",
         "raw",
         "redelivered",
@@ -77,6 +78,8 @@ class Delivery:
         """Within which its order counts."""
         self.ended: tuple[object, BaseException | None] | None = None
         """The answer and the error of a run that has ended, although what follows from it could not be stored."""
+        self.left: tuple[int, Any] | None = None
+        """Which of several gates has still to hear of that run, and the verdict of those before it."""
         self._properties: Properties | None = None
 
     @property

@@ -38,6 +38,7 @@ class Gates:
         self._gates = tuple(gates)
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+        delivery.left = None
         for gate in self._gates:
             settlement = gate.enter(delivery, subscription)
             if settlement is not None:
@@ -47,6 +48,13 @@ class Gates:
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        for gate in self._gates:
-            verdict = gate.leave(delivery, subscription, verdict, error)
+        heard, verdict = delivery.left or (0, verdict)
+        for number, gate in enumerate(self._gates[heard:], heard):
+            try:
+                verdict = gate.leave(delivery, subscription, verdict, error)
+            except BaseException:
+                # Those before it have heard: told once more, they would count the run twice.
+                delivery.left = number, verdict
+                raise
+        delivery.left = None
         return verdict
