@@ -87,7 +87,7 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
     found.last, found.began_at, found.quiet_until = last, began, quiet_until
     verdict = judge(found)
     report.judged(title, found, verdict, settled=None if settled is None or again is None else settled + again)
-    if verdict.findings:
+    if verdict.findings and not stage.plant:
         report.keep(stage.folder)
     return not verdict.findings
 
