@@ -11,6 +11,7 @@ from django.db.models import Q, QuerySet
 
 from django_rmq_retry import registry
 from django_rmq_retry.core.naming import nameless
+from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.inbox.naming import digest_of, key_by_id
 from django_rmq_retry.inbox.running import alias_of
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
@@ -32,7 +33,6 @@ class Waiting:
     pk: int
     parked_at: datetime
     handler: str
-    queue: str
     message_id: str
 
     @property
@@ -41,34 +41,37 @@ class Waiting:
 
 
 class Twins:
-    """A chore. It walks over what is parked, the oldest first, and remembers where it was."""
+    """A chore. It walks over what is parked for each handler, the oldest first, and remembers where it was."""
 
     def __init__(self) -> None:
-        self._reached: tuple[datetime, int] | None = None
+        self._reached: dict[str, tuple[datetime, int]] = {}
 
     def __call__(self) -> bool:
         """Close what was handled in a part of them; tell whether there are more."""
-        places = {one.name: (alias_of(one), one.queue.name) for one in registry.subscriptions() if one.once is True}
-        if not places:
-            return False
+        more = [self._turn(one) for one in registry.subscriptions() if one.once is True]
+        return any(more)
+
+    def _turn(self, subscription: Subscription) -> bool:
+        name = subscription.name
         for _ in range(TURN):
-            rows = self._next(places)
-            for alias in sorted({alias for alias, _ in places.values()}):
-                _close(alias, [row for row in rows if places[row.handler] == (alias, row.queue)])
+            rows = self._next(subscription)
+            _close(alias_of(subscription), rows)
             if len(rows) < BATCH:
-                self._reached = None
+                self._reached.pop(name, None)
                 return False
-            self._reached = rows[-1].parked_at, rows[-1].pk
+            self._reached[name] = rows[-1].parked_at, rows[-1].pk
         return True
 
-    def _next(self, handlers: Iterable[str]) -> list[Waiting]:
-        rows = _parked().filter(state=State.PARKED, version=1, handler__in=sorted(handlers)).exclude(message_id="")
-        if self._reached is not None:
-            at, pk = self._reached
+    def _next(self, subscription: Subscription) -> list[Waiting]:
+        # By the index over queues: many that are parked elsewhere cost nothing.
+        rows = _parked().filter(queue=subscription.queue.name, state=State.PARKED, handler=subscription.name, version=1)
+        reached = self._reached.get(subscription.name)
+        if reached is not None:
+            at, pk = reached
             # Said twice, for the first one is what an index understands.
             rows = rows.filter(Q(parked_at__gte=at), Q(parked_at__gt=at) | Q(pk__gt=pk))
-        ordered = rows.order_by("parked_at", "pk").values_list("pk", "parked_at", "handler", "queue", "message_id")
-        return [Waiting(*row) for row in ordered[:BATCH]]
+        ordered = rows.exclude(message_id="").order_by("parked_at", "pk")
+        return [Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH]]
 
 
 def _close(alias: str, rows: Iterable[Waiting]) -> None:
