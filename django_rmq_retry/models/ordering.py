@@ -16,7 +16,7 @@ class BlockedKey(models.Model):
     blocker = models.CharField(_("goes first"), max_length=255)
     """The message that goes first, as people read its name."""
     name = models.CharField(max_length=64, editable=False)
-    """The digest of its name."""
+    """The digest of its name and its body."""
     identity = models.CharField(max_length=160, editable=False)
     """Of its record, if it is parked."""
     parked = models.BooleanField(_("parked"), default=False)

@@ -30,7 +30,8 @@ class Said:
         known = delivery.id
         return cls(
             shown=short(name, NAME),
-            name=digest(name),
+            # With its body: a sender may give one id to several messages, and the second must not pass the first.
+            name=digest(name, _of_body(delivery.body)),
             identity=identity(delivery.queue, known, delivery.body) if known else BODY + _of_body(delivery.body),
         )
 

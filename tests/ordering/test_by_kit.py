@@ -110,6 +110,15 @@ def test_another_message_under_the_same_id_is_held_too(bank: Bank, rmq: RmqTest)
     assert held() == ["m2", "m2"]
 
 
+def test_another_message_under_the_id_of_the_one_that_failed_does_not_pass_it(bank: Bank, rmq: RmqTest) -> None:
+    bank.down[1] = 2
+    for number in (1, 2, 3):
+        bank.post.publish({"account": "A", "number": number}, message_id="order 7")
+    rmq.drain()
+
+    assert (bank.posted, blocked(), held()) == ([1, 2, 3], {}, [])
+
+
 def test_two_without_an_id_and_with_the_same_bytes_are_both_held(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1)

@@ -11,8 +11,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry import handler
+from django_rmq_retry.core.headers import Headers
 from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.parking import identity
+from django_rmq_retry.core.parking import TICKET, identity
 from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.models import BlockedKey, HeldMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.operating.discarding import discard
@@ -21,12 +22,13 @@ from django_rmq_retry.operating.refusals import Outdated, Refused
 from django_rmq_retry.operating.selecting import Selection
 from django_rmq_retry.operating.unblocking import let_go
 from django_rmq_retry.ordering import releasing
-from django_rmq_retry.ordering.blocking import block, hold, pass_on
+from django_rmq_retry.ordering.blocking import block, goes_first, hold, pass_on
 from django_rmq_retry.ordering.limits import standing
 from django_rmq_retry.ordering.releasing import record_of, release, settle
 from django_rmq_retry.ordering.telling import digest
 from django_rmq_retry.outbox.keeping import keep
 from django_rmq_retry.outbox.reach import reach
+from django_rmq_retry.records.tickets import Ticket, bearer
 from tests.admin.made import person
 from tests.operating.made import ANN, QUEUE, record
 
@@ -181,6 +183,28 @@ def test_what_waits_for_an_order_that_nobody_keeps_any_more_goes_on(order_by: An
 
     assert sent() == ([] if left else [(QUEUE, "m2"), (QUEUE, "m3")])
     assert BlockedKey.objects.exists() is left
+
+
+@pytest.mark.parametrize("new_id", ["m1", "m1-mended"])
+def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(new_id: str) -> None:
+    row = standstill()
+    known = recorded(state=State.REQUEUED)
+    body = b'{"number": 1, "mended": true}'
+    ticket = Ticket(record=known.pk, cycle=1).signed(bearer(QUEUE, new_id, body))
+    properties = Properties(message_id=new_id, headers=Headers.of({TICKET: ticket}))
+    copy = Delivery(queue=QUEUE, body=body, raw=encode_properties(properties))
+    copy.key = "A"
+    first = goes_first(row, copy)
+    with transaction.atomic():
+        block(copy, handler="charge", digest=row.digest, parked=True)
+    ParkedMessage.objects.update(state=State.PARKED)
+    again = BlockedKey.objects.get()
+
+    assert (first, goes_first(again, copy), again.blocker, again.parked) == (True, True, new_id, True)
+
+    discard(Selection.of_ids([known.pk]), ANN, why="test")
+
+    assert sent() == [(QUEUE, "m2")]
 
 
 def test_the_last_one_frees_its_key() -> None:
