@@ -129,7 +129,7 @@ class RmqCommand(BaseCommand):
 
         ``cut``: a terminal's row holds one row, for there is another way to read the whole of it.
         """
-        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        cells = [[printable(str(cell), keep="") for cell in row] for row in rows]
         if not self.stdout.isatty():
             for row in cells:
                 self.stdout.write("\t".join(row))
@@ -241,10 +241,10 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: 
         raise CommandError(f"There is no {what} {printable(name)!r}. {meant}", returncode=code)
 
 
-def printable(text: str) -> str:
+def printable(text: str, keep: str = "\n\t") -> str:
     """Text whose control characters are written out: a name or an error cannot steer the terminal."""
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )

@@ -99,6 +99,13 @@ def test_remarks_go_to_stderr_and_data_to_stdout() -> None:
     assert err.getvalue() == "remark\n"
 
 
+def test_nothing_in_a_cell_begins_a_column_or_a_row() -> None:
+    out = io.StringIO()
+    Command(stdout=out).table([("a\tb", "c\nd"), ("e", "f")])
+
+    assert out.getvalue() == "a\\tb\tc\\nd\ne\tf\n"
+
+
 def test_a_row_is_cut_to_the_terminal_only_where_it_may_be() -> None:
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
