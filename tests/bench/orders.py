@@ -20,7 +20,7 @@ def orders() -> tuple[Suite, ...]:
         contenders=(
             Contender(name="in no order", module=MODULE, database=kind, does="row plain"),
             Contender(
-                name="order_by", module=MODULE, database=kind, does="row keyed", at_least=1 / MOST, then=1 / 1.05
+                name="order_by", module=MODULE, database=kind, does="row keyed", at_least=round(1 / MOST, 2), then=0.95
             ),
         ),
     )
