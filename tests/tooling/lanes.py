@@ -63,7 +63,8 @@ def run_tests(name: str, python: str, arguments: list[str], **environment: str) 
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [python, "-m", "pytest", *SHARED, *colour, *arguments]
     summary = "pytest said nothing"
-    told = {**os.environ, **environment}
+    # Hundreds of processes start in a run, and each would compile everything anew.
+    told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
     with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
         try:
             for line in run.stdout or ():
