@@ -17,6 +17,7 @@ from django.core.management import call_command
 from tests.chaos.ledger import HARM, Ledger, now
 from tests.chaos.postgres import Postgres
 from tests.chaos.processes import Actor, Fleet, Role
+from tests.tooling.cluster import SOON
 from tests.tooling.node import Node
 from tests.tooling.proxy import Mode, Proxy, proxy_to
 from tests.tooling.services import Services
@@ -141,7 +142,7 @@ def one_node(version: str | None) -> Callable[[Services, ExitStack], Sequence[No
     """A broker of one node."""
 
     def make(services: Services, stack: ExitStack) -> Sequence[Node]:
-        node = services.private(version)
+        node = services.private(version, advanced=SOON)
         stack.callback(node.remove)
         return [node]
 

@@ -15,7 +15,7 @@ from tests.tooling.waiting import wait_until
 
 SIZE = 3
 SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].\n"
-"""A waiting queue whose hand-over met a node's death tries again after this; by default after three minutes."""
+"""In advanced.config: a waiting queue whose hand-over met a node's death tries again after five seconds, not 180."""
 
 
 @contextmanager

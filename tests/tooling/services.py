@@ -72,12 +72,14 @@ class Services:
         (self.folder / "external").write_text(url)
         return broker
 
-    def private(self, version: str | None = None, conf: Sequence[str] = ()) -> Node:
-        """A started node that nobody else uses; remove it after."""
+    def private(self, version: str | None = None, conf: Sequence[str] = (), advanced: str = "") -> Node:
+        """A started node that nobody else uses; remove it after. ``advanced`` is for what rabbitmq.conf has no word."""
         install = install_for(version)
         if install is None:
             raise missing(version)
         node = Node.create(self.folder / f"private-{secrets.token_hex(4)}", install, owner=self.owner, conf=conf)
+        if advanced:
+            (node.folder / "advanced.config").write_text(advanced)
         node.start()
         return node
 
