@@ -93,8 +93,8 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
 
 
 def warm(stage: Stage) -> bool:
-    """Whether the flood has begun to be handled."""
-    return any((stage.folder / "ledger").glob("did-flood-*"))
+    """Whether messages come to handlers, whatever lanes there are."""
+    return any((stage.folder / "ledger").glob("began-*"))
 
 
 def rage(stage: Stage, weather: Weather, historian: Historian) -> None:
