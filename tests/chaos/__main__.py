@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.chaos import postgres, report
@@ -43,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with timed("in all"), tempfile.TemporaryDirectory(prefix="rmq-chaos-totals-") as folder:
         # One that runs a part of several writes where the one that started it looks.
         totals = Path(os.environ.setdefault("CHAOS_TOTALS", str(Path(folder, "totals"))))
-        codes = run_all(asked, seed)
+        try:
+            codes = run_all(asked, seed)
+        except KeyboardInterrupt:
+            codes = [UNABLE]
         confirmed = summed(totals) if totals.parent == Path(folder) else 0
     code = worst(codes)
     least = asked.at_least if asked.at_least is not None else 0 if restricted(asked) else MILLION
@@ -161,5 +163,4 @@ def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
+    sys.exit(main())

@@ -68,6 +68,8 @@ class Actor:
         self._wanted, self._told, self._started = True, False, time.monotonic()
         self._lives += 1
         own = {"CHAOS_NAME": self.role.name, "CHAOS_LIFE": str(self._lives), "PYTHONPATH": str(ROOT)}
+        # Who is killed every few seconds must not compile everything anew each time.
+        own["PYTHONDONTWRITEBYTECODE"] = ""
         env = {**os.environ, **self._environment(self.role), **own}
         command = [*BOUND_TO_US, sys.executable, "-m", *self.role.words]
         with self._log.open("ab") as out:

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,6 +53,16 @@ def test_a_long_form_with_fewer_than_a_million_messages_says_so(
 
     assert suite.main(["--seed", "1"]) == code
     assert suite.main(["--seed", "1", "--short"]) == 0
+
+
+def test_one_that_is_interrupted_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAOS_TOTALS", "")
+    monkeypatch.delenv("CHAOS_TOTALS")
+    monkeypatch.setattr(postgres, "lack", lambda: "")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(suite, "run_all", Mock(side_effect=KeyboardInterrupt))
+
+    assert suite.main(["--seed", "1", "--short"]) == suite.UNABLE
 
 
 def test_each_version_that_was_asked_for_gets_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
