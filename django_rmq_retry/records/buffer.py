@@ -65,7 +65,10 @@ class Buffer:
         self._wake()
 
     def flush(self) -> None:
-        """Write what waits, in this thread; raises what the database raises."""
+        """Write what waits by now, in this thread; raises what the database raises.
+
+        What comes meanwhile is for the next turn: under load a few rows would come during each commit, for ever.
+        """
         while self._outcomes:
             try:
                 self._outcomes[0]()
@@ -74,10 +77,12 @@ class Buffer:
                     raise
                 log.exception("An outcome cannot be stored: its record stays as it is", extra={"event": "unrecorded"})
             self._outcomes.popleft()
-        while True:
-            some = self._taken()
+        left = len(self._drafts)
+        while left > 0:
+            some = self._taken(left)
             if not some:
                 return
+            left -= len(some)
             try:
                 self._write_some(some)
             except BaseException:
@@ -160,9 +165,9 @@ class Buffer:
             dropped, self._dropped = self._dropped, 0
         return f", {dropped} were given up" if dropped else ""
 
-    def _taken(self) -> list[Draft]:
+    def _taken(self, most: int) -> list[Draft]:
         with self._lock:
-            some = list(islice(self._drafts, AT_ONCE))
+            some = list(islice(self._drafts, min(most, AT_ONCE)))
             for draft in some:
                 self._drafts.popleft()
                 self._size -= draft.size

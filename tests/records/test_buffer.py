@@ -91,6 +91,20 @@ def test_much_is_written_in_batches() -> None:
     assert [len(batch) for batch in table.batches] == [AT_ONCE, AT_ONCE, 1]
 
 
+def test_what_comes_during_a_write_waits_for_the_next_batch() -> None:
+    table = Table()
+    buffer = filled(table, "a", "b")
+
+    def comes(_: Draft) -> None:
+        if len(table.batches) < 3:
+            buffer.add(draft(f"later {len(buffer)}"))
+
+    table.refuse = comes
+    buffer.flush()
+
+    assert (table.batches, len(buffer)) == ([["a", "b"]], 2)
+
+
 def test_the_oldest_make_room_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     buffer = filled(table, "m-0", "m-1", "m-2", "m-3", most=2)
