@@ -16,6 +16,7 @@ from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.inbox.running import alias_of
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.models.messages import UNRESOLVED
+from django_rmq_retry.models.walking import behind
 
 BATCH = 500
 TURN = 8
@@ -58,8 +59,7 @@ class Ageing:
         reached = self._reached.get(alias)
         if reached is not None:
             at, key = reached
-            # Said twice, for the first one is what an index understands.
-            rows = rows.filter(Q(handled_at__gte=at), Q(handled_at__gt=at) | Q(key__gt=key))
+            rows = rows.filter(behind("handled_at", at, "key", key))
         ordered = rows.order_by("handled_at", "key")
         return list(ordered.values_list("handled_at", "key", "handler", "name")[:BATCH])
 

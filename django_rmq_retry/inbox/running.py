@@ -166,9 +166,11 @@ class Run:
         if ticket is None:
             return None
         records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk=ticket.record)
-        for reason, at in records.values_list("reason", "requeued_at"):
-            return SentBack(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
-        return None
+        found = records.values_list("reason", "requeued_at").first()
+        if found is None:
+            return None
+        reason, at = found
+        return SentBack(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
 
     def _handled_before(self, sent_back: SentBack | None, name: Name) -> bool:
         """Whether the entry was there when a person sent this back: then it tells of another message."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import router
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from django_rmq_retry import registry
 from django_rmq_retry.core.naming import nameless
@@ -15,6 +15,7 @@ from django_rmq_retry.core.subscription import Subscription
 from django_rmq_retry.inbox.naming import digest_of, key_by_id
 from django_rmq_retry.inbox.running import alias_of
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
+from django_rmq_retry.models.walking import behind
 from django_rmq_retry.records.outcomes import handled_elsewhere
 
 log = logging.getLogger("django_rmq_retry")
@@ -68,8 +69,7 @@ class Twins:
         reached = self._reached.get(subscription.name)
         if reached is not None:
             at, pk = reached
-            # Said twice, for the first one is what an index understands.
-            rows = rows.filter(Q(parked_at__gte=at), Q(parked_at__gt=at) | Q(pk__gt=pk))
+            rows = rows.filter(behind("parked_at", at, "pk", pk))
         ordered = rows.exclude(message_id="").order_by("parked_at", "pk")
         return [Waiting(*row) for row in ordered.values_list("pk", "parked_at", "handler", "message_id")[:BATCH]]
 

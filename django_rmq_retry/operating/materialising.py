@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Case, CharField, DateTimeField, F, IntegerField, Q, QuerySet, Value, When, Window
+from django.db.models import Case, CharField, DateTimeField, F, IntegerField, QuerySet, Value, When, Window
 from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from django_rmq_retry.models import Item, ItemState, ParkedMessage, RequeueRun, RunState
+from django_rmq_retry.models.walking import behind
 from django_rmq_retry.operating import words
 from django_rmq_retry.operating.checking import Terms, reasons
 from django_rmq_retry.operating.ending import COUNTED, count
@@ -89,7 +90,7 @@ def _list_part(run: int, driver: str) -> None:
         rest = _after(selection.queryset(), told)
         # Where the part ends is asked first: a row that is parked anew meanwhile must not carry the mark with it.
         mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
-        part = rest if mark is None else rest.filter(~_behind(*mark))
+        part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
         room, first = told["most"] - told["listed"], told["place"]
         if room < PART:
             part = part[: room + _there(known, part)]
@@ -120,12 +121,7 @@ def _after(rows: Rows, told: dict[str, Any]) -> Rows:
     if not told.get("after"):
         return ordered
     at, pk = told["after"]
-    return ordered.filter(_behind(datetime.fromisoformat(at), pk))
-
-
-def _behind(at: datetime, pk: int) -> Q:
-    # The first condition says nothing more, but lets every database begin at the right place of its index.
-    return Q(parked_at__gte=at) & (Q(parked_at__gt=at) | Q(pk__gt=pk))
+    return ordered.filter(behind("parked_at", datetime.fromisoformat(at), "pk", pk))
 
 
 def _there(run: RequeueRun, part: Rows) -> int:

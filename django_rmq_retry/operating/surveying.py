@@ -118,16 +118,12 @@ def parked(now: datetime) -> Parked:
 
 
 def _outbox() -> Outbox:
-    told = [pending(alias) for alias in placing.served() if _has_outbox(alias)]
+    told = [pending(alias) for alias in placing.served() if placing.made(alias)]
     return Outbox(
         waiting=sum(one.waiting for one in told),
         stuck=sum(one.stuck for one in told),
         oldest=min((one.oldest for one in told if one.oldest), default=None),
     )
-
-
-def _has_outbox(alias: str) -> bool:
-    return placing.TABLE in connections[alias].introspection.table_names()
 
 
 def _held() -> Held:
