@@ -65,10 +65,11 @@ class Order:
             return verdict
         if verdict.kind in (Kind.ACK, Kind.DISCARD):
             blocked = self._blocked.get(delivery.queue)
-            key = digest(subscription.name, delivery.key or "")
             # Another process may have had it before us, and have blocked its key after we asked.
-            if blocked or delivery.redelivered:
-                self._resolved(delivery, key)
+            if not blocked and not delivery.redelivered:
+                return verdict
+            key = digest(subscription.name, delivery.key or "")
+            self._resolved(delivery, key)
             if blocked and MARK in delivery.raw:
                 self._resolved_elsewhere(delivery, key)
             return verdict
