@@ -3,7 +3,6 @@
 To discard is left to the command, which wants a reason: a message that is not sent is a payment that is not made.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -87,15 +86,8 @@ class OutboxMessageAdmin(Pages):
 
     @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["resend"])
     def resend(self, request: HttpRequest, rows: Rows) -> None:
-        done = lambda ids: outgoing.resend(Actor.of_request(request), ids, using=rows.db)  # noqa: E731 - called once
-        said = lambda n: ngettext("%d message will be sent again.", "%d messages will be sent again.", n)  # noqa: E731
-        self._act(request, rows, done, said)
-
-    def _act(
-        self, request: HttpRequest, rows: Rows, done: Callable[[list[int]], int], said: Callable[[int], str]
-    ) -> None:
         """What is on its way by itself is left out."""
         chosen = list(rows.values_list("pk", flat=True))
-        count = done(chosen)
-        level = messages.SUCCESS if count == len(chosen) else messages.WARNING
-        self.message_user(request, said(count) % count, level)
+        count = outgoing.resend(Actor.of_request(request), chosen, using=rows.db)
+        said = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
+        self.message_user(request, said % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)

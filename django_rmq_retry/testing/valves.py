@@ -25,10 +25,7 @@ class Valves:
         """From now on this one consumes; ``ready`` and ``sequencer`` have what has arrived and was not begun."""
         self._source, self._ready, self._sequencer = source, ready, sequencer
         for lane, prefetch in self._prefetch.items():
-            if prefetch == 0:
-                source.pause(lane)
-            else:
-                source.resume(lane, prefetch=prefetch)
+            _pass_on(source, lane, prefetch)
 
     def shut(self, queue: str) -> None:
         lanes = self._lanes.get(queue, ())
@@ -54,9 +51,12 @@ class Valves:
     def _turn(self, lanes: Sequence[str], prefetch: int | None) -> None:
         for lane in lanes:
             self._prefetch[lane] = prefetch
-            if self._source is None:
-                continue
-            if prefetch == 0:
-                self._source.pause(lane)
-            else:
-                self._source.resume(lane, prefetch=prefetch)
+            if self._source is not None:
+                _pass_on(self._source, lane, prefetch)
+
+
+def _pass_on(source: Hands, lane: str, prefetch: int | None) -> None:
+    if prefetch == 0:
+        source.pause(lane)
+    else:
+        source.resume(lane, prefetch=prefetch)

@@ -39,15 +39,21 @@ def test_only_the_whole_long_form_has_a_million_to_send(words: list[str], less: 
     assert suite.restricted(suite.parser().parse_args([*words, "--minutes", "4"])) is True
 
 
-@pytest.mark.parametrize(("confirmed", "code"), [(999_999, 3), (1_000_000, 0)])
-def test_a_long_form_with_fewer_than_a_million_messages_says_so(
-    confirmed: int, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, in this process, with nothing around it."""
     # Set and deleted, so that it is gone afterwards too.
     monkeypatch.setenv("CHAOS_TOTALS", "")
     monkeypatch.delenv("CHAOS_TOTALS")
     monkeypatch.setattr(postgres, "lack", lambda: "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+@pytest.mark.usefixtures("by_itself")
+@pytest.mark.parametrize(("confirmed", "code"), [(999_999, 3), (1_000_000, 0)])
+def test_a_long_form_with_fewer_than_a_million_messages_says_so(
+    confirmed: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(suite, "run_all", lambda *_: [0, 0])
     monkeypatch.setattr(suite, "summed", lambda *_: confirmed)
 
@@ -55,11 +61,8 @@ def test_a_long_form_with_fewer_than_a_million_messages_says_so(
     assert suite.main(["--seed", "1", "--short"]) == 0
 
 
+@pytest.mark.usefixtures("by_itself")
 def test_one_that_is_interrupted_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHAOS_TOTALS", "")
-    monkeypatch.delenv("CHAOS_TOTALS")
-    monkeypatch.setattr(postgres, "lack", lambda: "")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(suite, "run_all", Mock(side_effect=KeyboardInterrupt))
 
     assert suite.main(["--seed", "1", "--short"]) == suite.UNABLE
