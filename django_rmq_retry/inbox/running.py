@@ -92,12 +92,15 @@ class Run:
         self._name = name_for(subscription, delivery)
         self._begun = delivery.begun
         self._lost = False
+        self._kept: Any = None
         self.stage = Stage.ENTERING
         self.answer: object = None
 
     def __call__(self) -> object:
         connection, self.stage, self._lost = self._connection, Stage.ENTERING, False
         _heal(connection)
+        # Whether one that was kept still lives its first statement tells as well as a question before it, and sooner.
+        self._kept, connection.health_check_done = connection.connection, True
         with transaction.atomic(using=connection.alias, durable=True):
             name = self._enter(self._name)
             transaction.on_commit(self._committed, using=connection.alias)
@@ -121,6 +124,8 @@ class Run:
         """Raise what becomes of it; nothing where the same is to be done again."""
         if clashed(error):
             self._delivery.begun = self._begun
+        if not last and self.stage is Stage.ENTERING and self._had_died():
+            return
         if not last and (clashed(error) or isinstance(error, Gone)):
             self._restore()
             return
@@ -135,6 +140,15 @@ class Run:
         if self.stage is Stage.COMMITTING and clashed(error):
             raise Unready(f"Database {name!r} cannot commit beside others: {ErrorNote.of(error)}.") from error
         raise error
+
+    def _had_died(self) -> bool:
+        """Whether the connection was kept since the last message and is none any more: another one may do."""
+        if self._kept is None or self._connection.in_atomic_block:
+            return False
+        if self._connection.connection is self._kept and not self._connection.is_usable():
+            self._connection.close()
+        # Leaving the transaction may have made another one already.
+        return self._connection.connection is not self._kept
 
     def _restore(self) -> None:
         """The data as they came: what a run that was rolled back has changed in them must not reach the next one."""
