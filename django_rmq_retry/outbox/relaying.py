@@ -4,7 +4,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from django.db import Error, OperationalError
 
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.conf import settings
@@ -54,11 +57,17 @@ class Relay:
         self.forget()
         alone = self._away or bool(self._suspects)
         only, self._suspects = self._suspects[:1], self._suspects[1:]
-        with claiming.claimed(self._using, most=1 if alone else claiming.MOST, only=only, lease=lease()) as rows:
-            if not rows:
-                return Turn(failed=len(only))
-            answers = self._sent(rows)
-            turn = self._settled(rows, answers, alone=len(rows) == 1)
+        try:
+            with claiming.claimed(self._using, most=1 if alone else claiming.MOST, only=only, lease=lease()) as rows:
+                if not rows:
+                    return Turn(failed=len(only))
+                answers = self._sent(rows)
+                turn = self._settled(rows, answers, alone=len(rows) == 1)
+        except OperationalError:
+            # Rolled back, as by a deadlock: what was sent must be gone before another relay finds it.
+            with suppress(Error):
+                self.forget()
+            raise
         self._confirmed -= {answer.row.id for answer in answers}
         return turn
 
