@@ -151,6 +151,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "audit_verify/1": {"rows": int, "problems": [str]},
     "audit_purge/1": {"count": int, "done": bool},
     "relay_list/1": {"database": str, "waiting": int, "stuck": int, "items": [OUTGOING]},
+    **{f"relay_{act}/1": {"database": str, "count": int} for act in ("retry", "discard")},
     **{f"queue_{act}/1": {"items": [QUEUE]} for act in ("list", "pause", "resume")},
     "status/1": {
         "broker": str,

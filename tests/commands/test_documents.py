@@ -81,6 +81,8 @@ WORDS: dict[str, tuple[str, Prepared]] = {
     "audit_verify/1": ("rmq_audit verify", running),
     "audit_purge/1": ("rmq_audit purge", running),
     "relay_list/1": ("rmq_relay list", outgoing),
+    "relay_retry/1": ("rmq_relay retry --all --yes", outgoing),
+    "relay_discard/1": ("rmq_relay discard 1 --reason x --yes", outgoing),
     "queue_list/1": ("rmq_queue list", stopped),
     "queue_pause/1": ("rmq_queue pause payments.charge --for 30m --reason test", lambda: 0),
     "queue_resume/1": ("rmq_queue resume payments.charge", stopped),

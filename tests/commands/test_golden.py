@@ -44,7 +44,7 @@ DATABASE = {
     "relay_discard": ("rmq_relay", "discard", "501", "--reason", "queue was retired", "--yes"),
 }
 BROKER = {"status": ("rmq_status",), "declare": ("rmq_declare", "--plan")}
-WITHOUT_JSON = {"topology", "show_none", "requeue_refused", "relay_retry", "relay_discard"}
+WITHOUT_JSON = {"topology", "show_none", "requeue_refused"}
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,6 @@ class Command(RmqCommand):
         listed = acts.add_parser("list", help="what lies in the outbox, the oldest first")
         listed.add_argument("--stuck", action="store_true", help="only what waits for a person")
         listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
-        add_json(listed)
         again = acts.add_parser("retry", help="send again what was refused")
         again.add_argument("--all", action="store_true", help="all that is stuck")
         gone = acts.add_parser("discard", help="delete what was refused; its messages are never sent")
@@ -50,6 +49,7 @@ class Command(RmqCommand):
             # Under a name of its own: the audit log stays where the project's records are.
             said = "the database that has the outbox; default by default"
             one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=said)
+            add_json(one)
             add_common(one)
 
     def run(self, options: Options) -> Exit | None:
@@ -106,7 +106,7 @@ class Command(RmqCommand):
         if count:
             self.confirm(f"Send {count} messages again?", yes=options["yes"])
             count = resend(Actor.of_shell(), ids or None, using=using)
-        return self._told(count, len(ids), "will be sent again")
+        return self._told(options, count, "will be sent again")
 
     def _discard(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
@@ -116,13 +116,16 @@ class Command(RmqCommand):
         if count:
             self.confirm(f"Discard {count} messages? They are never sent.", yes=options["yes"])
             count = discard(Actor.of_shell(), ids, using=using, reason=options["reason"])
-        return self._told(count, len(ids), "discarded")
+        return self._told(options, count, "discarded")
 
-    def _told(self, count: int, asked: int, what: str) -> Exit:
-        self.line(f"{count} {'message' if count == 1 else 'messages'} {what}.")
+    def _told(self, options: Options, count: int, what: str) -> Exit:
+        if options["json"]:
+            self.document(f"relay_{options['act']}/1", database=options["outbox"], count=count)
+        else:
+            self.line(f"{count} {'message' if count == 1 else 'messages'} {what}.")
         if not count:
             return Exit.NOTHING
-        return Exit.PARTLY if count < asked else Exit.DONE
+        return Exit.PARTLY if count < len(options["ids"]) else Exit.DONE
 
 
 def _run(options: Options) -> tuple[Relaying, bool]:
