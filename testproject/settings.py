@@ -60,6 +60,8 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
     }
 
+DATABASES["default"] |= {"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}
+
 RMQ_RETRY = rmq_settings(
     env,
     # Cash withdrawals are answered into a queue of another department's.

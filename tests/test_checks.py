@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
+from django.db import connections
 from django.test import override_settings
 from django.views.debug import SafeExceptionReporterFilter
 
@@ -40,6 +41,13 @@ QUORUM_TARGET = Queue("target")
 def no_other_handlers() -> Iterator[None]:
     with registry.isolated():
         yield
+
+
+@pytest.fixture(autouse=True)
+def kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they should be, whichever database the tests run on."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 60)
+    monkeypatch.setitem(connections.settings["default"], "CONN_HEALTH_CHECKS", True)
 
 
 def found(*, deploy: bool = False, **keys: Any) -> list[CheckMessage]:
@@ -248,6 +256,28 @@ def test_the_embedded_broker_is_refused_where_debug_is_off_and_warned_of_where_i
 def test_a_worker_with_debug_on_is_told() -> None:
     with override_settings(DEBUG=True):
         assert ids(found(deploy=True, URL=SAFE_URL, PASSWORD="pw")) == ["W026"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "expected"),
+    [
+        ("postgresql", {"CONN_MAX_AGE": 0}, ["W027"]),
+        ("mysql", {"CONN_MAX_AGE": 0}, ["W027"]),
+        ("postgresql", {"CONN_MAX_AGE": 0, "OPTIONS": {"pool": True}}, []),
+        ("sqlite3", {"CONN_MAX_AGE": 0}, []),
+        ("postgresql", {"CONN_MAX_AGE": 60}, ["W028"]),
+        ("mysql", {"CONN_MAX_AGE": None}, ["W028"]),
+        ("postgresql", {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, []),
+    ],
+)
+def test_how_workers_reach_a_database_is_looked_at_before_a_deployment(
+    engine: str, keys: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in {"ENGINE": f"django.db.backends.{engine}", "CONN_HEALTH_CHECKS": False, **keys}.items():
+        monkeypatch.setitem(connections.settings["default"], key, value)
+
+    assert ids(found(deploy=True, URL=SAFE_URL, PASSWORD="pw")) == expected
+    assert ids(found(deploy=False, URL=SAFE_URL, PASSWORD="pw")) == []
 
 
 def test_a_url_in_another_setting_is_found_and_not_quoted() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from django.conf import settings as project
 from django.core.checks import CheckMessage, register
+from django.db import connections
 from django.views.debug import get_default_exception_reporter_filter
 
 from django_rmq_retry.broker.address import GUEST, Access
@@ -14,6 +15,7 @@ from django_rmq_retry.checks.saying import TAG, error, warning, with_settings
 from django_rmq_retry.conf import Settings
 
 LONG_HEARTBEAT = 60
+CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
 _LOGIN = re.compile(r"\b(?:amqps?|https?)://[^/\s@]*:[^/\s]+@", re.IGNORECASE)
 
 
@@ -27,6 +29,7 @@ def check_deployment(settings: Settings) -> Iterator[CheckMessage]:
             "DEBUG is on: each worker records every query it makes, which costs time and memory.",
             hint="Set DEBUG = False where consumers run.",
         )
+    yield from _connections()
     # A function may ask a vault or a network for the URL; a check does not.
     if not callable(settings.url) and not callable(settings.password):
         yield from _access(settings.address())
@@ -67,6 +70,26 @@ def _access(access: Access) -> Iterable[CheckMessage]:
             f"The heartbeat is {access.heartbeat} s: a broker that is gone is noticed after more than twice that time.",
             hint="Use RMQ_RETRY['HEARTBEAT'] = 15, the default.",
         )
+
+
+def _connections() -> Iterable[CheckMessage]:
+    """How workers reach the databases: a message is what a request is to a server, but there are many more of them."""
+    for alias, database in connections.settings.items():
+        if database["ENGINE"] in CHEAP_TO_OPEN or database["OPTIONS"].get("pool"):
+            continue
+        if database["CONN_MAX_AGE"] == 0:
+            yield warning(
+                "W027",
+                f"Each message opens a connection to the database {alias!r} anew: its CONN_MAX_AGE is 0.",
+                hint="Where consumers run set CONN_MAX_AGE = 60 and CONN_HEALTH_CHECKS = True, or a pool in OPTIONS.",
+            )
+        elif not database["CONN_HEALTH_CHECKS"]:
+            yield warning(
+                "W028",
+                f"Connections to the database {alias!r} are kept and not tried before use: after each restart of the "
+                "database the first message of every thread fails an attempt.",
+                hint="Set CONN_HEALTH_CHECKS = True.",
+            )
 
 
 def _shown_settings() -> Iterable[CheckMessage]:
