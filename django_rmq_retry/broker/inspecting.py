@@ -5,11 +5,12 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from django_rmq_retry.broker.refusing import FORBIDDEN, MISSING, BrokerUnreachable
 from django_rmq_retry.broker.urls import Secret
@@ -31,7 +32,10 @@ class _Staying(HTTPRedirectHandler):
         return None
 
 
-_open = build_opener(_Staying).open
+@cache
+def _opener() -> OpenerDirector:
+    """Made when it is needed: it reads the authorities of the whole system, and few processes ask at all."""
+    return build_opener(_Staying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class Inspector:
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
             until = time.monotonic() + PATIENCE * self.timeout
-            with _open(request, timeout=self.timeout) as answer:
+            with _opener().open(request, timeout=self.timeout) as answer:
                 return json.loads(_whole(answer, until))
         except HTTPError as error:
             if error.code == MISSING:

@@ -1,5 +1,7 @@
 """A management API that is not what it should be gets no login that it should not have, and keeps nobody waiting."""
 
+import runpy
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,3 +111,9 @@ def test_one_that_comes_byte_by_byte_or_never_is_not_waited_for() -> None:
 def test_what_is_no_json_is_an_answer_of_nobody_we_know() -> None:
     with api(says(b"<html>")) as (inspector, _asked), pytest.raises(BrokerUnreachable):
         inspector.queues()
+
+
+def test_a_process_that_never_asks_never_reads_the_authorities_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssl, "_create_default_https_context", lambda: pytest.fail("forty milliseconds of each start"))
+
+    runpy.run_path(inspecting.__file__, run_name="django_rmq_retry.broker.inspecting")
