@@ -134,6 +134,7 @@ def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.R
         database=database,
         threads=contender.threads,
         window=contender.window,
+        kept=contender.kept,
         does=contender.does,
     )
     with prepared(task, bare_loop=contender.bare_loop, filled=suite.filled):

@@ -32,5 +32,12 @@ def _suite(work: str, title: str) -> Suite:
                 at_least=round(1 / MOST, 2),
                 then=0.83,
             ),
+            Contender(
+                name="in a plain atomic(), a connection for each message",
+                module=MODULE,
+                database=kind,
+                kept=False,
+                does=f"{work} plain",
+            ),
         ),
     )

@@ -25,6 +25,8 @@ class Contender:
     broker: Broker = "rabbitmq"
     database: str = ""
     """The kind of database, one of its own, in which it remembers attempts; without one it remembers nothing."""
+    kept: bool = True
+    """Whether connections to it are kept between messages."""
     does: str = ""
     """What its handler does in that database."""
     rate: float | None = None

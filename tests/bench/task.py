@@ -28,6 +28,8 @@ class Task:
     """Every message fails once."""
     database: str = ""
     """Django's settings of a database with tables, as JSON; without one nothing is remembered."""
+    kept: bool = True
+    """Whether connections to it are kept between messages; by itself Django opens one for each."""
     does: str = ""
     """What its handler does in the database; nothing where this is empty."""
     told: int = -1

@@ -9,4 +9,5 @@ INSTALLED_APPS = [*OTHERS, "tests.bench.project"]
 task = Task.given()
 RMQ_RETRY = {"URL": task.url, "RECORDS": bool(task.database)}  # type: ignore[dict-item]  # the tests' own has texts only
 if task.database:
-    DATABASES = {"default": given(task.database)}
+    kept = {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True} if task.kept else {}
+    DATABASES = {"default": {**given(task.database), **kept}}
