@@ -1,6 +1,7 @@
 """`python -m tests.chaos [--seed N] [--minutes M] [--short] [--only …] [--nemeses …]`"""
 
 import argparse
+import math
 import os
 import secrets
 import signal
@@ -91,7 +92,9 @@ def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
     versions = [name for name in named.split(",") if name] or [""]
     parts = asked.only or (SHORT_PARTS if asked.short else LONG_PARTS)
     if len(versions) * len(parts) == 1:
-        return [run_one(asked, parts[0], seed, minutes, versions[0])]
+        # The soak is over when its payments are booked.
+        bounded = math.inf if parts == ("soak",) and not asked.minutes else minutes
+        return [run_one(asked, parts[0], seed, bounded, versions[0])]
     codes = []
     for version in versions:
         ends = time.monotonic() + minutes * 60
@@ -132,7 +135,9 @@ def in_a_process(name: str, seed: int, version: str, minutes: float) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill everything, and count.")
     made.add_argument("--seed", type=int, help="the same load and the same nemeses as in another run")
-    made.add_argument("--minutes", type=float, help=f"about how long it takes (default: {LONG:g})")
+    made.add_argument(
+        "--minutes", type=float, help=f"about how long it takes (default: {LONG:g}; the soak: as long as it takes)"
+    )
     made.add_argument("--short", action="store_true", help=f"the form for every change, {SHORT:g} minutes")
     made.add_argument(
         "--only", type=words(tuple(PARTS)), help=f"some of {','.join(PARTS)} (default: {','.join(LONG_PARTS)})"

@@ -26,7 +26,7 @@ class Record:
 
     state: str
     attempts: int = 0
-    body: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,10 @@ def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Book
 
     found = read(stage.folder, lanes)
     found.effects = list(Effect.objects.order_by("pk").values_list("name", flat=True))
-    rows = ParkedMessage.objects.values_list("message_id", "state", "attempts")
-    found.records = {name: Record(state=state, attempts=attempts) for name, state, attempts in rows.iterator()}
+    rows = ParkedMessage.objects.values_list("message_id", "state", "attempts", "reason")
+    found.records = {
+        name: Record(state=state, attempts=attempts, reason=reason) for name, state, attempts, reason in rows.iterator()
+    }
     held = model("HeldMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
     found.held = {json.loads(bytes(body))["id"] for body in held}
     found.vanished = [*historian.vanished(), *verify()]
@@ -83,8 +85,8 @@ def model(name: str) -> type[models.Model]:
     return apps.get_model("rmq_retry", name)
 
 
-def settle(stage: Stage, seconds: float, *, looks: int = 4) -> float | None:
-    """Until nothing is on its way any more for several looks; how long it took, or None where it never came."""
+def settle(stage: Stage, seconds: float, *, looks: int = 10) -> float | None:
+    """Until nothing is on its way for longer than statistics are old; how long it took, or None where it never came."""
     began, quiet = now(), 0
     while (now() - began) < seconds * 1000:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from django_rmq_retry.core.verdict import Reason
 from tests.chaos.books import Books, Note
 from tests.chaos.finding import Finding, told
 from tests.chaos.gates import pacing, pausing, unburned
@@ -17,6 +18,8 @@ CLOCKS = 5
 """Milliseconds by which two clocks of one machine may be told apart."""
 QUIET_SLACK = 20_000
 """Milliseconds later than asked that a retry may come before anything is done, on a machine with no core to spare."""
+IMPATIENCE = "impatience"
+"""The nemesis after which the broker takes back what is in hand for longer than a second."""
 IN_ORDER = (0, -signal.SIGTERM)
 
 
@@ -162,7 +165,15 @@ def wait_of(lane: Lane, attempt: int) -> float:
 
 def innocents(books: Books) -> Iterator[Finding]:
     """I20: only what was made to fail is parked, where no database is needed to handle it."""
-    wrong = [name for name in books.records if books.lane(name).innocent and not NOT_TO_BE_HANDLED & {read(name).plan}]
+    impatient = any(harm.name == IMPATIENCE for harm in books.harms)
+    wrong = [
+        name
+        for name, record in books.records.items()
+        if books.lane(name).innocent
+        and not NOT_TO_BE_HANDLED & {read(name).plan}
+        # What waits for its turn waits in hand, for longer than a broker without patience allows: it came back.
+        and not (impatient and books.lane(name).rate is not None and record.reason == Reason.CRASHED)
+    ]
     yield from told("I20: parked, and nothing was wrong with it", wrong)
 
 

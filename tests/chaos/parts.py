@@ -12,7 +12,7 @@ from tests.chaos.nemeses import ONE_NODE, Nemesis
 from tests.chaos.soak import soak
 from tests.chaos.stage import Stage, one_node, staged
 from tests.chaos.storm import Weather, storm
-from tests.tooling.cluster import cluster, whole
+from tests.tooling.cluster import SIZE, cluster, cut_off, rejoin, running, whole
 from tests.tooling.node import Node
 from tests.tooling.services import Services
 
@@ -54,7 +54,7 @@ def storming(order: Order) -> bool:
 
 
 def clustered(order: Order) -> bool:
-    """Three nodes with quorum queues; one of them dies each minute, or three times where there is less time."""
+    """Three nodes with quorum queues; each minute, or five times where there is less time, one dies or is cut off."""
     every = min(MINUTE, order.minutes * MINUTE / 5)
 
     def node_dies(stage: Stage, chance: random.Random) -> Iterator[float]:
@@ -63,17 +63,34 @@ def clustered(order: Order) -> bool:
         yield chance.uniform(5, every / 3)
         node.start()
         # Two of three must be whole at any time: that is what a quorum queue rests on.
-        stage.wait(lambda: whole(stage.node), REJOIN)
+        stage.wait(lambda: complete(stage.node), REJOIN)
+        yield every / 2
+
+    def node_is_cut_off(stage: Stage, chance: random.Random) -> Iterator[float]:
+        node = chance.choice(stage.nodes)
+        others = [other for other in stage.nodes if other is not node]
+        cut_off(node, others)
+        yield chance.uniform(5, every / 3)
+        rejoin(node, others)
+        stage.wait(lambda: complete(others[0]), REJOIN)
         yield every / 2
 
     asked = os.environ.get("CHAOS_LANES", "")
     os.environ["CHAOS_LANES"] = asked or ",".join(CLUSTER_LANES)
     try:
         with staged(three_nodes(order.version), seed=order.seed, rate=order.rate / 2, plant=order.plant) as stage:
-            weather = order.weather({"node_dies": node_dies})
+            weather = order.weather({"node_dies": node_dies, "node_is_cut_off": node_is_cut_off})
             return storm(f"cluster on RabbitMQ {stage.node.version}", stage, weather, lanes())
     finally:
         os.environ["CHAOS_LANES"] = asked
+
+
+def complete(node: Node) -> bool:
+    """Whether all nodes run, and every replica is at work."""
+    try:
+        return running(node) == SIZE and whole(node)
+    except OSError:
+        return False
 
 
 def soaked(order: Order) -> bool:

@@ -91,6 +91,9 @@ class Postgres:
             "USER": "rmq_retry",
             "HOST": "127.0.0.1",
             "PORT": str(port or self.port),
+            # Half of the consumers keep their connections, the other half opens one for each message.
+            "CONN_MAX_AGE": 0 if port else None,
+            "CONN_HEALTH_CHECKS": not port,
             "OPTIONS": {"connect_timeout": CONNECT},
         }
 

@@ -1,11 +1,13 @@
 """The soak: money that is moved exactly once, queue to database to queue, while somebody dies every two seconds."""
 
+import math
 import os
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tests.chaos import report
 from tests.chaos.gathering import settle
@@ -30,7 +32,7 @@ ROLES = (
 
 
 def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
-    """Kill until every payment is booked and told of, or the time is over; whether every sum is right in the end."""
+    """Kill until every payment is booked and told of, or until then; whether every sum is right in the end."""
     from tests.chaos.project.models import Account  # noqa: PLC0415 - Django must be set up first
 
     # Killed that often, an innocent may be taken for what kills its worker: the operator sends it again, always.
@@ -39,10 +41,11 @@ def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
     began = time.monotonic()
     stage.man(ROLES)
     stage.wait(lambda: booked() > 0, START)
-    kills = reap(stage, len(LEGS) * payments, until=until, grown_up=(time.monotonic() - began) / 2)
-    finished = stage.wait(lambda: booked() >= len(LEGS) * payments, FINISH)
+    progress = Progress(len(LEGS) * payments)
+    kills = reap(stage, progress, until=until, grown_up=(time.monotonic() - began) / 2)
+    stage.wait(progress.over, math.inf)
     took = time.monotonic() - began
-    settled = settle(stage, FINISH) if finished else None
+    settled = settle(stage, FINISH) if progress.all_booked else None
     last = stage.fleet.stop(*ALL)
     found = [
         *wrong(stage.seed, payments),
@@ -57,16 +60,35 @@ def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
     return not found
 
 
-def reap(stage: Stage, bookings: int, *, until: float, grown_up: float) -> int:
+@dataclass(slots=True)
+class Progress:
+    """How many bookings there are, and whether there are ever more."""
+
+    bookings: int
+    done: int = 0
+    _grew: float = field(default_factory=time.monotonic)
+
+    @property
+    def all_booked(self) -> bool:
+        return self.done >= self.bookings
+
+    def over(self) -> bool:
+        """Whether nothing more is to come: all are there, or for a long time no other one came."""
+        now_there = booked()
+        if now_there > self.done:
+            self.done, self._grew = now_there, time.monotonic()
+        return self.all_booked or time.monotonic() - self._grew > FINISH
+
+
+def reap(stage: Stage, progress: Progress, *, until: float, grown_up: float) -> int:
     """Kill one every two seconds, of those that had the time to begin; how many."""
     looked, kills = time.monotonic(), 0
     while time.monotonic() < until:
         stage.rest(KILL_EVERY)
         if time.monotonic() - looked > LOOK_EVERY:
-            looked = time.monotonic()
-            done = booked()
-            report.say(f"  {done:,} of {bookings:,} bookings, {kills} kills")
-            if done >= bookings:
+            looked, over = time.monotonic(), progress.over()
+            report.say(f"  {progress.done:,} of {progress.bookings:,} bookings, {kills} kills")
+            if over:
                 break
         chance = random.Random(f"{stage.seed}/{kills}/kill")
         able = [actor for actor in stage.fleet.of(*ALL) if actor.age >= max(KILL_EVERY, grown_up)]

@@ -1,10 +1,12 @@
 """The judge, on books that were made up: each broken invariant is found, and nothing is found where all is well."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.chaos.books import Books, Note, Record
+from django_rmq_retry.core.verdict import Reason
+from tests.chaos.books import Books, Harm, Note, Record
 from tests.chaos.judge import judge
 from tests.chaos.lanes import ALL
 from tests.chaos.processes import Exit
@@ -175,6 +177,22 @@ def test_an_innocent_that_is_parked_is_found_where_no_database_can_be_to_blame()
     assert broken(books(*names, records={name: Record("parked") for name in names})) == [
         ("I20", "parked, and nothing was wrong with it: flood.1.1")
     ]
+
+
+def test_what_a_rate_made_wait_longer_than_the_broker_has_patience_may_be_parked_for_that_and_for_nothing_else() -> (
+    None
+):
+    names = ["metered.1.1", "metered.1.2", "flood.1.1"]
+    reasons = [Reason.CRASHED, Reason.EXHAUSTED, Reason.CRASHED]
+    records = {name: Record("parked", reason=reason) for name, reason in zip(names, reasons, strict=True)}
+    patient, impatient = (books(*names, records=records, harms=[Harm(one, 1, 2)]) for one in ("kill", "impatience"))
+    for found in (patient, impatient):
+        # Their attempts are no matter here.
+        found.lanes = {name: replace(lane, counted=False) for name, lane in LANES.items()}
+
+    said = "parked, and nothing was wrong with it: "
+    assert broken(patient) == [("I20", said + "flood.1.1, metered.1.1, metered.1.2")]
+    assert broken(impatient) == [("I20", said + "flood.1.1, metered.1.2")]
 
 
 def test_what_was_rolled_back_must_be_nowhere() -> None:

@@ -193,7 +193,11 @@ class Scene:
     def finish(self, ids: Iterable[int], *workers: Worker, timeout: float = 60) -> None:
         """Until each id was handled or parked and no queue holds any more; then the workers end in good order."""
         wanted = set(ids)
-        wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)
+        try:
+            wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)
+        except AssertionError as late:
+            lost = sorted(self.lost(wanted))
+            raise AssertionError(f"{late}; {len(lost)} are not, such as {lost[:5]}; left in {self.left()}") from None
         looks: list[dict[str, int]] = []
 
         def quiet() -> bool:

@@ -1,82 +1,15 @@
 """The broker goes down and comes back under load: every confirmed message is handled or parked."""
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishError
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
-from tests.faults.acting import QUEUE
+from tests.faults.loading import accounted, goes_on, under_load
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-BATCH = 20
-FAILS = (0, 0, 0, 1, 2, 99)
-"""By the id's remainder: most succeed, some later, one never."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Load:
-    """Publishes until told to stop, and knows what was tried and what was confirmed."""
-
-    url: str
-    first: int
-    many: bool
-    tried: set[int] = field(default_factory=set)
-    confirmed: set[int] = field(default_factory=set)
-    errors: int = 0
-
-    def run(self, over: threading.Event) -> None:
-        io = IoThread("test-publish")
-        io.start()
-        publisher = PikaPublisher(io, Access.parse(self.url, publish_timeout=2))
-        one = self.first
-        try:
-            while not over.wait(0.02):
-                ids = range(one, one + (BATCH if self.many else 1))
-                one = ids.stop
-                self._publish(publisher, ids)
-        finally:
-            publisher.close()
-            io.stop(timeout=5)
-
-    def _publish(self, publisher: PikaPublisher, ids: range) -> None:
-        self.tried |= set(ids)
-        try:
-            publisher.publish_many([message(one) for one in ids], window=BATCH)
-            self.confirmed |= set(ids)
-        except PublishError:
-            self.errors += 1
-
-
-def message(one: int) -> Message:
-    body = json.dumps({"id": one, "fails": FAILS[one % len(FAILS)]}).encode()
-    return Message(body=body, routing_key=QUEUE, properties=Properties(delivery_mode=2, message_id=str(one)))
-
-
-@contextmanager
-def under_load(url: str) -> Iterator[list[Load]]:
-    """Two publishers, one of single messages and one of batches; both have ended afterwards."""
-    loads = [Load(url=url, first=0, many=False), Load(url=url, first=1_000_000, many=True)]
-    over = threading.Event()
-    threads = [threading.Thread(target=load.run, args=(over,)) for load in loads]
-    with ExitStack() as ending:
-        for thread in threads:
-            thread.start()
-            ending.callback(thread.join)
-        ending.callback(over.set)
-        yield loads
 
 
 @pytest.mark.parametrize("down", [Node.stop, Node.kill], ids=["gracefully", "by kill -9"])
@@ -86,25 +19,13 @@ def test_every_confirmed_message_is_handled_or_parked_after_a_restart(
     scene = private_scene
     scene.declare()
     private_node.flush()
-    workers = [scene.worker(threads=2), scene.worker(prefetch=50)]
+    scene.worker(threads=2)
+    scene.worker(prefetch=50)
     with under_load(scene.vhost.url) as loads:
         wait_until(lambda: len(scene.did()) > 200, 30, what="the load is handled")
         down(private_node)
         private_node.start()
-        before = [len(load.confirmed) for load in loads]
-        wait_until(
-            lambda: all(len(load.confirmed) > old + 100 for load, old in zip(loads, before, strict=True)),
-            40,
-            what="both publishers go on",
-        )
-    confirmed = set().union(*(load.confirmed for load in loads))
-    tried = set().union(*(load.tried for load in loads))
+        goes_on(loads)
 
-    scene.finish(confirmed, *workers, timeout=60)
-
-    handled, parked = set(scene.did()), set(scene.parked_ids())
-    assert confirmed - handled - parked == set()
-    assert (handled | parked) - tried == set()
-    assert {one for one in parked if FAILS[one % len(FAILS)] != 99} == set()
-    assert {one for one in handled if FAILS[one % len(FAILS)] == 99} == set()
+    accounted(scene, loads)
     assert sum(load.errors for load in loads) > 0

@@ -14,6 +14,8 @@ from tests.tooling.services import Services, missing
 from tests.tooling.waiting import wait_until
 
 SIZE = 3
+CONF = ("cluster_partition_handling = pause_minority",)
+"""Who sees fewer than half of the nodes stops serving: what RabbitMQ advises where nothing may be lost."""
 SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].\n"
 """In advanced.config: a waiting queue whose hand-over met a node's death tries again after five seconds, not 180."""
 
@@ -29,7 +31,7 @@ def cluster(services: Services, version: str | None = None, size: int = SIZE) ->
         nodes: list[Node] = []
         for _ in range(size):
             folder = services.folder / f"private-{secrets.token_hex(4)}"
-            node = Node.create(folder, install, owner=services.owner, family=family)
+            node = Node.create(folder, install, owner=services.owner, conf=CONF, family=family)
             (folder / "advanced.config").write_text(SOON)
             if not nodes:
                 words = ["setpriv", "--pdeathsig", "KILL", *epmd(install, folder, family.epmd)]
@@ -43,6 +45,18 @@ def cluster(services: Services, version: str | None = None, size: int = SIZE) ->
                 node.ctl(*command)
         wait_until(lambda: running(nodes[0]) == size, 60, what=f"{size} nodes are one cluster", step=0.5)
         yield nodes
+
+
+def cut_off(node: Node, others: Sequence[Node]) -> None:
+    """The network between one and the others is gone, until `rejoin`: nobody takes the cookie of the other side."""
+    names = ", ".join(f"'{other.name}'" for other in others)
+    node.ctl("eval", f"[begin erlang:set_cookie(Other, cut), erlang:disconnect_node(Other) end || Other <- [{names}]].")
+
+
+def rejoin(node: Node, others: Sequence[Node]) -> None:
+    """They find each other again by themselves."""
+    names = ", ".join(f"'{other.name}'" for other in others)
+    node.ctl("eval", f"[erlang:set_cookie(Other, erlang:get_cookie()) || Other <- [{names}]].")
 
 
 def running(node: Node) -> int:
