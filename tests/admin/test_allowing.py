@@ -198,7 +198,10 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
         return message.type == "north" or "Only the north is yours."
 
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only}
-    north, south = made.message(type="north", business_key="N-1"), made.message(type="south", business_key="S-1")
+    north, south = (
+        made.message(type="north", business_key="NORTH-ONE"),
+        made.message(type="south", business_key="SOUTH-ONE"),
+    )
     client = client_of(made.person("clerk", "view_parkedmessage", "discard", "requeue"))
     listed = client.get(reverse("admin:rmq_retry_parkedmessage_changelist")).content.decode()
     page = client.get(reverse("admin:rmq_retry_parkedmessage_change", args=[south.pk]))
@@ -206,11 +209,11 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     acted = client.post(reverse("admin:rmq_retry_parkedmessage_discard"), {"sel": token, "why": "test"})
     started = client.post(reverse("admin:rmq_retry_requeuerun_preview"), {"sel": token, "start": "now"})
 
-    assert "N-1" in listed
-    assert "S-1" not in listed
+    assert "NORTH-ONE" in listed
+    assert "SOUTH-ONE" not in listed
     assert (page.status_code, acted.status_code, started.status_code) == (403, 403, 403)
     assert "Only the north is yours." in page.content.decode()
-    assert "S-1" not in page.content.decode()
+    assert "SOUTH-ONE" not in page.content.decode()
 
 
 def test_a_group_of_messages_is_discarded_without_those_that_a_rule_keeps_back(settings: Any) -> None:

@@ -42,8 +42,8 @@ def north_only(verb: str) -> Any:
 
 def both(**south: Any) -> tuple[ParkedMessage, ParkedMessage]:
     cause = made.group()
-    return made.message(cause, type="north", business_key="N-1"), made.message(
-        cause, type="south", business_key="S-1", **south
+    return made.message(cause, type="north", business_key="NORTH-ONE"), made.message(
+        cause, type="south", business_key="SOUTH-ONE", **south
     )
 
 
@@ -65,7 +65,7 @@ def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, sett
     if by == "ids":
         assert (answer.status_code, "body_base64" in said) == (403, False)
     else:
-        assert [json.loads(line)["business_key"] for line in said.splitlines()] == ["N-1"]
+        assert [json.loads(line)["business_key"] for line in said.splitlines()] == ["NORTH-ONE"]
 
 
 @pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
@@ -78,7 +78,7 @@ def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, s
     answers = [clerk.get(url, form), clerk.post(url, form)]
 
     assert [answer.status_code for answer in answers] == [200, 403]
-    assert [answer.content.decode().count("S-1") for answer in answers] == [0, 0]
+    assert [answer.content.decode().count("SOUTH-ONE") for answer in answers] == [0, 0]
 
 
 @pytest.mark.parametrize("of", ["north", "south", "nobody"])
@@ -111,13 +111,13 @@ def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
     page = clerk.get(reverse("admin:rmq_retry_requeuerun_change", args=[run.pk])).content.decode()
     table = content(clerk.post(reverse("admin:rmq_retry_requeuerun_export", args=[run.pk])))
 
-    assert ("N-1" in page, "S-1" in page) == (True, False)
-    assert ("N-1" in table, "S-1" in table) == (True, False)
+    assert ("NORTH-ONE" in page, "SOUTH-ONE" in page) == (True, False)
+    assert ("NORTH-ONE" in table, "SOUTH-ONE" in table) == (True, False)
 
 
 def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SLICE", 0.0)
-    run = start(Selection.of_ids([made.message(business_key="N-1").pk]), Actor(name="ann", source="cli"))
+    run = start(Selection.of_ids([made.message(business_key="NORTH-ONE").pk]), Actor(name="ann", source="cli"))
     blind = client_of(made.person("blind", "requeue"))
     answer = blind.post(reverse("admin:rmq_retry_requeuerun_drive", args=[run.pk]) + "?fragment=1")
 

@@ -50,7 +50,10 @@ def test_without_the_right_to_see_it_nothing_of_the_contents_is_there() -> None:
 
 
 def test_masked_fields_are_absent() -> None:
-    record(body=b'{"card": {"pan": "4111"}, "amount": 1.10}', headers={"authorization": "Bearer x", "tenant": "a"})
+    record(
+        body=b'{"card": {"pan": "4111222233334444"}, "amount": 1.10}',
+        headers={"authorization": "Bearer x", "tenant": "a"},
+    )
     [row] = exported(Payload.MASKED)
 
     assert row["body"] == '{"card": {"pan": "•••"}, "amount": 1.10}'
