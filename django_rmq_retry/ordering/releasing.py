@@ -141,7 +141,8 @@ def _settled() -> QuerySet[BlockedKey]:
 
 
 def _nameless() -> QuerySet[BlockedKey]:
-    return BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("pk")[:AT_ONCE]
+    """Each is a question of its own: only some, and others each time, or the first would hide those behind them."""
+    return BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("?")[:AT_ONCE]
 
 
 def _ended(known: BlockedKey) -> bool:

@@ -143,6 +143,21 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
     assert sent() == [(QUEUE, "m2")]
 
 
+def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "AT_ONCE", 1)
+    with transaction.atomic():
+        for number in range(1, 6):
+            block(delivery(number, name=None), handler="charge", digest=digest("charge", str(number)), parked=True)
+    record(body=b'{"number": 5}', message_id="", state=State.PROCESSED, resolved_at=timezone.now())
+
+    looks = 0
+    while BlockedKey.objects.count() == 5 and looks < 300:
+        looks += 1
+        settle()
+
+    assert not BlockedKey.objects.filter(digest=digest("charge", "5")).exists()
+
+
 @pytest.mark.parametrize("name", ["", None])
 def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str | None) -> None:
     key = digest("charge", "A")
