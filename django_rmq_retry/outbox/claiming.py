@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.db import connections, transaction
@@ -22,14 +22,25 @@ def skips_locked(using: str) -> bool:
     return bool(connections[using].features.has_select_for_update_skip_locked)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a relay asks for."""
+
+    most: int = MOST
+    only: Collection[int] = ()
+    """Of these; where none are named, of all."""
+    without: Collection[str] = ()
+    """Exchanges whose rows are not wanted now."""
+
+
 @contextmanager
-def claimed(using: str, *, most: int, only: Collection[int], lease: float) -> Iterator[list[Row]]:
+def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Row]]:
     """Rows that nobody else sends meanwhile: by locks until the block ends, which a death frees, or by a lease."""
     if skips_locked(using):
         with transaction.atomic(using=using):
-            yield _taken(using, most, only, lock=True)
+            yield _taken(using, wanted, lock=True)
         return
-    yield _leased(using, most, only, lease) if waiting(using) else []
+    yield _leased(using, wanted, lease) if waiting(using) else []
 
 
 def waiting(using: str) -> bool:
@@ -45,50 +56,51 @@ def next_due(using: str) -> float | None:
     return None if at is None else float((at - now).total_seconds())
 
 
-def _due(using: str, now: datetime) -> QuerySet[OutboxMessage]:
-    return OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__lte=now)
+def _due(using: str, now: datetime, without: Collection[str] = ()) -> QuerySet[OutboxMessage]:
+    rows = OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__lte=now)
+    return rows.exclude(exchange__in=without) if without else rows
 
 
-def _leased(using: str, most: int, only: Collection[int], lease: float) -> list[Row]:
+def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
     with transaction.atomic(using=using):
         # SQLite refuses a transaction that has read when another one has written since: it writes first.
         OutboxMessage.objects.using(using).filter(pk=0).update(tries=0)
-        rows = _taken(using, most, only, lock=False)
+        rows = _taken(using, wanted, lock=False)
         until = timezone.now() + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
     return [replace(row, due_at=until) for row in rows]
 
 
-def _taken(using: str, most: int, only: Collection[int], *, lock: bool) -> list[Row]:
-    now = timezone.now()
-    ids = _heads(using, now, most, only, lock=lock)
+def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
+    ready = _due(using, timezone.now(), wanted.without)
+    ids = _heads(using, ready, wanted, lock=lock)
     keyed = [key for key in ids.values() if key]
-    if keyed and len(ids) < most and not only:
+    if keyed and len(ids) < wanted.most and not wanted.only:
         first = min(id for id, key in ids.items() if key)  # noqa: A001
-        ids |= _followers(using, now, ids, (first, most - len(ids)), lock=lock)
+        ids |= _followers(using, ready, ids, (first, wanted.most - len(ids)), lock=lock)
     found = OutboxMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
     return [row_of(row) for row in found.values_list(*READ)]
 
 
-def _heads(using: str, now: datetime, most: int, only: Collection[int], *, lock: bool) -> dict[int, str]:
+def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> dict[int, str]:
     """Rows without a key, and the first of each key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
-    rows = _due(using, now).filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
-    if only:
-        rows = rows.filter(pk__in=only)
-    found = _locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[:most]
+    rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
+    if wanted.only:
+        rows = rows.filter(pk__in=wanted.only)
+    found = _locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most]
     return _within(list(found), 0)
 
 
 def _followers(
-    using: str, now: datetime, heads: dict[int, str], limits: tuple[int, int], *, lock: bool
+    using: str, ready: QuerySet[OutboxMessage], heads: dict[int, str], limits: tuple[int, int], *, lock: bool
 ) -> dict[int, str]:
     """What comes directly after the first ones of their keys: up to the first that is not due, or is in other hands."""
     keys, (first, most) = {key for key in heads.values() if key}, limits
     rows = OutboxMessage.objects.using(using).filter(order_key__in=keys, pk__gt=first).exclude(pk__in=heads)
     listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
-    ready = _due(using, now).filter(pk__in=[pk for pk, _key, _size in listed])
-    free = set(_locked(ready, using, lock=lock).values_list("pk", flat=True))
+    listed_ready = ready.filter(pk__in=[pk for pk, _key, _size in listed])
+    free = set(_locked(listed_ready, using, lock=lock).values_list("pk", flat=True))
     open_keys = set(keys)
     found = []
     for pk, key, size in listed:

@@ -12,6 +12,8 @@ from django.db import Error, OperationalError
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.conf import settings
 from django_rmq_retry.outbox import claiming, judging, reach, settling
+from django_rmq_retry.outbox.claiming import Wanted
+from django_rmq_retry.outbox.denying import Denied
 from django_rmq_retry.outbox.judging import Fault
 from django_rmq_retry.outbox.leaving import lease
 from django_rmq_retry.outbox.posting import Answer, Posting
@@ -51,16 +53,16 @@ class Relay:
         """How often a row that was sent alone had no answer."""
         self._suspects: list[int] = []
         """Rows one of which has made the broker close the channel: they are sent one by one."""
+        self._denied = Denied()
 
     def turn(self) -> Turn:
         """Send one batch."""
         self.forget()
-        alone = self._away or bool(self._suspects)
-        only, self._suspects = self._suspects[:1], self._suspects[1:]
+        wanted = self._wanted()
         try:
-            with claiming.claimed(self._using, most=1 if alone else claiming.MOST, only=only, lease=lease()) as rows:
+            with claiming.claimed(self._using, wanted, lease=lease()) as rows:
                 if not rows:
-                    return Turn(failed=len(only))
+                    return Turn(failed=len(wanted.only))
                 answers = self._sent(rows)
                 turn = self._settled(rows, answers, alone=len(rows) == 1)
         except OperationalError:
@@ -70,6 +72,14 @@ class Relay:
             raise
         self._confirmed -= {answer.row.id for answer in answers}
         return turn
+
+    def _wanted(self) -> Wanted:
+        asking = self._denied.next()
+        if asking is not None:
+            return Wanted(most=1, only=[asking], without=self._denied.exchanges)
+        only, self._suspects = self._suspects[:1], self._suspects[1:]
+        most = 1 if only or self._away else claiming.MOST
+        return Wanted(most=most, only=only, without=self._denied.exchanges)
 
     def forget(self) -> None:
         """Delete what is known to be confirmed from before: a database that was away must not have it sent again."""
@@ -113,8 +123,10 @@ class Relay:
             elif whose is Fault.SHARED:
                 self._suspects.append(answer.row.id)
             else:
-                judging.failed(answer.row, using=self._using, why=why, whose=whose)
+                seconds = judging.failed(answer.row, using=self._using, why=why, whose=whose)
                 settled.add(answer.row.id)
+                if whose is Fault.RIGHT:
+                    self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
             failed += whose is not Fault.BROKER
         if not claiming.skips_locked(self._using):
             self._give_back(rows, settled)

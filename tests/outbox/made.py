@@ -61,11 +61,11 @@ def kept(using: str = "default") -> list[str]:
     return list(OutboxMessage.objects.using(using).order_by("pk").values_list("routing_key", flat=True))
 
 
-def left(*keys: str, using: str = "own", order_key: str = "", body: bytes = b"1") -> None:
+def left(*keys: str, using: str = "own", order_key: str = "", body: bytes = b"1", exchange: str = "") -> None:
     """Rows that a commit has left behind, one for each routing key."""
     properties = [Properties(message_id=f"id of {key}") for key in keys]
     messages = [
-        Message(body=body, properties=one, routing_key=key, order_key=order_key)
+        Message(body=body, properties=one, exchange=exchange, routing_key=key, order_key=order_key)
         for key, one in zip(keys, properties, strict=True)
     ]
     insert(messages, using=using, lease=0.0)

@@ -2,9 +2,11 @@
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from django.utils import timezone
 
 from django_rmq_retry.broker.base import Outcome
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.outbox import claiming, judging, settling
+from django_rmq_retry.outbox import claiming, denying, judging, settling
 from django_rmq_retry.outbox.looking import pending
 from django_rmq_retry.outbox.relaying import Turn
 from django_rmq_retry.publishing import publish
@@ -28,6 +30,12 @@ ROWS = OutboxMessage.objects.using("own")
 def due_again() -> None:
     """As if the waits after failures were over."""
     ROWS.update(due_at=timezone.now() - timedelta(seconds=1))
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
+    """As if so much time were over that each exchange that is closed to us is asked again."""
+    now = time.monotonic() + seconds
+    monkeypatch.setattr(denying, "time", SimpleNamespace(monotonic=lambda: now))
 
 
 def test_what_was_left_is_sent_in_its_order_and_gone(post: Post) -> None:
@@ -182,10 +190,22 @@ def test_a_stuck_row_holds_its_key(post: Post) -> None:
     assert post.keys == []
 
 
-def test_a_queue_that_is_full_never_makes_a_row_stuck(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+WRITE = "ACCESS_REFUSED - write access to exchange 'payments' in vhost '/' refused for user 'bank'"
+TOPIC = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'payments' in vhost '/' refused for user 'bank'"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [(Outcome.NACKED, ""), (Outcome.UNKNOWN, WRITE), (Outcome.UNKNOWN, TOPIC)],
+    ids=["full", "no right to write", "no right to the topic"],
+)
+def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck(
+    end: tuple[Outcome, str], post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(judging, "TRIES", 3)
+    monkeypatch.setattr(denying, "MARGIN", -1000.0)
     left("full")
-    post.ends["full"] = (Outcome.NACKED, "")
+    post.ends["full"] = end
     one = relay()
     for _ in range(6):
         emptied(one)
@@ -194,6 +214,67 @@ def test_a_queue_that_is_full_never_makes_a_row_stuck(post: Post, monkeypatch: p
     emptied(one)
 
     assert (post.keys, kept("own")) == (["full"] * 7, [])
+
+
+def test_rows_of_an_exchange_that_is_closed_to_us_wait_for_one_of_them_that_asks(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left("s1", "s2", "s3", exchange="shut")
+    left("o1")
+    post.ends = dict.fromkeys(("s1", "s2", "s3"), (Outcome.UNKNOWN, WRITE))
+    one = relay()
+    emptied(one)
+    assert post.keys == ["s1", "s2", "s3", "o1", "s1"]
+
+    left("o2")
+    due_again()
+    emptied(one)
+    assert post.keys[5:] == ["o2"]
+
+    later(monkeypatch)
+    emptied(one)
+    assert post.keys[6:] == ["s1"]
+
+    post.ends.clear()
+    due_again()
+    later(monkeypatch, 2000.0)
+    emptied(one)
+    assert (post.keys[7:], kept("own")) == (["s1", "s2", "s3"], [])
+
+
+def test_the_order_of_a_key_is_kept_where_one_of_its_exchanges_is_closed_to_us(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left("s1", exchange="shut")
+    post.ends["s1"] = (Outcome.UNKNOWN, WRITE)
+    one = relay()
+    emptied(one)
+    left("k1", order_key="k")
+    left("k2", order_key="k", exchange="shut")
+    left("k3", order_key="k")
+    emptied(one)
+    assert post.keys == ["s1", "k1"]
+
+    post.ends.clear()
+    due_again()
+    later(monkeypatch)
+    emptied(one)
+    assert post.keys[2:] == ["s1", "k2", "k3"]
+
+
+def test_a_row_that_asks_and_is_gone_meanwhile_leaves_its_exchange_open(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left("s1", "s2", exchange="shut")
+    post.ends = dict.fromkeys(("s1", "s2"), (Outcome.UNKNOWN, WRITE))
+    one = relay()
+    emptied(one)
+    ROWS.filter(routing_key="s1").delete()
+    post.ends.clear()
+    later(monkeypatch)
+    emptied(one)
+
+    assert (post.keys[-1], kept("own")) == ("s2", [])
 
 
 def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_leave(
