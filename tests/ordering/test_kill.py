@@ -14,7 +14,7 @@ from tests.ordering.ledger import Ledger
 from tests.shop.running import Running, Shop
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.database, pytest.mark.long]
 KILLED = -signal.SIGKILL
 
 

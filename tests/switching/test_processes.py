@@ -9,7 +9,7 @@ from django_rmq_retry.models import Switch
 from tests.switching.bank import Bank
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.database, pytest.mark.long]
 
 
 def switch(queue: str = "payments") -> Switch:

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 PASS_LATER, GIVE_UP, HOPELESS = range(40), range(40, 45), range(45, 50)
 
