@@ -96,7 +96,7 @@ def survey() -> Survey:
         seconds=seconds,
         parked=parked(now),
         runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
-        outbox=_outbox(),
+        outbox=outbox(),
         held=_held(),
         stopped=tuple(Switch.objects.filter(held).order_by("queue")),
     )
@@ -117,7 +117,8 @@ def parked(now: datetime) -> Parked:
     return Parked(count=count, recent=told["recent"] or 0, oldest=told["oldest"])
 
 
-def _outbox() -> Outbox:
+def outbox() -> Outbox:
+    """What is on its way, in all databases that have an outbox; one query each."""
     told = [pending(alias) for alias in placing.served() if placing.made(alias)]
     return Outbox(
         waiting=sum(one.waiting for one in told),

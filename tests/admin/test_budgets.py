@@ -54,7 +54,7 @@ BUDGETS = {
     "requeuerun/preview/?sel={named}": 8,
     "requeuerun/preview/?sel={filtered}": 7,
     "operatoraction/": 2,
-    "livestatus/": 8,
+    "livestatus/": 9,
     "blockedkey/": 3,
     "outboxmessage/": 2,
     "switch/": 1,

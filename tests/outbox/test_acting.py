@@ -1,21 +1,25 @@
 """What people do with messages that stay in the outbox: by command and in the admin, and never without permission."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry.management.base import Exit
 from django_rmq_retry.models import OperatorAction, OutboxMessage
+from django_rmq_retry.operating import surveying
 from tests.commands.running import run
 from tests.outbox.made import kept, left
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 LIST = "admin:rmq_retry_outboxmessage_changelist"
+STATUS = "admin:rmq_retry_livestatus_changelist"
 
 
 @pytest.fixture
@@ -120,3 +124,35 @@ def test_they_are_sent_again_in_the_admin_and_discarded_only_by_command(rows: di
 
     assert kept() == ["stuck", "failing", "fine"]
     assert list(OperatorAction.objects.order_by("number").values_list("verb", flat=True)) == ["requeue"]
+
+
+def status(*permissions: str) -> str:
+    return signed_in("view_livestatus", *permissions).get(reverse(STATUS)).content.decode()
+
+
+@pytest.mark.usefixtures("rows")
+def test_what_cannot_be_published_is_told_on_the_status_page() -> None:
+    told = status("view_outboxmessage")
+
+    assert "1 message in the outbox cannot be published and waits for a person." in told
+    assert "Nothing needs you." not in told
+    assert f'href="{reverse(LIST)}"' in told
+    assert f'href="{reverse(LIST)}"' not in status()
+
+
+def test_what_is_not_published_for_long_is_told_on_the_status_page(rows: dict[str, int]) -> None:
+    OutboxMessage.objects.filter(pk=rows["stuck"]).delete()
+    at_first = status()
+    OutboxMessage.objects.filter(pk=rows["fine"]).update(created_at=timezone.now() - timedelta(minutes=9, seconds=5))
+
+    assert "Nothing needs you." in at_first
+    assert "2 messages in the outbox are not published yet, the oldest has waited for 9 min." in status()
+
+
+def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_using: str) -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(surveying, "pending", away)
+
+    assert "The outbox cannot be looked into: a database of it does not answer." in status()
