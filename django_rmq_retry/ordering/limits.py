@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Count, Max, Min, Sum
+from django.db.models import Count, Max, Min, Q, Sum
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import BlockedKey
@@ -28,14 +28,14 @@ class Standing:
 
 def standing() -> Standing:
     """How it is now; one query over the blocked keys."""
-    rows = BlockedKey.objects.using(database())
-    found = rows.aggregate(keys=Count("pk"), total=Sum("held"), most=Max("held"), oldest=Min("since"))
+    figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
+    found = BlockedKey.objects.using(database()).aggregate(total=Sum("held"), most=Max("held"), **figures)
     held, most, now = found["total"] or 0, found["most"] or 0, settings()
     return Standing(
         keys=found["keys"],
         held=held,
         most=most,
-        parked=rows.filter(parked=True).count() if found["keys"] else 0,
+        parked=found["parked"],
         oldest=found["oldest"],
         full=most >= now.held_per_key or held >= now.held_in_all,
     )
