@@ -75,6 +75,8 @@ class Line:
     """Whether the queue itself sends what is rejected to the parked queue."""
     keyed: bool = False
     """Whether order matters among messages of one key: several may be in hand."""
+    alone: bool = False
+    """Whether its messages may end the process: one is handed over when nothing else would be doubled by that."""
     longest_hold: float = 600.0
     """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
 

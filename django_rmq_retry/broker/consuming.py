@@ -98,6 +98,14 @@ class PikaSource:
         self._hand_over(delivery)
 
     def _hand_over(self, delivery: Delivery) -> None:
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        if line.line.alone:
+            # It may be the copy of a message that we still have: if it kills us before our ack is heard, there are two.
+            self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
+        else:
+            self._give(delivery)
+
+    def _give(self, delivery: Delivery) -> None:
         if self._receiver is not None:
             self._receiver.arrived(delivery)
 

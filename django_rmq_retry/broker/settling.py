@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from django_rmq_retry.broker.base import Outcome, Publisher
+from django_rmq_retry.broker.copying import Copies
 from django_rmq_retry.broker.lines import OpenLine
 from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.core.deaths import well_formed
-from django_rmq_retry.core.errors import UndecodableHeaders
+from django_rmq_retry.core.deaths import rejectable
 from django_rmq_retry.core.message import Delivery, Message
 from django_rmq_retry.core.settlement import DONE, Settlement, Tell
 
@@ -49,8 +49,17 @@ class Settler:
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._held: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
-        self.copying = 0
-        """Copies under way: until the last is confirmed, nothing may be closed."""
+        self._copies = Copies()
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are under way: until the last is confirmed, nothing may be closed."""
+        return bool(self._copies)
+
+    def when_copied(self, then: Callable[[], None]) -> None:
+        """Go on when no copy that is under way now is so any more, and what was confirmed is acknowledged."""
+        self._copies.wait(then)
+        self.flush()
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         self._handed.append((delivery, settlement))
@@ -89,6 +98,8 @@ class Settler:
                 self._carry_out(delivery, settlement)
         for line, deliveries in acks.items():
             line.send(line.ack(deliveries))
+        if self._copies.awaited:
+            self._copies.go_on()
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
         if self._stopping:
@@ -127,10 +138,10 @@ class Settler:
     def _copy(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
         """Publish the copy until the broker confirms it; only then is the delivery given up."""
 
-        self.copying += 1
+        number = self._copies.begin()
 
         def done(outcome: Outcome, said: str) -> None:
-            self.copying -= 1
+            self._end(number)
             line = _line(delivery)
             if not line.open:
                 return
@@ -169,7 +180,7 @@ class Settler:
     def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
         """Stored under an older limit: within the broker it can still move, where its queue has a way to be parked."""
         line = _line(delivery)
-        if line.line.parks and _rejectable(delivery):
+        if line.line.parks and rejectable(delivery):
             log.error(
                 "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
                 "Raise max_message_size on the broker before it is requeued.",
@@ -192,13 +203,18 @@ class Settler:
 
     def _ack_first(self, delivery: Delivery, tell: Tell, copy: Message) -> None:
         """Of a delivery whose ack the broker did not hear, a copy would be the second."""
-        self.copying += 1
+        number = self._copies.begin()
+
+        def done(outcome: Outcome, said: str) -> None:
+            self._end(number)
+            if outcome is not Outcome.CONFIRMED:
+                log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
 
         def heard(taken: bool) -> None:  # noqa: FBT001 - the answer
             if taken:
-                self._publisher.send(copy, self._copied_late)
+                self._publisher.send(copy, done)
                 return
-            self.copying -= 1
+            self._end(number)
             log.critical(
                 "Message %r of queue %r comes again, or is lost: AckFirst (the channel closed before it was heard)",
                 copy.properties.message_id,
@@ -209,10 +225,10 @@ class Settler:
         line.tell(delivery, tell)
         line.when_heard(heard)
 
-    def _copied_late(self, outcome: Outcome, said: str) -> None:
-        self.copying -= 1
-        if outcome is not Outcome.CONFIRMED:
-            log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
+    def _end(self, number: int) -> None:
+        self._copies.end(number)
+        if self._copies.awaited:
+            self._io.call(self.flush)
 
     def _give_back(self, delivery: Delivery) -> None:
         """A line in order keeps its messages until its channel closes: a nack may move one behind others."""
@@ -226,14 +242,6 @@ class Settler:
 def _line(delivery: Delivery) -> OpenLine:
     line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
     return line
-
-
-def _rejectable(delivery: Delivery) -> bool:
-    """Some headers make a broker lose or multiply what is rejected."""
-    try:
-        return well_formed(delivery.headers) and "CC" not in delivery.headers
-    except UndecodableHeaders:
-        return False
 
 
 def _answered(outcome: Outcome, said: str) -> None:

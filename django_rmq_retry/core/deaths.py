@@ -7,6 +7,7 @@ from datetime import datetime
 from django_rmq_retry.core.errors import UndecodableHeaders
 from django_rmq_retry.core.fields import entries
 from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.core.message import Delivery
 from django_rmq_retry.core.verdict import Reason
 
 BROKERS_OWN = frozenset(
@@ -64,6 +65,14 @@ def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) ->
 def well_formed(headers: Headers) -> bool:
     """Whether the broker can add to x-death: a malformed one crashes its queue on RabbitMQ 3."""
     return _deaths(headers) is not None
+
+
+def rejectable(delivery: Delivery) -> bool:
+    """Whether it may be left to the broker: some headers make one lose or multiply what is rejected."""
+    try:
+        return well_formed(delivery.headers) and "CC" not in delivery.headers
+    except UndecodableHeaders:
+        return False
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:

@@ -15,4 +15,6 @@ def lines_of(intake: Intake, prefetch: int) -> list[Line]:
         parks=parks(intake),
     )
     # One suspect at a time: when it takes its worker along, no other message is charged with it.
-    return [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1, parks=True)]
+    return (
+        [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1, parks=True, alone=True)]
+    )

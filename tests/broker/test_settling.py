@@ -68,6 +68,49 @@ def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed(broker_url: s
     assert depth(amqp) == 0
 
 
+@pytest.mark.parametrize("outcome", [Outcome.CONFIRMED, Outcome.UNSENT])
+def test_what_may_end_the_process_is_handed_over_when_no_copy_is_under_way(
+    broker_url: str, amqp: BlockingChannel, outcome: Outcome
+) -> None:
+    queue(amqp)
+    queue(amqp, "suspects")
+    fill(amqp, b"1")
+    held = Held()
+    with consuming(broker_url, LINE, Line(queue="suspects", prefetch=1, alone=True), publisher=held) as (source, seen):
+        source.settle(seen.next(), COPY)
+        settled(source)
+        amqp.basic_publish("", "suspects", b"alone")
+        wait_until(lambda: source._lines["suspects"].in_hand == 1)
+        fill(amqp, b"2")
+        assert seen.next().body == b"2"
+        assert seen.arrivals.empty()
+        tell(source, held, outcome)
+
+        assert seen.next().body == b"alone"
+        assert source._lines[LINE.queue].in_hand == (1 if outcome is Outcome.CONFIRMED else 2)
+        if outcome is not Outcome.CONFIRMED:
+            tell(source, held, Outcome.CONFIRMED)
+
+
+def test_a_copy_that_follows_keeps_nobody_waiting(broker_url: str, amqp: BlockingChannel) -> None:
+    queue(amqp)
+    queue(amqp, "suspects")
+    fill(amqp, b"1", b"2")
+    held = Held()
+    with consuming(broker_url, LINE, Line(queue="suspects", prefetch=1, alone=True), publisher=held) as (source, seen):
+        first, second = seen.next(), seen.next()
+        source.settle(first, COPY)
+        settled(source)
+        amqp.basic_publish("", "suspects", b"alone")
+        wait_until(lambda: source._lines["suspects"].in_hand == 1)
+        settled(source)
+        source.settle(second, COPY)
+        tell(source, held, Outcome.CONFIRMED)
+
+        assert seen.next().body == b"alone"
+        tell(source, held, Outcome.CONFIRMED)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("outcome", [Outcome.RETURNED, Outcome.NACKED, Outcome.UNKNOWN, Outcome.UNSENT])
 def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
@@ -235,7 +278,7 @@ def test_where_the_ack_never_arrived_no_copy_is_made_of_what_comes_again(
 
         assert (again.body, again.redelivered) == (b"1", True)
         assert held.sent.empty()
-        assert source._settler.copying == 0
+        assert not source._settler.copying
         assert "comes again, or is lost: AckFirst" in caplog.text
 
 
