@@ -35,7 +35,9 @@ TRACES = 2
 class Process:
     """One consuming process; a child of a supervisor has a number from 1."""
 
-    def __init__(self, start: Start, *, number: int = 0, row: LastRow | None = None) -> None:
+    def __init__(
+        self, start: Start, *, number: int = 0, row: LastRow | None = None, reached: Callable[[], None] = lambda: None
+    ) -> None:
         self._start = start
         self._row = row
         self._number = number
@@ -48,7 +50,7 @@ class Process:
         self._drainer = draining.drainer() if start.parks else None
         self._runs = RunDriver(around=consuming.Around) if start.parks else None
         self._relaying = Relaying(around=consuming.Around) if placing.served() else None
-        self._consumer.beside_empty = self._beside_empty
+        self._consumer.beside_empty, self._consumer.reached = self._beside_empty, reached
         self._live = self._liveness()
         self._events.counts_acks = bool(row or self._live)
 
@@ -153,7 +155,7 @@ def supervised(start: Start) -> int:
     live = _joint_liveness(start)
     supervisor = Supervisor(
         start.processes,
-        lambda number: Process(start, number=number).run(),
+        lambda number: Process(start, number=number, reached=lambda: supervisor.reached(number)).run(),
         shutdown=start.shutdown,
         ticked=live.beat if live else lambda: None,
     )

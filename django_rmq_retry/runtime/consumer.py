@@ -32,6 +32,9 @@ STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 """Exit codes, the same as every command's."""
 
 
+def _unheard() -> None: ...
+
+
 class Consumer:
     """One consuming process. ``run`` returns its exit code."""
 
@@ -62,17 +65,15 @@ class Consumer:
         # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
-        self._code = STOPPED
-        self._lost_at = 0.0
-        self._tries = 0
+        self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
         self.why = ""
         """Why it stops, once it does."""
         self.server: Server | None = None
         self.online = False
         able = lambda: self.online and not self._over  # noqa: E731
         self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
-        self.ticked: Callable[[], None] = lambda: None
-        """Called at every tick while all is well: for a liveness file and the like."""
+        self.reached = self.ticked = _unheard
+        """Called when the broker is reached; and at every tick while all is well, for a liveness file and the like."""
         self.beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003
         """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
 
@@ -121,6 +122,7 @@ class Consumer:
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
+        self.reached()
         refusal = self._refusal(server)
         if refusal:
             self.failed(BrokerUnfit(refusal))

@@ -1,6 +1,7 @@
 """Several processes: forked before any thread or connection exists, replaced when they fail, ended together."""
 
 import logging
+import mmap
 import os
 import select
 import signal
@@ -27,7 +28,9 @@ HOPELESS = (3, 4)
 QUICK = 10.0
 """Seconds; a process that fails sooner has not worked at all."""
 MOST_QUICK = 5
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+MOST_REACHED = 20
+"""The same of one that had reached its broker: a message may end several processes before it is parked."""
+FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
 TICK = 0.5
 GRACE = 15.0
 """Seconds beyond the shutdown timeout after which a child that is still there is killed."""
@@ -66,11 +69,17 @@ class Supervisor:
         self._deadline: float | None = None
         self._worst = 0
         self._pid = os.getpid()
+        # Shared with the children: a byte for each, 1 once it has reached its broker.
+        self._reached = mmap.mmap(-1, processes)
 
     @property
     def here(self) -> bool:
         """Whether this is the supervisor itself and not one of its children."""
         return os.getpid() == self._pid
+
+    def reached(self, number: int) -> None:
+        """Called in a child: from now on it is what it meets there that ends it, and not how it was started."""
+        self._reached[number - 1] = 1
 
     def run(self) -> int:
         # Only the parent holds the writing end: when it is gone, however it went, each child reads the end of the file.
@@ -99,6 +108,7 @@ class Supervisor:
         # A signal before the child has handlers of its own would be lost in its copies of the parent's.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child.began = time.monotonic()
+        self._reached[child.number - 1] = 0
         child.pid = os.fork()
         if child.pid:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -156,6 +166,7 @@ class Supervisor:
         child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or UNASKED
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
         child.over = code == DONE or self._deadline is not None
+        reached = bool(self._reached[child.number - 1])
         if child.code:
             said = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         else:
@@ -164,10 +175,10 @@ class Supervisor:
         if child.over:
             self._worst = max(self._worst, child.code)
             log.log(logging.ERROR if child.code else logging.INFO, told, extra={"event": "ended"})
-        elif child.code and (code in HOPELESS or child.quick >= MOST_QUICK):
+        elif child.code and (code in HOPELESS or child.quick >= (MOST_REACHED if reached else MOST_QUICK)):
             self._give_up(child, told)
         else:
-            wait = min(FIRST_WAIT * 2 ** (child.quick - 1), LONGEST_WAIT)
+            wait = min(FIRST_WAIT * 2 ** (child.quick - 1), LONGEST_REACHED if reached else LONGEST_WAIT)
             child.due = time.monotonic() + wait
             log.warning("%s; a fresh one starts in %.1f s", told, wait, extra={"event": "ended"})
 

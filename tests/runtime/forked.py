@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django_rmq_retry.runtime import shutdown, supervising
 
-supervising.FIRST_WAIT = 0.05
+supervising.FIRST_WAIT = supervising.LONGEST_REACHED = 0.05
 
 
 def main(folder: Path, processes: int, words: list[str]) -> int:
@@ -27,7 +27,9 @@ def main(folder: Path, processes: int, words: list[str]) -> int:
         stopped = threading.Event()
         shutdown.listen(lambda _why: stopped.set(), at_once=shutdown.ignore)
         word = words[min(starts, len(words) - 1)]
-        if word == "die":
+        if word == "reach":
+            supervisor.reached(number)
+        if word in ("die", "reach"):
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "leave":
             os._exit(0)
@@ -41,7 +43,8 @@ def main(folder: Path, processes: int, words: list[str]) -> int:
             return 0
         return int(word)
 
-    return supervising.Supervisor(processes, work, shutdown=0.1).run()
+    supervisor = supervising.Supervisor(processes, work, shutdown=0.1)
+    return supervisor.run()
 
 
 if __name__ == "__main__":

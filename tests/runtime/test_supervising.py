@@ -100,7 +100,7 @@ def test_a_child_that_was_killed_is_replaced(start: Start, tmp_path: Path) -> No
     supervisor.terminate()
     code, output = said(supervisor)
 
-    assert (code, f"(pid {first[0]}) was ended by SIGKILL; a fresh one starts in" in output) == (0, True)
+    assert (code, f"(pid {first[0]}) was ended by SIGKILL; a fresh one starts in" in output) == (0, True), output
 
 
 def test_a_child_that_wants_a_fresh_one_gets_it(start: Start, tmp_path: Path) -> None:
@@ -134,6 +134,25 @@ def test_one_that_always_fails_ends_all_with_its_code(start: Start, tmp_path: Pa
 
     assert (code, len(pids(tmp_path))) == (1, 5)
     assert "ended with exit code 1, 5 times in a row; ending all" in output
+
+
+def test_what_ends_processes_that_have_reached_their_broker_ends_not_all_so_soon(start: Start, tmp_path: Path) -> None:
+    code, output = said(start(1, *["reach"] * 8, "0"))
+
+    assert (code, len(pids(tmp_path)), "ending all" in output) == (0, 9, False)
+
+
+def test_what_ends_them_without_end_ends_all_in_the_end(start: Start, tmp_path: Path) -> None:
+    code, output = said(start(1, "reach"))
+
+    assert (code, len(pids(tmp_path))) == (137, 20)
+    assert "was ended by SIGKILL, 20 times in a row; ending all" in output
+
+
+def test_one_that_reached_its_broker_once_has_not_done_so_for_good(start: Start, tmp_path: Path) -> None:
+    code, _ = said(start(1, "reach", "reach", "die"))
+
+    assert (code, len(pids(tmp_path))) == (137, 5)
 
 
 @pytest.mark.parametrize("hopeless", ["3", "4"])
