@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django_rmq_retry.runtime import shutdown, supervising
 
-supervising.FIRST_WAIT = supervising.LONGEST_REACHED = 0.05
+supervising.FIRST_WAIT = supervising.LONGEST_REACHED = supervising.TICK = 0.05
 
 
 def main(folder: Path, processes: int, words: list[str]) -> int:
