@@ -99,8 +99,8 @@ def _followers(
     keys, (first, most) = {key for key in heads.values() if key}, limits
     rows = OutboxMessage.objects.using(using).filter(order_key__in=keys, pk__gt=first).exclude(pk__in=heads)
     listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
-    listed_ready = ready.filter(pk__in=[pk for pk, _key, _size in listed])
-    free = set(_locked(listed_ready, using, lock=lock).values_list("pk", flat=True))
+    mine = _locked(ready.filter(pk__in=[pk for pk, _key, _size in listed]), using, lock=lock)
+    free = set(mine.values_list("pk", flat=True))
     open_keys = set(keys)
     found = []
     for pk, key, size in listed:

@@ -14,7 +14,7 @@ def lines_of(intake: Intake, prefetch: int) -> list[Line]:
         keyed=intake.keyed,
         parks=parks(intake),
     )
+    if intake.suspects is None:
+        return [work]
     # One suspect at a time: when it takes its worker along, no other message is charged with it.
-    return (
-        [work] if intake.suspects is None else [work, Line(queue=intake.suspects, prefetch=1, parks=True, alone=True)]
-    )
+    return [work, Line(queue=intake.suspects, prefetch=1, parks=True, alone=True)]
