@@ -8,14 +8,15 @@ BROWSER_READY := $(VENV)/.browser-ready
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help demo test lanes lint bench chaos docs pictures messages services brokers contract clean
+.PHONY: help demo test lanes lint bench chaos foreign docs pictures messages services brokers contract clean
 
 help:
 	@echo "make demo      a small bank with a flaky gateway, to play with (ARGS=--check: a scripted minute that tests itself)"
 	@echo "make test      all tests, on every Django this machine's interpreters allow (ARGS='-k word' for some)"
 	@echo "make lint      ruff, mypy, missing migrations"
-	@echo "make bench     messages per second, beside a bare pika loop"
-	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7')"
+	@echo "make bench     messages per second, beside a bare pika loop (ARGS='--only walks': modules and functions per message)"
+	@echo "make chaos     a quarter of an hour of faults, and a count of every message (ARGS='--short', '--seed 7', '--only sweep')"
+	@echo "make foreign   the tests of pika, amqpstorm and node's amqplib on the embedded broker (ARGS='--on URL' for another)"
 	@echo "make docs      the documentation, into docs/_build"
 	@echo "make pictures  the documentation's pictures, in a real browser, from the demo (ARGS='demo admin' for some)"
 	@echo "make messages  new texts into the catalogues of translations, and the catalogues compiled"
@@ -72,6 +73,9 @@ bench: $(READY)
 
 chaos: $(CLIENTS_READY) services
 	$(PY) -m tests.chaos $(ARGS)
+
+foreign: $(READY)
+	$(PY) -m tests.foreign $(ARGS)
 
 docs: $(DOCS_READY)
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -1,22 +1,31 @@
 """Consume, retry and park RabbitMQ messages in Django."""
 
 from django_rmq_retry import errors
-from django_rmq_retry.core.backoff import Exponential, Fixed, Steps
-from django_rmq_retry.core.breaking import Breaker
-from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
-from django_rmq_retry.core.codec import Json, Raw
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.overrule import Discard, Park, Retry
-from django_rmq_retry.core.policy import OneShot, RetryThenPark, Schedule, StopTheLine
-from django_rmq_retry.core.topology import Exchange, Queue
-from django_rmq_retry.handler import Handler, handler
-from django_rmq_retry.publishing import apublish, publish, publish_many
+from django_rmq_retry.handlers.handler import Handler, handler
+from django_rmq_retry.messages.codecs import Json, Raw
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.policies.backoff import Exponential, Fixed, Steps
+from django_rmq_retry.policies.breaker import Breaker
+from django_rmq_retry.policies.carriers import (
+    AckFirst,
+    DeadLetter,
+    InPlace,
+    Ladder,
+    Native,
+    Republish,
+    Requeue,
+    WaitQueue,
+)
+from django_rmq_retry.policies.policy import Discard, OneShot, Park, Retry, RetryThenPark, Schedule, StopTheLine
+from django_rmq_retry.publishing.publish import apublish, publish, publish_many
+from django_rmq_retry.topology.queues import Broadcast, Exchange, Queue
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AckFirst",
     "Breaker",
+    "Broadcast",
     "DeadLetter",
     "Delivery",
     "Discard",
@@ -24,6 +33,7 @@ __all__ = [
     "Exponential",
     "Fixed",
     "Handler",
+    "InPlace",
     "Json",
     "Ladder",
     "Message",

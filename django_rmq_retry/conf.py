@@ -1,22 +1,206 @@
-"""The project's settings: the dict ``RMQ_RETRY``, read once into a frozen value. What is not known is refused."""
+"""The settings of ``RMQ_RETRY``, read once into a frozen value. Unknown keys and wrong types are refused."""
 
+import difflib
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
-from django_rmq_retry import reading
-from django_rmq_retry.broker.address import Access, Host, Password, Tls
-from django_rmq_retry.broker.urls import Secret
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.policy import Policy, RetryThenPark
-from django_rmq_retry.core.topology import Exchange, Queue, QueueType
-from django_rmq_retry.embedded import locating
+from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
+from django_rmq_retry.embedded import place
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.policies.policy import Policy, RetryThenPark
+from django_rmq_retry.topology.queues import Exchange, Queue, QueueType
+
+Reader = Callable[[str, object], object]
+Urls = tuple[Secret, ...] | Callable[[], str | list[str]]
+
+
+def wrong(key: str, expected: str, came: str, advice: str = "") -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"{key} takes {expected}, not {came}.{advice and ' '}{advice}")
+
+
+def refuse_unknown(where: str, given: Iterable[object], known: Iterable[str]) -> None:
+    """Every key must be known; of an unknown one only the name is quoted."""
+    names = sorted(known)
+    for key in given:
+        if key in names:
+            continue
+        near = difflib.get_close_matches(str(key).upper(), names, n=1, cutoff=0.5)
+        meant = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(names)}."
+        raise ImproperlyConfigured(f"{where} has no key {key!r}. {meant}")
+
+
+def url(key: str, value: object) -> Urls:
+    expected = "an AMQP URL, a list of them, or a function that returns one"
+    if callable(value):
+        return value
+    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not given or not all(isinstance(one, (str, Secret)) for one in given):
+        raise wrong(key, expected, f"a {type(value).__name__}", "Its value is not shown here.")
+    return tuple(one if isinstance(one, Secret) else Secret(str(one)) for one in given)
+
+
+def password(key: str, value: object) -> Password | None:
+    if value is None or isinstance(value, Secret) or callable(value):
+        return value
+    if isinstance(value, str):
+        return Secret(value)
+    raise wrong(
+        key, "a text or a function that returns one", f"a {type(value).__name__}", "Its value is not shown here."
+    )
+
+
+def management(key: str, value: object) -> Secret | None:
+    if value is None:
+        return None
+    given = Secret(value) if isinstance(value, str) else value
+    if isinstance(given, Secret) and urlsplit(given.reveal()).scheme in {"http", "https"}:
+        return given
+    raise wrong(key, "an http:// or https:// URL", f"a {type(value).__name__} without it", "It is not shown here.")
+
+
+def tls(key: str, value: object) -> Tls | None:
+    if value is None or isinstance(value, Tls):
+        return value
+    if not isinstance(value, dict):
+        raise wrong(key, "a dict such as {'CA_FILE': '/etc/ssl/ours.pem'}", repr(value))
+    refuse_unknown(key, value, _TLS)
+    parts = {name.lower(): _TLS[name](f"{key}[{name!r}]", part) for name, part in value.items()}
+    return Tls(**parts)  # type: ignore[arg-type]  # each reader returns what its part takes
+
+
+def path(key: str, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise wrong(key, "the path of a file", repr(value))
+
+
+def text(key: str, value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise wrong(key, "a text that is not empty", repr(value))
+
+
+def text_or_function(key: str, value: object) -> str | Callable[[], str]:
+    if callable(value) or isinstance(value, str):
+        return value
+    raise wrong(key, "a text or a function that returns one", repr(value))
+
+
+def function(key: str, value: object) -> Callable[..., object] | None:
+    if value is None or callable(value):
+        return value
+    found = _imported(key, value) if isinstance(value, str) else value
+    if callable(found):
+        return found
+    raise wrong(key, "a function, or the dotted path to one", repr(value))
+
+
+def switches(key: str, value: object) -> Mapping[str, bool]:
+    if isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, bool) for k, v in value.items()):
+        return dict(value)
+    raise wrong(key, "a dict such as {'payment.*': True}", repr(value))
+
+
+def texts(key: str, value: object) -> Mapping[str, str]:
+    if isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair):
+        return dict(value)
+    raise wrong(key, "a dict such as {'BankDown': 'The bank did not answer.'}", repr(value))
+
+
+def yes_or_no(key: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise wrong(key, "True or False", repr(value))
+
+
+def databases(key: str, value: object) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    raise wrong(key, "True, False, or a list of names out of DATABASES", repr(value))
+
+
+def seconds(key: str, value: object) -> float:
+    if type(value) in (int, float) and 0 < value < float("inf"):  # type: ignore[operator]  # a number
+        return value  # type: ignore[return-value]  # a number
+    raise wrong(key, "seconds above 0, as a number", repr(value))
+
+
+def whole(low: int, high: int, *, none: str = "") -> Reader:
+    """A reader of whole numbers; ``none`` says what None means where it is allowed."""
+
+    def read(key: str, value: object) -> int | None:
+        if (value is None and none) or (type(value) is int and low <= value <= high):
+            return value
+        raise wrong(key, f"a whole number from {low} to {high}{none and f', or None for {none}'}", repr(value))
+
+    return read
+
+
+def one_of(*known: str) -> Reader:
+    def read(key: str, value: object) -> str:
+        if isinstance(value, str) and value in known:
+            return value
+        near = difflib.get_close_matches(str(value), known, n=1)
+        raise wrong(key, " or ".join(map(repr, known)), repr(value), f"Did you mean {near[0]!r}?" if near else "")
+
+    return read
+
+
+def patterns(key: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    raise wrong(key, "a list of queue names, in which * stands for anything", repr(value))
+
+
+def policy(key: str, value: object) -> Policy:
+    found = _imported(key, value) if isinstance(value, str) else value
+    if isinstance(found, Policy):
+        return found
+    raise wrong(key, "a policy, such as RetryThenPark(), or the dotted path to one", repr(value))
+
+
+def topology(key: str, value: object) -> tuple[Exchange | Queue, ...]:
+    expected = "a list of Exchange and Queue objects, or of dotted paths to such"
+    if not isinstance(value, (list, tuple)):
+        raise wrong(key, expected, repr(value))
+    found: list[Exchange | Queue] = []
+    for part in value:
+        meant = _imported(key, part) if isinstance(part, str) else part
+        for one in meant if isinstance(meant, (list, tuple)) else [meant]:
+            if not isinstance(one, (Exchange, Queue)):
+                raise wrong(key, expected, repr(part))
+            found.append(one)
+    return tuple(found)
+
+
+def _imported(key: str, dotted: str) -> object:
+    try:
+        return import_string(dotted)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{key} names {dotted!r}, which cannot be imported: {error}.") from error
+
+
+_TLS: dict[str, Callable[[str, object], str | bool | None]] = {
+    "CA_FILE": path,
+    "CERT_FILE": path,
+    "KEY_FILE": path,
+    "VERIFY": yes_or_no,
+    "SERVER_NAME": text,
+}
+
 
 NAME = "RMQ_RETRY"
 LOOPBACK = "127.0.0.1"
@@ -32,7 +216,7 @@ REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 class Settings:
     """``RMQ_RETRY`` with its defaults; each field is the key of the same name in capitals. Times are seconds."""
 
-    url: reading.Urls = (Secret("embedded://"),)
+    url: Urls = (Secret("embedded://"),)
     password: Password | None = None
     """The broker's password by itself, or a function that returns it, asked before each connect."""
     tls: Tls | None = None
@@ -86,7 +270,7 @@ class Settings:
     resolved_days: int = 90
     audit_days: int = 2557
 
-    def access(self, *, port_of: Callable[[Path], int] = locating.port_of) -> Access:
+    def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
         """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be.
 
         The embedded broker has another port after each start; `port_of` is asked for the one of its folder.
@@ -100,7 +284,7 @@ class Settings:
     def folder(self) -> Path:
         """Where the processes of the project find their embedded broker."""
         named = self.address().folder
-        return Path(named) if named else locating.folder_of(_project())
+        return Path(named) if named else place.folder_of(_project())
 
     def address(self) -> Access:
         """The broker as it is named in the settings, to be shown or looked at."""
@@ -118,40 +302,40 @@ class Settings:
             raise ImproperlyConfigured(f"{NAME}: {error}") from error
 
 
-KEYS: Mapping[str, reading.Reader] = {
-    "URL": reading.url,
-    "PASSWORD": reading.password,
-    "TLS": reading.tls,
-    "HEARTBEAT": reading.whole(1, 600),
-    "CONNECT_TIMEOUT": reading.seconds,
-    "BLOCKED_TIMEOUT": reading.seconds,
-    "PUBLISH_TIMEOUT": reading.seconds,
-    "PREFETCH": reading.whole(1, 65535),
-    "THREADS": reading.whole(1, 1000),
-    "SHUTDOWN_TIMEOUT": reading.seconds,
-    "CRASH_LIMIT": reading.whole(1, 1000, none="no limit"),
-    "POLICY": reading.policy,
-    "QUEUE_TYPE": reading.one_of("quorum", "classic"),
-    "REPLY_TO": reading.patterns,
-    "TOPOLOGY": reading.topology,
-    "MANAGEMENT_URL": reading.management,
-    "RECORDS": reading.yes_or_no,
-    "PARKED_QUEUES": reading.patterns,
-    "DEPLOY": reading.text_or_function,
-    "MASK": reading.patterns,
-    "EDITABLE": reading.switches,
-    "CUTOFF": reading.seconds,
-    "CAN": reading.function,
-    "PLAIN_WORDS": reading.texts,
-    "CONTACT": reading.text,
-    "ENVIRONMENT": reading.text,
-    "OUTBOX": reading.databases,
-    "INBOX_DAYS": reading.whole(1, 36500),
-    "HELD_PER_KEY": reading.whole(1, 1_000_000),
-    "HELD_IN_ALL": reading.whole(1, 100_000_000),
-    "ATTEMPT_DAYS": reading.whole(1, 36500),
-    "RESOLVED_DAYS": reading.whole(1, 36500),
-    "AUDIT_DAYS": reading.whole(1, 36500),
+KEYS: Mapping[str, Reader] = {
+    "URL": url,
+    "PASSWORD": password,
+    "TLS": tls,
+    "HEARTBEAT": whole(1, 600),
+    "CONNECT_TIMEOUT": seconds,
+    "BLOCKED_TIMEOUT": seconds,
+    "PUBLISH_TIMEOUT": seconds,
+    "PREFETCH": whole(1, 65535),
+    "THREADS": whole(1, 1000),
+    "SHUTDOWN_TIMEOUT": seconds,
+    "CRASH_LIMIT": whole(1, 1000, none="no limit"),
+    "POLICY": policy,
+    "QUEUE_TYPE": one_of("quorum", "classic"),
+    "REPLY_TO": patterns,
+    "TOPOLOGY": topology,
+    "MANAGEMENT_URL": management,
+    "RECORDS": yes_or_no,
+    "PARKED_QUEUES": patterns,
+    "DEPLOY": text_or_function,
+    "MASK": patterns,
+    "EDITABLE": switches,
+    "CUTOFF": seconds,
+    "CAN": function,
+    "PLAIN_WORDS": texts,
+    "CONTACT": text,
+    "ENVIRONMENT": text,
+    "OUTBOX": databases,
+    "INBOX_DAYS": whole(1, 36500),
+    "HELD_PER_KEY": whole(1, 1_000_000),
+    "HELD_IN_ALL": whole(1, 100_000_000),
+    "ATTEMPT_DAYS": whole(1, 36500),
+    "RESOLVED_DAYS": whole(1, 36500),
+    "AUDIT_DAYS": whole(1, 36500),
 }
 
 
@@ -170,7 +354,7 @@ def _read() -> Settings:
     given = getattr(project, NAME, {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(f"{NAME} takes a dict such as {{'URL': …}}, not a {type(given).__name__}.")
-    reading.refuse_unknown(NAME, given, KEYS)
+    refuse_unknown(NAME, given, KEYS)
     values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
     found = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
     if not callable(found.url) and not callable(found.password):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import environ  # type: ignore[import-untyped]  # it has neither stubs nor py.typed
 
-from django_rmq_retry.broker.urls import Secret
+from django_rmq_retry.amqp.address import Secret
 
 __all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
 

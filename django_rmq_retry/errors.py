@@ -1,29 +1,233 @@
-"""The exceptions of the product, by their public names: ``from django_rmq_retry.errors import MessageReturned``."""
+"""All exceptions of the package. Each carries its facts as attributes."""
 
-from django_rmq_retry.core.errors import (
-    BrokerRefused,
-    BrokerUnfit,
-    CallFailed,
-    CallUnanswered,
-    ConfigurationError,
-    EffectsLost,
-    HeadersTooLarge,
-    MessageNacked,
-    MessageReturned,
-    MessageTooLarge,
-    MessageUnsent,
-    NotDelayable,
-    NotExpirable,
-    PublishError,
-    PublishUnknown,
-    QueueUnusable,
-    RmqRetryError,
-    TopologyConflict,
-    TopologyMissing,
-    UndecodableBody,
-    UndecodableHeaders,
-    UnencodableData,
-)
+from collections.abc import Mapping, Sequence
+
+
+class RmqRetryError(Exception):
+    """The base of every error this package raises."""
+
+
+class UndecodableHeaders(RmqRetryError):
+    """A message carries properties or headers that cannot be read as AMQP 0-9-1 values."""
+
+    def __init__(self, problem: str, *, header: str = "") -> None:
+        self.problem = problem
+        self.header = header
+        subject = f"Header {header!r} cannot be decoded" if header else "The message's properties cannot be decoded"
+        super().__init__(f"{subject}: {problem}.")
+
+
+class HeadersTooLarge(RmqRetryError):
+    """The properties of a message do not fit into one frame, so the broker would close the connection."""
+
+    def __init__(self, size: int, *, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"The properties and headers of this message take {size} bytes, but the broker takes at most {limit} "
+            "in one frame. Shorten the headers: large values belong in the body."
+        )
+
+
+class ConfigurationError(RmqRetryError, ValueError):
+    """A handler, policy, queue or setting that cannot be meant; raised where it is written down."""
+
+
+class TopologyConflict(ConfigurationError):
+    """Two handlers of one project ask for the same name with different arguments."""
+
+    def __init__(self, what: str, name: str, differences: Mapping[str, tuple[object, object]]) -> None:
+        self.what = what
+        self.name = name
+        self.differences = dict(differences)
+        said = "; ".join(
+            f"{part}: {one!r} in one place, {two!r} in another" for part, (one, two) in differences.items()
+        )
+        super().__init__(
+            f"The {what} {name!r} is asked for in two ways: {said}. "
+            "Write it down once and use that object in both places."
+        )
+
+
+class UndecodableBody(RmqRetryError):
+    """A body that its codec cannot read."""
+
+    def __init__(self, problem: str, *, size: int) -> None:
+        self.problem = problem
+        self.size = size
+        super().__init__(f"The body of {size} bytes cannot be decoded: {problem}.")
+
+
+class UnencodableData(RmqRetryError, TypeError):
+    """Data that a codec cannot write."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"The data cannot be published: {problem}.")
+
+
+class PublishError(RmqRetryError):
+    """A message that the broker did not confirm; the subclass says what is known of it."""
+
+    advice = ""
+
+    def __init__(self, exchange: str, routing_key: str, *, said: str = "") -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.said = said
+        where = f"exchange {exchange!r}" if exchange else "the default exchange"
+        words = f" ({said})" if said else ""
+        super().__init__(f"The message to {where} with the key {routing_key!r} {self.what}{words}. {self.advice}")
+
+    what = "was not published"
+
+
+class MessageReturned(PublishError):
+    """No queue takes it: nothing was stored."""
+
+    what = "was returned: no queue takes it, so nothing was stored"
+    advice = "Declare the queues with `manage.py rmq_declare`, or correct the routing key."
+
+
+class MessageNacked(PublishError):
+    """A queue refused it; where several are bound, others may have it."""
+
+    what = "was refused by a queue"
+    advice = "The queue is full or its node is away. Publish it again later, with the same message id."
+
+
+class PublishUnknown(PublishError):
+    """The connection was lost, or the time was over, before the broker answered: it may or may not be stored."""
+
+    what = "has an unknown end: it may be stored"
+    advice = "Publish it again with the same message id; a handler that knows the id loses nothing and doubles nothing."
+
+
+class MessageUnsent(PublishError):
+    """It never left this process."""
+
+    what = "was not sent"
+    advice = "Nothing was stored: publish it again when the broker is back."
+
+
+class MessageTooLarge(MessageUnsent):
+    """Its body is larger than the broker takes; so it was not sent."""
+
+    advice = "Nothing was stored: send less, or raise max_message_size on the broker."
+
+
+class BrokerRefused(RmqRetryError):
+    """The broker was reached and said no; trying again would change nothing."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(
+            f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's rights."
+        )
+
+
+class QueueUnusable(RmqRetryError):
+    """A queue that cannot be consumed: it is missing, or the user may not read it."""
+
+    def __init__(self, queue: str, reason: str, *, advice: str) -> None:
+        self.queue = queue
+        self.reason = reason
+        super().__init__(f"Queue {queue!r} cannot be consumed: {reason}. {advice}")
+
+
+class TopologyMissing(RmqRetryError):
+    """Queues or exchanges without which a message could not be taken, retried or parked."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(
+            f"What the handlers need is missing on the broker: {', '.join(self.names)}. No message was taken. "
+            "Declare it with `manage.py rmq_declare`."
+        )
+
+
+class CallUnanswered(RmqRetryError, TimeoutError):
+    """A call without an answer. Whether somebody works on it is not known once it was sent."""
+
+    def __init__(self, routing_key: str, *, timeout: float, sent: bool, reason: str = "") -> None:
+        self.routing_key = routing_key
+        self.timeout = timeout
+        self.sent = sent
+        why = f"the connection was lost: {reason}" if reason else f"no answer came within {timeout:g} s"
+        what = "it may have been worked on all the same" if sent else "it was not sent"
+        super().__init__(f"The call to {routing_key!r} has no answer: {why}; {what}. Is its consumer running?")
+
+
+class CallFailed(RmqRetryError):
+    """The handler that was called answered with an error."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        self.text = text
+        super().__init__(f"The handler answered with {kind}: {text}" if text else f"The handler answered with {kind}.")
+
+
+class NotDelayable(ConfigurationError):
+    """A delay was asked for where nothing can hold a message back."""
+
+    def __init__(self, handler: str, carrier: str) -> None:
+        self.handler = handler
+        self.carrier = carrier
+        super().__init__(
+            f"Handler {handler} cannot be published to with delay=…: its carrier {carrier} has no waiting queues. "
+            "Use via=Ladder([…]) with the delays you need."
+        )
+
+
+class NotExpirable(ConfigurationError):
+    """An expiration was asked for where nobody parks what expires."""
+
+    def __init__(self, handler: str, carrier: str) -> None:
+        self.handler = handler
+        self.carrier = carrier
+        super().__init__(
+            f"Handler {handler} cannot be published to with expiration=…: its carrier {carrier} sends what expires in "
+            "the queue round its loop, where RabbitMQ drops it, instead of parking it. Leave expiration out, or use "
+            "via=Ladder()."
+        )
+
+
+class BrokerUnfit(RmqRetryError):
+    """The broker cannot do what a handler's carrier needs of it."""
+
+
+class DeadlineExceeded(BaseException):
+    """A handler ran for longer than its ``timeout``.
+
+    No ``Exception``, as ``asyncio.CancelledError`` is none: an ``except Exception`` of a handler or of a library must
+    not take it for a failure of its own and go on.
+    """
+
+    def __init__(self, handler: str = "", timeout: float = 0.0, *, hung: bool = False) -> None:
+        self.handler = handler
+        self.timeout = timeout
+        self.hung = hung
+        if not handler:
+            super().__init__("The handler ran for longer than its timeout")
+        elif hung:
+            super().__init__(f"Handler {handler} was stuck beyond twice its timeout of {timeout:g} s")
+        else:
+            super().__init__(f"Handler {handler} ran for longer than its timeout of {timeout:g} s")
+
+
+class EffectsLost(RmqRetryError):
+    """A handler ended well, but what it did in the database would not be, or is not, committed."""
+
+    def __init__(self, handler: str, database: str, *, what: str, advice: str) -> None:
+        self.handler = handler
+        self.database = database
+        self.what = what
+        super().__init__(
+            f"Handler {handler} ended without an error, but nothing of it can be committed in {database!r}: {what}. "
+            f"{advice}"
+        )
+
 
 __all__ = [
     "BrokerRefused",
@@ -31,6 +235,7 @@ __all__ = [
     "CallFailed",
     "CallUnanswered",
     "ConfigurationError",
+    "DeadlineExceeded",
     "EffectsLost",
     "HeadersTooLarge",
     "MessageNacked",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import django
 
-from django_rmq_retry.core.errors import RmqRetryError
+from django_rmq_retry.errors import RmqRetryError
 from testproject.playing.ending import Ending, Trouble, fail
 from testproject.playing.place import Place, place
 

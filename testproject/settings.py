@@ -65,7 +65,7 @@ DATABASES["default"] |= {"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}
 RMQ_RETRY = rmq_settings(
     env,
     # Cash withdrawals are answered into a queue of another department's.
-    TOPOLOGY=[Queue("reply-queue")],
+    TOPOLOGY=[Queue("reply-queue", type=None)],
     REPLY_TO=["reply-queue", "amq.rabbitmq.reply-to.*", "amq.gen-*"],
 )
 

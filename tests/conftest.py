@@ -10,7 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pytest_django import DjangoDbBlocker
 
-from django_rmq_retry.management.console import Console
+from django_rmq_retry.management.terminal import Console
 from tests.embedded.served import served, vhost_of
 from tests.tooling.filled import Own
 from tests.tooling.filled import own_database as own_database_in

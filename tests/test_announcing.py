@@ -4,13 +4,15 @@ from typing import Any
 import pytest
 from django.dispatch import Signal
 
-from django_rmq_retry import announcing, signals
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import StopTheLine
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import ACK, Reason, Verdict, halt, park, retry
-from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry import signals
+from django_rmq_retry.consumer import events
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.policy import StopTheLine
+from django_rmq_retry.policies.verdict import ACK, Verdict, halt, park, retry
+from django_rmq_retry.topology.queues import Queue
 
 Heard = list[tuple[str, str]]
 LEDGER = Subscription(
@@ -19,9 +21,9 @@ LEDGER = Subscription(
 NAMES = {id(getattr(signals, name)): name for name in ("attempted", "parked", "halted", "released")}
 
 
-def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> Attempt:
+def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> FinishedAttempt:
     delivery = Delivery(queue="ledger.post", body=b"{}")
-    return Attempt(delivery=delivery, verdict=verdict, subscription=subscription, seconds=0.5)
+    return FinishedAttempt(delivery=delivery, verdict=verdict, subscription=subscription, seconds=0.5)
 
 
 @pytest.fixture
@@ -42,17 +44,17 @@ def connect() -> Iterator[Callable[[Signal, Callable[..., Any]], None]]:
 def heard(connect: Callable[[Signal, Callable[..., Any]], None]) -> Heard:
     """What was sent: the signal's name and the handler's."""
     found: Heard = []
-    for signal in announcing.ALL:
+    for signal in events.ALL:
         connect(signal, lambda signal, handler, **_: found.append((NAMES[id(signal)], handler)))
     return found
 
 
 def test_nobody_is_told_where_nobody_listens() -> None:
-    assert announcing.observers() == ()
+    assert events.observers() == ()
 
 
 def test_a_success_is_an_attempt(heard: Heard) -> None:
-    (announcer,) = announcing.observers()
+    (announcer,) = events.observers()
 
     announcer(attempt(ACK))
 
@@ -60,19 +62,19 @@ def test_a_success_is_an_attempt(heard: Heard) -> None:
 
 
 def test_a_parked_message_is_announced_with_its_attempt(heard: Heard) -> None:
-    announcing.Announcer()(attempt(park(Reason.PERMANENT, "closed")))
+    events.Announcer()(attempt(park(Reason.PERMANENT, "closed")))
 
     assert heard == [("attempted", "ledger.post"), ("parked", "ledger.post")]
 
 
 def test_a_message_that_nobody_took_was_not_attempted(heard: Heard) -> None:
-    announcing.Announcer()(attempt(park(Reason.UNHANDLED, "no handler"), subscription=None))
+    events.Announcer()(attempt(park(Reason.UNHANDLED, "no handler"), subscription=None))
 
     assert heard == [("parked", "")]
 
 
 def test_a_line_is_released_once(heard: Heard) -> None:
-    announcer = announcing.Announcer()
+    announcer = events.Announcer()
 
     for verdict in (halt(10), halt(20), ACK, ACK):
         announcer(attempt(verdict))
@@ -91,4 +93,4 @@ def test_a_receiver_that_fails_harms_nothing(
 
     connect(signals.attempted, fail)
 
-    announcing.Announcer()(attempt(retry(10)))
+    events.Announcer()(attempt(retry(10)))

@@ -13,23 +13,26 @@ from django.views.debug import SafeExceptionReporterFilter
 
 from django_rmq_retry import (
     AckFirst,
+    Broadcast,
     DeadLetter,
     Delivery,
     Exchange,
     Exponential,
     Fixed,
+    InPlace,
     OneShot,
     Queue,
     Republish,
     Requeue,
     RetryThenPark,
     Schedule,
+    Steps,
     StopTheLine,
     WaitQueue,
     handler,
-    registry,
 )
 from django_rmq_retry.env import Secret
+from django_rmq_retry.handlers import registry
 
 ROOT = Path(__file__).parents[1]
 SAFE_URL = "amqps://bank@rabbit.bank/pay"
@@ -115,9 +118,23 @@ def test_two_ways_to_declare_one_name_are_an_error() -> None:
 
 
 MIXED = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Exponential(10, factor=3))
+MIXED_LATER = RetryThenPark(
+    via=WaitQueue("wait-exchange", "wait-queue"),
+    attempts=2,
+    backoff=Fixed(10),
+    schedules={OSError: Schedule(3, Steps([10, 20]))},
+)
 EVEN = RetryThenPark(via=WaitQueue("wait-exchange", "wait-queue"), backoff=Fixed(10))
 LOOP = RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=30))
-SLOW = RetryThenPark(via=Republish(), backoff=Fixed(60), schedules={OSError: Schedule(3, Fixed(1700, jitter=0.2))})
+SLOW = RetryThenPark(via=Republish(), backoff=Fixed(60), schedules={OSError: Schedule(3, Fixed(700, jitter=0.2))})
+
+
+SLOW_LATER = RetryThenPark(
+    via=Republish(), attempts=2, backoff=Fixed(1), schedules={OSError: Schedule(9, Exponential(1))}
+)
+SOON_OVER = RetryThenPark(
+    via=Republish(), attempts=9, backoff=Fixed(1), schedules={OSError: Schedule(3, Exponential(1))}
+)
 
 
 @pytest.mark.parametrize(
@@ -158,12 +175,26 @@ SLOW = RetryThenPark(via=Republish(), backoff=Fixed(60), schedules={OSError: Sch
         (Queue("q", max_length=5, overflow="drop-head"), {}, ["W002"]),
         (Queue("q", max_length=5, overflow="drop-head", type="classic"), {}, []),
         (Queue("q", arguments={"x-dead-letter-exchange": None}), {}, ["W003"]),
+        (Queue("q", max_length=5, overflow="drop-head", expired="drop"), {}, ["W016"]),
+        (Queue("q", expired="drop", existing=True), {}, []),
+        (Queue("q", type="classic", durable=False), {}, ["W018"]),
+        (Queue("q", type="classic", auto_delete=True), {}, ["W018"]),
+        (Broadcast("q", bindings=[MAIN.bind("q")]), {}, ["W018"]),
+        ("q", {"ack": "auto"}, ["W019"]),
+        ("q", {"timeout": 1799}, []),
+        ("q", {"timeout": 1800}, ["W017"]),
         ("q", {"policy": MIXED}, ["W004"]),
         ("q", {"policy": EVEN}, []),
+        ("q", {"policy": MIXED_LATER}, ["W004"]),
         ("q", {"policy": RetryThenPark(via=Requeue(), attempts=None, backoff=Fixed(1))}, ["W005"]),
         (Queue("q", type="classic", arguments={"x-dead-letter-routing-key": "target"}), {}, ["W006"]),
         (Queue("q", arguments={"x-expires": 1000}), {}, ["W007"]),
         ("q", {"policy": SLOW}, ["W008"]),
+        ("q", {"policy": SLOW_LATER}, ["W008"]),
+        ("q", {"policy": SOON_OVER}, []),
+        ("q", {"policy": RetryThenPark(via=Requeue(), attempts=None)}, ["W005"]),
+        ("q", {"policy": RetryThenPark(via=InPlace(), backoff=Fixed(60))}, ["W008"]),
+        ("q", {"policy": RetryThenPark(via=InPlace(), backoff=Fixed(59))}, []),
         (Queue("q", arguments={"x-dead-letter-exchange": "nowhere"}), {}, ["W009"]),
         (Queue("q", arguments={"x-dead-letter-routing-key": "nowhere"}), {}, ["W009"]),
         (Queue("q", bindings=[Exchange("e", durable=False).bind("k")]), {}, ["W010"]),
@@ -178,6 +209,51 @@ def test_each_hazard_of_a_handler_or_its_queue_is_told(
     handle(queue, **options)
 
     assert ids(found(TOPOLOGY=[QUORUM_TARGET])) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ({"message_ttl": 1.5}, "what no handler takes within 1.5 s"),
+        ({}, "what no handler takes before its own expiration"),
+        ({"message_ttl": 60, "max_length": 5}, "what no handler takes within 60 s"),
+        (
+            {"message_ttl": 60, "max_length": 5, "max_bytes": 100, "overflow": "drop-head"},
+            "what no handler takes within 60 s and the oldest beyond 5 messages or 100 bytes",
+        ),
+    ],
+)
+def test_what_a_queue_drops_on_purpose_is_named(options: dict[str, Any], lost: str) -> None:
+    handle(Queue("prices", expired="drop", **options))
+
+    (message,) = found()
+
+    assert message.msg == f"Queue 'prices' drops {lost}: no record, no handler and no log has it."
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        (
+            Broadcast("q", bindings=[MAIN.bind("q")]),
+            (
+                "Queue 'q' ends with its consumer: what is published while none runs is lost, and so is what it still "
+                "holds then."
+            ),
+        ),
+        (
+            Queue("q", type="classic", durable=False),
+            (
+                "Queue 'q' is gone when the broker restarts, with its messages. RabbitMQ 4 deprecates transient queues "
+                "that are not exclusive, and 4.3 refuses them by default."
+            ),
+        ),
+    ],
+)
+def test_what_a_transient_queue_loses_is_named(queue: Queue, said: str) -> None:
+    handle(queue)
+
+    assert [message.msg for message in found()] == [said]
 
 
 @pytest.mark.parametrize(("second", "expected"), [(10, []), (60, ["W004"])])

@@ -10,12 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_rmq_retry import conf
-from django_rmq_retry.broker.address import Tls
-from django_rmq_retry.broker.urls import Secret
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.amqp.address import Secret, Tls
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.topology.queues import Exchange, Queue
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
 EVENTS = Exchange("events", "topic")

@@ -18,12 +18,13 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 import django_rmq_retry
-from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, handler, registry, signals, wiring
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core import errors
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, errors, handler, signals
+from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.env import VARIABLES
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.publishing import broker_connections
 from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
@@ -53,8 +54,8 @@ class Stored:
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The reader's own project, with the handlers that the pages speak of, and a broker."""
-    monkeypatch.setattr(wiring, "publisher", Stored)
-    monkeypatch.setattr(wiring, "caller", lambda **_options: Stored())
+    monkeypatch.setattr(broker_connections, "publisher", Stored)
+    monkeypatch.setattr(broker_connections, "caller", lambda **_options: Stored())
     for one in vars(signals).values():
         if isinstance(one, Signal):
             monkeypatch.setattr(one, "receivers", [])
@@ -161,7 +162,7 @@ def test_every_reason_for_parking_is_documented() -> None:
 
 
 def test_every_event_of_the_outbox_is_documented() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "django_rmq_retry" / "outbox").glob("*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "django_rmq_retry" / "publishing").glob("*.py"))
     events = set(re.findall(r'"event": "([a-z ]+)"|_extra\(row, "([a-z ]+)"\)', sources))
     named = {one or other for one, other in events} - {"relayed"}
 

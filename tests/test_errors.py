@@ -1,7 +1,7 @@
 """The public names of the errors."""
 
 from django_rmq_retry import errors
-from django_rmq_retry.core import errors as core
+from django_rmq_retry import errors as core
 
 
 def test_every_error_of_the_product_has_a_public_name() -> None:

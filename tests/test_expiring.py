@@ -2,14 +2,13 @@
 
 import pytest
 
-from django_rmq_retry.core.carriers import DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
-from django_rmq_retry.core.carriers.base import Carrier
-from django_rmq_retry.core.errors import NotExpirable
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.options import Options
-from django_rmq_retry.publishing import message_of
+from django_rmq_retry.errors import NotExpirable
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers.carrier import Carrier
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.publishing.publish import Options, message_of
 from tests.core.made import subscription
 
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)

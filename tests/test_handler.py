@@ -13,10 +13,12 @@ from django.test import override_settings
 
 import django_rmq_retry
 from django_rmq_retry import (
+    Broadcast,
     DeadLetter,
     Delivery,
     Exchange,
     Fixed,
+    InPlace,
     Json,
     Message,
     Native,
@@ -27,12 +29,12 @@ from django_rmq_retry import (
     RetryThenPark,
     StopTheLine,
     handler,
-    registry,
-    wiring,
 )
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.subscription import Match
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Match
+from django_rmq_retry.publishing import broker_connections
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +262,15 @@ def test_the_decorator_needs_its_queue() -> None:
         ("q", {"policy": "RetryThenPark"}, "policy is a value such as RetryThenPark"),
         ("q", {"keys": "payment"}, "keys is a function, such as lambda message: …, not 'payment'"),
         ("q", {"fingerprint": 7}, "fingerprint is a function, such as"),
+        ("q", {"ack": "never"}, "ack is 'manual' or 'auto', not 'never'"),
+        ("q", {"ack": "auto", "policy": RetryThenPark()}, "nothing is retried, counted or parked. Leave policy out"),
+        ("q", {"ack": "auto", "park": "p"}, "Leave park out"),
+        ("q", {"ack": "auto", "once": True}, "Leave once out"),
+        ("q", {"ack": "auto", "order_by": len}, "Leave order_by out"),
+        ("q", {"ack": "auto", "rate": 5}, "Leave rate out"),
+        (Queue("q", type="classic", auto_delete=True), {"ack": "auto"}, "would end with that. Use Broadcast"),
+        ("q", {"timeout": 0}, "timeout takes seconds above 0 and up to ten years, not 0"),
+        ("q", {"timeout": "15"}, "timeout takes seconds above 0 and up to ten years, not '15'"),
         ("q", {"park": "q"}, "parks into its own queue"),
         ("q", {"park": "amq.parked"}, "belongs to the broker"),
         ("q", {"policy": RetryThenPark(via=Requeue(), attempts=5)}, "cannot count to attempts=5"),
@@ -328,7 +339,7 @@ class Taken:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
     publisher = Taken()
-    monkeypatch.setattr(wiring, "publisher", lambda: publisher)
+    monkeypatch.setattr(broker_connections, "publisher", lambda: publisher)
     return publisher
 
 
@@ -386,8 +397,34 @@ def test_a_call_asks_the_handlers_queue_and_gives_the_answer(monkeypatch: pytest
     @handler("rates.quote", policy=OneShot())
     def quote(message: Delivery) -> None: ...
 
-    monkeypatch.setattr(wiring, "caller", Caller)
+    monkeypatch.setattr(broker_connections, "caller", Caller)
 
     assert quote.call({"pair": "EURUSD"}, timeout=2, type="spot") == {"rate": "1.0831"}
     assert asyncio.run(quote.acall({"pair": "EURUSD"}, timeout=3)) == {"rate": "1.0831"}
     assert asked == [(False,), ("rates.quote", "spot", 2), (False,), ("rates.quote", None, 3)]
+
+
+def test_a_queue_for_each_process_is_published_to_by_its_exchange_only(taken: Taken) -> None:
+    prices = Exchange("prices", "topic")
+
+    @handler(Broadcast("prices.cache", bindings=[prices.bind("eur.#")]), name="remember")
+    def remember(message: Delivery) -> None: ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        remember.publish({"rate": "1.08"})
+    remember.publish({"rate": "1.08"}, exchange="prices", routing_key="eur.usd")
+
+    assert str(caught.value) == (
+        "Handler remember has a queue for each process, with names that only the broker knows. Publish to its "
+        "exchange: publish(…, exchange='prices', routing_key=…)."
+    )
+    assert [(message.exchange, message.routing_key) for message in taken.messages] == [("prices", "eur.usd")]
+
+
+def test_without_a_carrier_of_its_own_a_transient_queue_keeps_retries_in_hand() -> None:
+    prices = Exchange("prices", "topic")
+
+    @handler(Broadcast("prices.cache", bindings=[prices.bind("#")]), policy=RetryThenPark(attempts=3))
+    def remember(message: Delivery) -> None: ...
+
+    assert remember.subscription.policy == RetryThenPark(attempts=3, via=InPlace())

@@ -9,73 +9,43 @@ import pytest
 from tests.tooling.ladder import Ladder
 
 PACKAGE = Path(__file__).parents[1] / "django_rmq_retry"
-LONGEST = 250
+LONGEST = 560
 
-# bottom first; `room.*` is a room whose modules import each other in any order, though never in a circle
+# bottom first; `package.*` is a package whose modules import each other in any order, though never in a circle
 RUNGS = (
-    "core.errors",
-    "core.comparing",
-    "core.fields",
-    "core.encoding",
-    "core.headers",
-    "core.properties",
-    "core.message",
-    "core.verdict",
-    "core.tracing",
-    "core.fingerprints",
-    "core.backoff",
-    "core.overrule",
-    "core.topology",
-    "core.declarations",
-    "core.deaths",
-    "core.stamps",
-    "core.codec",
-    "core.settlement",
-    "core.carriers.*",
-    "core.policy",
-    "core.keying",
-    "core.breaking",
-    "core.rates",
-    "core.subscription",
-    "core.homes",
-    "core.layout",
-    "core.settling",
-    "core.naming",
-    "core.parking",
-    "core.requeued",
-    "core.masking",
-    "core.indenting",
-    "core.drawing.*",
-    "core",
-    "broker.base",
-    "broker.envelope",
-    "broker.*",
-    "embedded.*",
-    "runtime.*",
     "errors",
-    "reading",
+    "arguments",
+    "signals",
+    "messages.tracebacks",
+    "messages.headers",
+    "messages.properties",
+    "messages.message",
+    "messages.deaths",
+    "policies.verdict",
+    "messages.*",
+    "topology.queues",
+    "topology.declarations",
+    "policies.*",
+    "topology.versions",
+    "topology.plan",
+    "handlers.subscription",
+    "topology.*",
+    "amqp.*",
+    "embedded.*",
     "env",
     "conf",
-    "signals",
-    "announcing",
-    "wiring",
-    "options",
-    "addressing",
-    "publishing",
-    "replies",
-    "registry",
-    "handler",
     "migrations.*",
     "models.*",
-    "outbox.*",
-    "records.*",
-    "inbox.*",
+    "publishing.*",
+    "handlers.*",
+    "parked.record",
     "ordering.*",
-    "switching.*",
-    "operating.*",
-    "consuming",
-    "draining",
+    "breakers.*",
+    "parked.*",
+    "inbox.*",
     "__init__",
+    "management.command",
+    "consumer.*",
     "checks.*",
     "templatetags.*",
     "admin.*",
@@ -83,20 +53,22 @@ RUNGS = (
     "management.*",
     "testing.*",
 )
+PURE = frozenset({"asyncio", "random", "secrets", "socket", "threading", "time"})
 LADDER = Ladder(
     rungs=RUNGS,
     foreign={
-        "core": frozenset(),
-        "runtime": frozenset(),
-        "broker": frozenset({"pika"}),
+        "messages": frozenset(),
+        "topology": frozenset(),
+        "policies": frozenset(),
+        "amqp": frozenset({"pika"}),
         "embedded.wire": frozenset({"pika"}),
         "embedded": frozenset(),
         "env": frozenset({"environ"}),
         "testing.plugin": frozenset({"pytest"}),
         "": frozenset({"django", "asgiref"}),
     },
-    forbidden={"core": frozenset({"asyncio", "random", "secrets", "socket", "threading", "time"})},
-    narrow={"runtime": ("core", "broker.base", "runtime")},
+    forbidden={"messages": PURE, "topology": PURE, "policies": PURE},
+    narrow={},
 )
 
 MADE_UP = Ladder(
@@ -130,7 +102,7 @@ def test_no_file_is_too_long() -> None:
 def test_the_public_names_need_no_settings_and_no_consumer() -> None:
     code = (
         "import sys, django_rmq_retry\n"
-        "print([name for name in sys.modules if name.startswith('django_rmq_retry.runtime.consumer')])"
+        "print([name for name in sys.modules if name.startswith('django_rmq_retry.consumer.consumer')])"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
 

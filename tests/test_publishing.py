@@ -10,22 +10,25 @@ import pytest
 from django.db import transaction
 from django.test import TestCase
 
-from django_rmq_retry import publishing, wiring
-from django_rmq_retry.broker.base import ERRORS, Outcome
-from django_rmq_retry.broker.confirming import Done
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.codec import Raw
-from django_rmq_retry.core.errors import (
-    ConfigurationError,
-    HeadersTooLarge,
-    MessageReturned,
-    NotDelayable,
-    UnencodableData,
+from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.publisher import Done
+from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
+from django_rmq_retry.messages.codecs import Raw
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import OneShot, RetryThenPark
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.publishing import publish as publishing
+from django_rmq_retry.publishing.publish import (
+    Options,
+    adispatch,
+    apublish,
+    dispatch,
+    message_of,
+    options_of,
+    publish,
+    publish_many,
 )
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.policy import OneShot, RetryThenPark
-from django_rmq_retry.options import Options, options_of
-from django_rmq_retry.publishing import adispatch, apublish, dispatch, message_of, publish, publish_many
 from tests.core.made import subscription
 
 
@@ -61,7 +64,7 @@ class Post:
 @pytest.fixture
 def post(monkeypatch: pytest.MonkeyPatch) -> Post:
     made = Post()
-    monkeypatch.setattr(wiring, "publisher", lambda: made)
+    monkeypatch.setattr(broker_connections, "publisher", lambda: made)
     return made
 
 
@@ -205,7 +208,7 @@ class TestInATestCase(TestCase):
     def test_messages_are_seen_by_capturing_the_commit(self) -> None:
         post = Post()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wiring, "publisher", lambda: post)
+            patch.setattr(broker_connections, "publisher", lambda: post)
             with self.captureOnCommitCallbacks(execute=True) as callbacks:
                 publish(1, routing_key="q")
 

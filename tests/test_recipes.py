@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Exponential, OneShot, RetryThenPark, StopTheLine, handler, registry
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry import Exponential, OneShot, RetryThenPark, StopTheLine, handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.message import Delivery
 from tests.tooling.pages import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "testing.md"

@@ -9,9 +9,10 @@ import pytest
 from django.apps import apps
 from django.test import override_settings
 
-from django_rmq_retry import Delivery, Exchange, Queue, RetryThenPark, StopTheLine, handler, registry
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry import Delivery, Exchange, Queue, RetryThenPark, StopTheLine, handler
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.topology.declarations import Role
 
 HANDLERS = """
 from django_rmq_retry import handler

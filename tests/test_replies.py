@@ -1,37 +1,43 @@
 """Calls from Django to a handler that a real consumer runs."""
 
 import asyncio
+import base64
 import math
+import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import pika
 import pytest
+from django.conf import settings as project
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
-from django_rmq_retry.broker.consuming import PikaSource
+from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.codec import JSON, Codec, Raw
-from django_rmq_retry.core.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import OneShot
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.options import Options
-from django_rmq_retry.replies import acall, call
-from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.consumer import Consumer
-from django_rmq_retry.runtime.events import Events
-from django_rmq_retry.runtime.limits import Limits
-from django_rmq_retry.runtime.surroundings import Surroundings
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
+from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.codecs import JSON, Codec, Raw
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import OneShot, RetryThenPark
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.publishing.publish import Options, acall, call
+from django_rmq_retry.topology.queues import Queue
 from tests.broker.declared import declare
 from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
 
 
 class NoRate(Exception):
@@ -53,15 +59,18 @@ def subscribed(run: Callable[[Delivery], object] = quote, codec: Codec = JSON) -
 @contextmanager
 def served(subscription: Subscription) -> Iterator[Subscription]:
     """Somebody consumes, for as long as it is asked."""
+    events = Events(time.time)
     surroundings = Surroundings(
         around=nullcontext,
-        journal=Events(time.time),
+        journal=events,
+        reply_to=settings().reply_to,
+        refused=events.refuse_answer,
         clock=time.monotonic,
         today=lambda: time.time_ns() // 1_000_000,
         chance=random.random,
     )
     made = intakes([subscription])
-    source = PikaSource(wiring.io("rmq-test"), settings().access(), wiring.publisher())
+    source = PikaSource(broker_connections.io("rmq-test"), settings().access(), broker_connections.publisher())
     consumer = Consumer(made, source, Attempts(made, surroundings), threads=2, prefetch=5, limits=Limits(shutdown=5))
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(consumer.run()))
@@ -77,11 +86,11 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
 
 @pytest.fixture(autouse=True)
 def wired(vhost: Vhost) -> Iterator[None]:
-    wiring.close()
+    broker_connections.close()
     declare(vhost, layout(intakes([subscribed()])))
     with override_settings(RMQ_RETRY={"URL": vhost.url}):
         yield
-        wiring.close()
+        broker_connections.close()
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -151,3 +160,63 @@ def test_a_call_cannot_be_delayed() -> None:
 def test_a_correlation_id_of_the_callers_own_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="makes its own correlation_id"):
         call(1, subscription=subscribed(), options=Options(correlation_id="mine"))
+
+
+def test_callers_are_answered_and_failures_retried_beside_invented_reply_addresses(
+    vhost: Vhost, amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = RetryThenPark(attempts=2, backoff=Fixed(0.1))
+    runs: list[object] = []
+
+    def answer(message: Delivery) -> object:
+        runs.append(message.data)
+        if str(message.data).startswith("fails"):
+            raise NoRate(message.data)
+        return message.data
+
+    subscription = Subscription(
+        name="rates.quote", run=answer, queue=Queue("rates.more"), policy=policy, park="rates.more.parked", codec=JSON
+    )
+    declare(vhost, layout(intakes([subscription])))
+    for number in range(60):
+        invented = f"amq.rabbitmq.reply-to.{base64.b64encode(os.urandom(30)).decode()}.a2V5"
+        foreign = "amq.rabbitmq.reply-to.g2dkAA5yYWJiaXRAZm9yZWlnbgAAAfQAAAAAYw==.YWJj"
+        for reply_to in (invented, foreign):
+            amqp.basic_publish("", "rates.more", b'"hostile"', pika.BasicProperties(reply_to=reply_to))
+        amqp.basic_publish("", "rates.more", b'"fails %d"' % number)
+    with served(subscription), ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(call, number, subscription=subscription, timeout=20) for number in range(20)]
+        assert [one.result(20) for one in asked] == list(range(20))
+        wait_until(lambda: amqp.queue_declare("rates.more.parked", passive=True).method.message_count == 60, 20)
+
+    expected: dict[object, int] = {"hostile": 120}
+    expected |= {f"fails {number}": 2 for number in range(60)}
+    expected |= dict.fromkeys(range(20), 1)
+    assert Counter(runs) == expected
+    assert [one for one in caplog.messages if "not stored" in one] == []
+
+
+def test_no_sender_reaches_a_queue_of_somebody_else_by_reply_to(
+    amqp: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("ledger", "answers.7"):
+        amqp.queue_declare(name)
+    mine = amqp.queue_declare("", exclusive=True).method.queue
+
+    def answered(reply_to: str) -> int:
+        amqp.basic_publish("", "rates", b"1", pika.BasicProperties(reply_to=reply_to))
+        amqp.basic_publish("", "rates", b"1", pika.BasicProperties(reply_to=mine))
+        wait_until(lambda: amqp.basic_get(mine, auto_ack=True)[0], 10)
+        return int(amqp.queue_declare(reply_to, passive=True).method.message_count)
+
+    with served(subscribed()):
+        assert [answered(name) for name in ("ledger", "answers.7", "ledger")] == [0, 0, 0]
+    allowing = {**project.RMQ_RETRY, "REPLY_TO": ["answers.*", "amq.gen-*"]}
+    with override_settings(RMQ_RETRY=allowing), served(subscribed()):
+        assert [answered(name) for name in ("ledger", "answers.7")] == [0, 1]
+    told = [message for message in caplog.messages if "REPLY_TO" in message]
+    assert [message.split(" was not")[0] for message in told] == [
+        "The answer to 'ledger'",
+        "The answer to 'answers.7'",
+        "The answer to 'ledger'",
+    ]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.tooling import apt, databases, servers
+from tests.tooling import apt, databases, lanes, servers
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -112,12 +112,33 @@ def test_a_server_that_somebody_named_is_the_one_that_is_used(kind: str, monkeyp
 
 def test_one_that_answers_is_used_and_none_is_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases.Kind, "_silence", lambda _: "")
+    monkeypatch.setattr(databases, "refusal", lambda _url, _driver: "")
     assert not servers.wanted(kind)
+    monkeypatch.setattr(databases, "refusal", lambda _url, _driver: "no such role")
+    assert servers.wanted(kind)
     monkeypatch.setattr(databases.Kind, "_silence", lambda _: "nothing answers")
     assert servers.wanted(kind)
     monkeypatch.setattr(databases, "find_spec", lambda _: None)
 
     assert not servers.wanted(kind)
+
+
+@pytest.mark.slow
+def test_a_server_that_refuses_the_login_is_named_in_one_sentence(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = databases.KINDS[kind]
+    with servers.private(kind) as url:
+        refused = url.replace("//rmq_retry@", "//visitor@").replace("//root@", "//visitor@")
+        monkeypatch.setenv(known.variable, refused)
+        monkeypatch.setenv("RMQ_TEST_REQUIRE", "")
+        result = lanes.run_database(kind, ["--collect-only"])
+        monkeypatch.setenv(known.variable, url)
+        welcome = known.lack()
+
+    told = "NOT RUN: the server on 127.0.0.1 answers, but the tests cannot make databases there as 'visitor' ("
+    assert result.summary.startswith(told)
+    assert result.summary.endswith(f"). Set {known.variable}.")
+    assert result.code == 0
+    assert welcome == ""
 
 
 def test_what_is_missing_is_installed_without_its_service_where_that_is_allowed(

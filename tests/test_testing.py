@@ -32,13 +32,14 @@ from django_rmq_retry import (
     WaitQueue,
     handler,
     publish,
-    registry,
-    wiring,
 )
-from django_rmq_retry.core.carriers import Carrier
-from django_rmq_retry.core.errors import BrokerUnfit, CallFailed, CallUnanswered, MessageReturned
-from django_rmq_retry.core.policy import Policy
-from django_rmq_retry.core.verdict import ErrorNote, Kind
+from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered, DeadlineExceeded, MessageReturned
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.carriers import Carrier
+from django_rmq_retry.policies.policy import Policy
+from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import NeverQuiet, RmqTest, message_of
 
 DAY = 86_400
@@ -455,7 +456,7 @@ def test_a_kit_that_cannot_begin_leaves_nothing_behind(made: Made) -> None:
 
     with pytest.raises(BrokerUnfit), RmqTest():
         raise AssertionError("it is not to be entered")
-    assert wiring._stand_in is None
+    assert broker_connections._stand_in is None
 
 
 def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_message(rmq: RmqTest) -> None:
@@ -477,3 +478,26 @@ def test_answers_lie_in_the_queue_that_was_asked_for(rmq: RmqTest, settings: Any
     (answer,) = rmq.messages("replies")
 
     assert (answer.correlation_id, answer.data) == ("c-1", {"rate": "1.0831"})
+
+
+def test_a_late_handler_is_retried_and_parked(rmq: RmqTest) -> None:
+    def charge(_: Delivery) -> None:
+        while True:
+            pass
+
+    late = handler("payments", policy=RetryThenPark(attempts=2, backoff=Fixed(10)), timeout=0.05, name="late")(charge)
+    late.publish({"payment": 7})
+    rmq.drain()
+
+    assert rmq.waits == [10]
+    said = "Gave up after 2 attempts: DeadlineExceeded: Handler late ran for longer than its timeout of 0.05 s"
+    assert rmq.parked(late).reason == said
+
+
+def test_a_deadline_can_be_played(rmq: RmqTest, made: Made, bank: Bank) -> None:
+    charge = made(house(), timeout=60)
+    rmq.fail_next(charge, DeadlineExceeded)
+    charge.publish({"payment": 7})
+    rmq.drain()
+
+    assert (rmq.waits, bank.charged) == ([10], [{"payment": 7}])

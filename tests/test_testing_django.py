@@ -15,8 +15,10 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import TestCase, TransactionTestCase
 
-from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, registry, signals, wiring
-from django_rmq_retry.core.errors import MessageUnsent
+from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology
 
 ROOT = Path(__file__).parents[1]
@@ -168,7 +170,7 @@ def test_one_kit_gives_way_to_another_and_then_to_the_broker(charge: Handler[Non
 
     assert [one.data for one in inner.published()] == [1]
     assert [one.data for one in outer.published()] == [2]
-    assert wiring._stand_in is None
+    assert broker_connections._stand_in is None
 
 
 class TestOfDjango(RmqTestMixin, TestCase):

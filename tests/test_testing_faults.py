@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, StopTheLine, handler, registry
-from django_rmq_retry.core.errors import CallUnanswered, MessageNacked, MessageUnsent, PublishUnknown
+from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, StopTheLine, handler
+from django_rmq_retry.errors import CallUnanswered, MessageNacked, MessageUnsent, PublishUnknown
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.testing import Fault, RmqTest
 
 

@@ -1,9 +1,11 @@
 """The tests' own tools: what they start they end, and what they cannot have they say."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pika
@@ -12,7 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.conftest import MakeNode
-from tests.tooling import databases, lanes
+from tests.tooling import databases, lanes, machine
 from tests.tooling.guard import alive
 from tests.tooling.node import Node
 from tests.tooling.vhosts import Vhost
@@ -134,7 +136,7 @@ def test_a_missing_service_is_named_loudly(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ONE_TEST, RMQ_TEST_URL="amqp://127.0.0.1:1/%2F", RMQ_TEST_REQUIRE="")
 
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "NOT TESTED: 1 tests for want of a service" in run.stdout
+    assert "NOT TESTED (1)" in run.stdout
     assert "test_made_up.py::test_it" in run.stdout
 
 
@@ -143,6 +145,33 @@ def test_a_missing_service_fails_where_all_are_required(tmp_path: Path) -> None:
 
     assert run.returncode == 1, run.stdout + run.stderr
     assert "RMQ_TEST_REQUIRE=all" in run.stdout
+
+
+def test_a_test_of_terminals_is_left_out_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> tuple[int, int]:
+        raise OSError(errno.ENOENT, "out of pty devices")
+
+    monkeypatch.setattr(os, "openpty", refuse)
+    monkeypatch.setenv("RMQ_TEST_REQUIRE", "")
+
+    with pytest.raises(pytest.skip.Exception, match=r"gives no pseudo-terminal \(out of pty devices\)"):
+        machine.open_terminal()
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_an_archive_is_unpacked_by_pythons_with_and_without_filters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, filters: bool
+) -> None:
+    if not filters and hasattr(tarfile, "data_filter"):
+        trusted = staticmethod(tarfile.fully_trusted_filter)  # an old Python's way, of which a new one warns
+        monkeypatch.setattr(tarfile.TarFile, "extraction_filter", trusted)
+        monkeypatch.delattr(tarfile, "data_filter")
+    (tmp_path / "kept").write_text("text")
+    with tarfile.open(tmp_path / "a.tar", "w") as files:
+        files.add(tmp_path / "kept", "kept")
+    machine.unpack(tmp_path / "a.tar", tmp_path / "out")
+
+    assert (tmp_path / "out" / "kept").read_text() == "text"
 
 
 @pytest.mark.parametrize(("required", "code"), [("", 0), ("all", 1)])

@@ -35,6 +35,7 @@ SHARED = {
 ALIKE = {
     "%(attempts)d (cycle %(cycle)d)",
     "%(hours)d h %(minutes)d min",
+    "%(minutes)d min %(seconds)d s",
     '<span class="rmq-place">%(file)s:%(line)s</span> in <code>%(function)s</code>',
 }
 """Longer texts that some language says in the same words."""

@@ -9,13 +9,15 @@ import pytest
 from django.core.checks.registry import registry as checks
 
 import django_rmq_retry
-from django_rmq_retry import handler, registry, wiring
-from django_rmq_retry.core.codec import JSON
-from django_rmq_retry.core.errors import UndecodableBody
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry import handler
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.codecs import JSON
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import Item, ItemState
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.requeueing import requeue
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.publishing import broker_connections
 from tests.admin.conftest import Kept
 from tests.operating.made import ANN, QUEUE, record
 
@@ -52,7 +54,7 @@ def test_checks_of_ours_ask_no_database() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
     kept = Kept()
-    with registry.isolated(), wiring.replaced(kept, lambda _exclusive: kept):
+    with registry.isolated(), broker_connections.replaced(kept, lambda _exclusive: kept):
 
         @handler(QUEUE)
         def charge(message: Delivery) -> None:
@@ -63,5 +65,5 @@ def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
         run = requeue([one.pk for one in messages], by=ANN, wait=5.0)
 
     ended = Item.objects.filter(run=run).order_by("place").values_list("state", "why")
-    assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, words.UNWRITABLE), (ItemState.SENT, "")]
+    assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, findings.UNWRITABLE), (ItemState.SENT, "")]
     assert len(kept.messages) == 2

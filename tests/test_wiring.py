@@ -13,8 +13,8 @@ import pytest
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
-from django_rmq_retry.core.errors import MessageUnsent
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.publishing import broker_connections
 from tests.broker.live import to
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def wired(broker_url: str) -> Iterator[None]:
-    wiring.close()
+    broker_connections.close()
     with override_settings(RMQ_RETRY={"URL": broker_url, "PUBLISH_TIMEOUT": 5}):
         yield
-        wiring.close()
+        broker_connections.close()
 
 
 def named(vhost: Vhost) -> list[str]:
@@ -37,8 +37,8 @@ def named(vhost: Vhost) -> list[str]:
 
 @pytest.mark.usefixtures("wired")
 def test_nothing_is_connected_before_something_is_published(vhost: Vhost) -> None:
-    wiring.publisher()
-    wiring.caller()
+    broker_connections.publisher()
+    broker_connections.caller()
 
     assert vhost.connections() == []
 
@@ -49,7 +49,7 @@ def test_all_threads_share_one_publisher() -> None:
 
     def ask(_: int) -> int:
         gate.wait(5)
-        return id(wiring.publisher())
+        return id(broker_connections.publisher())
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(ask, range(8)))) == 1
@@ -59,27 +59,27 @@ def test_all_threads_share_one_publisher() -> None:
 def test_after_closing_everything_is_opened_anew(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
     for _ in range(3):
-        wiring.publisher().publish(to("q"))
-        wiring.close()
+        broker_connections.publisher().publish(to("q"))
+        broker_connections.close()
 
     assert amqp.queue_declare("q", passive=True).method.message_count == 3
 
 
 @pytest.mark.usefixtures("wired")
 def test_closing_what_was_never_opened_is_nothing() -> None:
-    wiring.close()
-    wiring.close()
+    broker_connections.close()
+    broker_connections.close()
 
 
 @pytest.mark.usefixtures("wired")
 def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel) -> None:
     amqp.queue_declare("q")
-    before = wiring.publisher()
-    wiring.io("x").stop(timeout=5)
+    before = broker_connections.publisher()
+    broker_connections.io("x").stop(timeout=5)
     with pytest.raises(MessageUnsent):
         before.publish(to("q"))
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: wiring.publisher(), range(8)))
+        found = set(pool.map(lambda _: broker_connections.publisher(), range(8)))
     assert len(found) == 1
     found.pop().publish(to("q"))
 
@@ -89,8 +89,8 @@ def test_a_dead_io_thread_is_replaced_once_for_all_threads(amqp: BlockingChannel
 @pytest.mark.usefixtures("wired")
 def test_publishing_and_calling_have_connections_of_their_own(vhost: Vhost) -> None:
     with pytest.raises(MessageUnsent):
-        wiring.publisher().publish(to("k" * 300))
-    caller: Any = wiring.caller()
+        broker_connections.publisher().publish(to("k" * 300))
+    caller: Any = broker_connections.caller()
     caller._io.call(caller._link.open)
 
     assert wait_until(lambda: named(vhost) == ["call", "publish"])
@@ -98,11 +98,11 @@ def test_publishing_and_calling_have_connections_of_their_own(vhost: Vhost) -> N
 
 @pytest.mark.usefixtures("wired")
 def test_the_embedded_broker_that_nobody_runs_is_a_sentence(tmp_path: Path) -> None:
-    wiring.close()
+    broker_connections.close()
     with override_settings(RMQ_RETRY={"URL": f"embedded://{tmp_path}"}):
         with pytest.raises(MessageUnsent, match="rmq_broker"):
-            wiring.publisher().publish(to("q"))
-        wiring.close()
+            broker_connections.publisher().publish(to("q"))
+        broker_connections.close()
 
 
 FORK = """
@@ -110,8 +110,8 @@ import os, sys, django
 from django.conf import settings
 settings.configure(RMQ_RETRY={"URL": sys.argv[1]}, INSTALLED_APPS=["django_rmq_retry"])
 django.setup()
-from django_rmq_retry import wiring
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.publishing import broker_connections as wiring
+from django_rmq_retry.messages.message import Message
 send = lambda body: wiring.publisher().publish(Message(body=body, routing_key="q"), timeout=5)
 send(b"parent before")
 child = os.fork()

@@ -1,5 +1,5 @@
-"""The pages for the people who look after parked messages; registered with whatever site the project has."""
+"""The admin's pages for operators."""
 
-from django_rmq_retry.admin import audit, groups, keys, messages, outgoing, queues, runs, status
+from django_rmq_retry.admin import audit, blocked, groups, messages, outbox, queues, runs, status
 
-__all__ = ["audit", "groups", "keys", "messages", "outgoing", "queues", "runs", "status"]
+__all__ = ["audit", "blocked", "groups", "messages", "outbox", "queues", "runs", "status"]

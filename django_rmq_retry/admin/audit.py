@@ -1,5 +1,6 @@
-"""The audit log: who did what, when, why. Nobody changes it here; who may not see others' acts sees the own ones."""
+"""The admin of the audit log."""
 
+from collections.abc import Collection, Iterator, Mapping
 from copy import copy
 from functools import partial
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.html import format_html
@@ -17,14 +18,28 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, npgettext
 
-from django_rmq_retry.admin import allowing, exporting, labels
-from django_rmq_retry.admin.listing import CappedPaginator
+from django_rmq_retry.admin import exports, labels, pages
+from django_rmq_retry.admin.labels import column, cut, labelled
+from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
-from django_rmq_retry.admin.rows import cut
-from django_rmq_retry.models import OperatorAction
-from django_rmq_retry.operating.filtering import number_in
+from django_rmq_retry.models import Item, OperatorAction, Verb
+from django_rmq_retry.parked.edit import plain
+from django_rmq_retry.parked.key_lists import keys_of, written
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers_of
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
+MOST_MEANT = 200
+"""Runs that a message may have gone with."""
+SEVERAL = (Verb.DISCARD, Verb.RESTORE, Verb.HOLD, Verb.RELEASE, Verb.EXPORT)
+"""What is done to several messages without a requeue run."""
+MOST_READ = 20_000
+"""Acts on several messages that a search looks into."""
+CHUNK = 500
+"""Such acts in one statement; each may name thousands of messages."""
+NAMING = Q(facts__has_key="messages") | Q(facts__selection__has_key="ids")
+"""Acts on several messages that name them."""
+UNREAD = "rmq_retry_unread"
+"""An attribute of a request: whether its search left older acts unread."""
 SOURCES = ("admin", "cli", "code")
 
 
@@ -71,6 +86,15 @@ class ByRun(ByNumber):
 class ActList(ChangeList):
     """The log: its name is that of the whole, not of its rows."""
 
+    unread = ""
+    """That a search did not look into all of the log."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if getattr(request, UNREAD, False):
+            said = _("Only the newest %(count)d actions on several messages were searched by message.")
+            self.unread = said % {"count": MOST_READ}
+
     @property
     def counted(self) -> "ActList":
         """The same, with a name for as many rows as there are, for the line below them."""
@@ -84,11 +108,14 @@ class ActList(ChangeList):
 class OperatorActionAdmin(Pages):
     """Rows, the newest first, with a page for the facts of each."""
 
-    list_display = ("when", "who", "act", "about", "count", "why", "source")
+    list_display = ("when", "who", "act", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
     list_filter = ("verb", BySource, ByMessage, ByGroup, ByRun)
     search_fields = ("actor_name__exact",)
-    search_help_text = gettext_lazy("A name, as it stands in the list; or the number of a message as #17.")
+    search_help_text = gettext_lazy(
+        "A name, as it stands in the list; or a message by its business key, message id, or number as #17: "
+        "also in requeue runs, and in acts on messages that were chosen one by one or by a list of keys."
+    )
     ordering = ("-number",)
     sortable_by = ()
     paginator = CappedPaginator
@@ -96,7 +123,15 @@ class OperatorActionAdmin(Pages):
 
     when = admin.display(description=gettext_lazy("When"))(lambda _self, act: rmq_clock(act.at))
     act = admin.display(description=gettext_lazy("What"))(lambda _self, act: act.get_verb_display())
-    why = admin.display(description=gettext_lazy("Reason"))(lambda _self, act: cut(labels.act_reason(act)))
+    why = admin.display(description=gettext_lazy("Reason"))(
+        lambda _self, act: labelled(_("Reason"), cut(labels.act_reason(act)) or NOTHING)
+    )
+
+    place = column(OperatorAction, "source")
+
+    @admin.display(description=gettext_lazy("Messages"))
+    def of_messages(self, act: OperatorAction) -> SafeString:
+        return labelled(_("Messages"), NOTHING if act.queue else act.count)
 
     @admin.display(description=gettext_lazy("Who"))
     def who(self, act: OperatorAction) -> str:
@@ -115,31 +150,35 @@ class OperatorActionAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OperatorAction]:
         rows = super().get_queryset(request)
-        return rows if not allowing.refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
+        return rows if not pages.refusal(request, "view_all_audit") else rows.filter(actor=request.user.pk)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[OperatorAction], search_term: str
     ) -> tuple[QuerySet[OperatorAction], bool]:
         asked = search_term.strip()
+        if not asked:
+            return queryset, False
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
-        if number is not None:
-            return queryset.filter(message=number), False
-        return (queryset.filter(actor_name=asked) if asked else queryset), False
+        found, more = _about(numbers_of(asked) if number is None else [number], queryset)
+        setattr(request, UNREAD, more)
+        # A subject is what a message was called: it is still found when its record is gone.
+        named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
+        return queryset.filter(found if number is not None else named | found), False
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(partial(exporting.audit, self))
+        view = self.admin_site.admin_view(partial(exports.audit, self))
         return [path("export/", view, name="rmq_retry_operatoraction_export"), *super().get_urls()]
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view_audit")
+        why = pages.refusal(request, "view_audit")
         if why:
             return self.refused(request, why)
         chosen = request.GET.urlencode()
         export = f"{self.address('operatoraction_export')}?{chosen}"
         more = {
-            "only_own": allowing.refusal(request, "view_all_audit"),
-            "export_address": "" if allowing.refusal(request, "export") else export,
+            "only_own": pages.refusal(request, "view_all_audit"),
+            "export_address": "" if pages.refusal(request, "export") else export,
         }
         return super().changelist_view(
             request,
@@ -150,13 +189,11 @@ class OperatorActionAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.refusal(request, "view_audit")
+        why = pages.refusal(request, "view_audit")
         found = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if why or found is None:
-            return self.refused(
-                request, why or allowing.refusal(request, "view_all_audit") or _("There is no such act.")
-            )
-        facts = [(name, value if isinstance(value, str) else _flat(value)) for name, value in found.facts.items()]
+            return self.refused(request, why or pages.refusal(request, "view_all_audit") or _("There is no such act."))
+        facts = [(name, plain(value)) for name, value in (found.details or {_("facts"): found.facts}).items()]
         title = _("%(act)s by %(name)s") % {"act": found.get_verb_display(), "name": found.actor_name}
         return self.page(
             request,
@@ -166,7 +203,70 @@ class OperatorActionAdmin(Pages):
             facts=facts,
             about=self.about(found),
             why=labels.act_reason(found),
+            listed=_listed(found),
         )
+
+
+def _listed(act: OperatorAction) -> list[tuple[str, str]]:
+    """The keys by which its messages were chosen, or left out."""
+    chosen = _inside(act.details, "selection", "filter")
+    titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
+    lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
+    return [(title, written(keys_of(number))) for title, number in lists if isinstance(number, int)]
+
+
+def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q, bool]:
+    """Acts on these messages, on runs that one of them went with, and on several messages of which it was one.
+
+    Also whether older acts on several messages were not read.
+    """
+    if not messages:
+        return Q(pk__in=()), False
+    runs = Item.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
+    found, more = _naming(set(messages), acts)
+    return Q(message__in=messages) | Q(run__in=list(runs[:MOST_MEANT])) | Q(pk__in=found), more
+
+
+def _naming(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
+    """Acts whose facts name one of these messages, and whether there are older ones that were not read.
+
+    Their numbers are compared here: SQLite cannot look into a list of them.
+    """
+    several = acts.filter(NAMING, message__isnull=True, run__isnull=True, verb__in=SEVERAL)
+    found: list[int] = []
+    for place, (pk, facts) in enumerate(_newest(several)):
+        if place == MOST_READ:
+            return found, True
+        if any(number in messages for number in _named_in(facts)):
+            found.append(pk)
+    return found, False
+
+
+def _newest(acts: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
+    """A statement for each slice: some databases hand over a whole result at once."""
+    rows = acts.order_by("-number").values_list("number", "pk", "facts")
+    chunk = list(rows[:CHUNK])
+    while chunk:
+        yield from ((pk, facts) for _number, pk, facts in chunk)
+        chunk = list(rows.filter(number__lt=chunk[-1][0])[:CHUNK])
+
+
+def _named_in(facts: object) -> Iterator[int]:
+    """The messages that were acted on; where a row does not have them, those that were chosen one by one."""
+    acted_on = facts.get("messages") if isinstance(facts, dict) else None
+    if isinstance(acted_on, list):
+        return (number for number in acted_on if isinstance(number, int))
+    if _inside(facts, "selection", "filter"):
+        # Beside a choice by number it keeps some of them out.
+        return iter(())
+    return (number for text in _inside(facts, "selection", "ids") if (number := number_in(text)) is not None)
+
+
+def _inside(facts: object, *names: str) -> Mapping[str, Any]:
+    """What these names lead to; empty where a row that was written past this project holds something else."""
+    for name in names:
+        facts = facts.get(name) if isinstance(facts, Mapping) else None
+    return facts if isinstance(facts, Mapping) else {}
 
 
 def _subject(act: OperatorAction, number: int) -> str:
@@ -175,9 +275,3 @@ def _subject(act: OperatorAction, number: int) -> str:
     if act.run is not None:
         return _("run %(number)d") % {"number": number}
     return _("group #%(number)d") % {"number": number}
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} = {_flat(inner)}" for name, inner in value.items())
-    return "; ".join(map(_flat, value)) if isinstance(value, list) else str(value)

@@ -1,28 +1,52 @@
-"""Error groups: what is broken, one card for each cause, and a page for each."""
+"""Error groups: one card for each cause, and its notes."""
 
 from collections import Counter
 from functools import partial
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db.models import Count, Max, Min, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import allowing, noting
-from django_rmq_retry.admin.activity import activity
-from django_rmq_retry.admin.acts import Act
-from django_rmq_retry.admin.cards import cards, lasting, oldest_open, plain_words, trends_of
-from django_rmq_retry.admin.listing import MOST_COUNTED
-from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.admin.rows import COLUMNS, LEFT_OUT, cells
-from django_rmq_retry.admin.tracing import latest
+from django_rmq_retry.admin import broker_look, pages
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin.labels import COLUMNS, LEFT_OUT, cards, cells, lasting, oldest_open, plain_words, trends_of
+from django_rmq_retry.admin.message_list import MOST_COUNTED
+from django_rmq_retry.admin.pages import Act, Pages, migrated
+from django_rmq_retry.admin.timeline import activity, latest
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.operating import permitting
-from django_rmq_retry.operating.filtering import number_in
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.groups import LIMITS, annotate, mute
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import number_in
+
+
+def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """The form, and storing it."""
+    why = allowing.refusal(request, "view_group") or allowing.refusal(request, "note")
+    if why:
+        return pages.refused(request, why)
+    group = ErrorGroup.objects.filter(pk=pk).first()
+    if group is None:
+        raise Http404(_("There is no such error group."))
+    if request.method == "POST":
+        texts = {name: request.POST[name].strip() for name in LIMITS if name in request.POST}
+        muted = bool(request.POST.get("muted"))
+        try:
+            annotate(pk, Actor.of_request(request), **texts)
+            if muted != group.muted:
+                mute(pk, Actor.of_request(request), muted=muted)
+        except Refused as refusal:
+            messages.warning(request, str(refusal))
+        else:
+            messages.success(request, _("The note is stored."))
+        return HttpResponseRedirect(pages.address("errorgroup_change", pk))
+    return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
+
 
 PER_PAGE = 25
 TYPES = 8
@@ -38,7 +62,7 @@ class ErrorGroupAdmin(Pages):
         view = self.admin_site.admin_view
         return [
             path("help/", view(self.help), name="rmq_retry_errorgroup_help"),
-            path("<int:pk>/note/", view(partial(noting.view, self)), name="rmq_retry_errorgroup_note"),
+            path("<int:pk>/note/", view(partial(note_view, self)), name="rmq_retry_errorgroup_note"),
             *super().get_urls(),
         ]
 
@@ -48,7 +72,7 @@ class ErrorGroupAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view_group")
+        why = pages.refusal(request, "view_group")
         if why:
             return self.refused(request, why)
         by = request.GET.get("by", "")
@@ -65,6 +89,7 @@ class ErrorGroupAdmin(Pages):
             request,
             "errorgroup/list.html",
             part="parts/groups.html",
+            look=broker_look.glimpse(),
             title=_("Error groups"),
             cards=[(card, self._acts(request, card.group)) for card in shown],
             page=page,
@@ -79,15 +104,15 @@ class ErrorGroupAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.refusal(request, "view_group")
+        why = pages.refusal(request, "view_group")
         if why:
             return self.refused(request, why)
         group = _found(object_id)
         if group is None:
             raise Http404(_("There is no such error group."))
         trend = trends_of([group.pk])[group.pk]
-        sees = not allowing.refusal(request, "view")
-        no_trace = allowing.refusal(request, "view_traceback")
+        sees = not pages.refusal(request, "view")
+        no_trace = pages.refusal(request, "view_traceback")
         trace, deploys = latest(group.fingerprint, traced=not no_trace)
         no_trace = no_trace or (_kept_back(request, trace.attempt) if trace else "")
         return self.page(
@@ -103,7 +128,7 @@ class ErrorGroupAdmin(Pages):
             trace=trace,
             deploys=deploys,
             types=_types(group),
-            rows=[(one, cells(one)) for one in _newest(group) if not allowing.refusal(request, "view", one)]
+            rows=[(one, cells(one)) for one in _newest(group) if not pages.refusal(request, "view", one)]
             if sees
             else (),
             columns=COLUMNS,
@@ -134,29 +159,29 @@ class ErrorGroupAdmin(Pages):
             Act(
                 label=_("Try one first"),
                 address=f"{preview}{selected}&canary=1",
-                why=allowing.refusal(request, "requeue"),
+                why=pages.refusal(request, "requeue"),
                 kind="main" if alone else "",
             ),
             Act(
                 label=_("Requeue %(count)d…") % counted,
                 address=f"{preview}{selected}",
-                why=allowing.refusal(request, "requeue", count=ready),
+                why=pages.refusal(request, "requeue", count=ready),
             ),
             Act(
                 label=_("Discard %(count)d…") % counted,
                 address=f"{discard}{selected}",
-                why=allowing.refusal(request, "discard"),
+                why=pages.refusal(request, "discard"),
             ),
             Act(
                 label=_("Hold…"),
                 address=f"{self.address('parkedmessage_hold')}{selected}",
-                why=allowing.refusal(request, "hold"),
+                why=pages.refusal(request, "hold"),
             ),
         ]
         acts = acts if ready else []
         if alone:
             note = self.address("errorgroup_note", group.pk)
-            why = allowing.refusal(request, "note")
+            why = pages.refusal(request, "note")
             return [*acts, Act(label=_("Note…"), address=note, why=why)]
         opening = Act(label=_("Open"), address=self.address("errorgroup_change", group.pk), describes=str(group))
         return [opening, *(act for act in acts if not act.why)]
@@ -193,10 +218,10 @@ def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
 
 def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
     """Why the project's rules keep a traceback back: they are asked about the message of the attempt."""
-    if not permitting.ruled(request.user):
+    if not operators.ruled(request.user):
         return ""
     message = ParkedMessage.objects.filter(identity=attempt.identity).first()
-    return permitting.unruled() if message is None else allowing.refusal(request, "view_traceback", message)
+    return operators.unruled() if message is None else pages.refusal(request, "view_traceback", message)
 
 
 def _types(group: ErrorGroup) -> list[dict[str, Any]]:

@@ -1,17 +1,31 @@
-"""Words for people in place of machine values: what is stored, logged and exported stays English."""
+"""Labels, table cells and cards."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from django.utils.translation import gettext, gettext_lazy, ngettext_lazy, pgettext_lazy
-from django.utils.translation import gettext_noop as _
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import label_for_field
+from django.db.models import Model
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext, gettext_lazy, gettext_noop, ngettext, ngettext_lazy, pgettext_lazy
+from django.utils.translation import gettext as _
 
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.parking import By
-from django_rmq_retry.core.verdict import Reason, short
-from django_rmq_retry.models import OperatorAction, State, Verb
-from django_rmq_retry.operating.discarding import Why
+from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.parked import By
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State, Verb
+from django_rmq_retry.parked.actions import Why
+from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.selection import EXCEPT, LISTED
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
+from django_rmq_retry.topology.declarations import Role
 
 LONGEST = 400
 REASONS: Mapping[str, Any] = {
@@ -29,6 +43,7 @@ REASONS: Mapping[str, Any] = {
     Reason.CONFLICT: pgettext_lazy("reason", "identity conflict"),
     Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
     Reason.UNNAMED: pgettext_lazy("reason", "cannot be named"),
+    Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
 }
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
@@ -60,14 +75,16 @@ CHOSEN: Mapping[str, Any] = {
     "cycle_min": pgettext_lazy("filter", "from cycle"),
     "failed_of_run": pgettext_lazy("filter", "failed again in run"),
     "without": pgettext_lazy("filter", "without"),
+    LISTED: pgettext_lazy("filter", "named by"),
+    EXCEPT: pgettext_lazy("filter", "except those named by"),
 }
 """The words of a selection."""
 SAID_OF_QUEUES = (
-    _("it does not exist: manage.py rmq_declare"),
-    _("nobody reads this queue"),
-    _("somebody consumes it: retries come too early"),
-    _("full: it refuses or gives up messages"),
-    _('Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'),
+    gettext_noop("it does not exist: manage.py rmq_declare"),
+    gettext_noop("nobody reads this queue"),
+    gettext_noop("somebody consumes it: retries come too early"),
+    gettext_noop("full: it refuses or gives up messages"),
+    gettext_noop('Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'),
 )
 """As the broker's room says them; it knows no translations."""
 COUNTED_OF_QUEUES: Mapping[str, Any] = {
@@ -81,6 +98,22 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
         "a move of it was interrupted, %(count)d messages wait: %(command)s",
         "count",
     ),
+    r"abandoned, (?P<count>\d+) messages?, nobody consumes it: (?P<command>.+)": ngettext_lazy(
+        "abandoned, %(count)d message, nobody consumes it: %(command)s",
+        "abandoned, %(count)d messages, nobody consumes it: %(command)s",
+        "count",
+    ),
+    r"handed over, (?P<count>\d+) messages?, other consumers read it": ngettext_lazy(
+        "handed over, %(count)d message, other consumers read it",
+        "handed over, %(count)d messages, other consumers read it",
+        "count",
+    ),
+    r"abandoned, (?P<count>\d+) messages? will return to the work queue": ngettext_lazy(
+        "abandoned, %(count)d message will return to the work queue",
+        "abandoned, %(count)d messages will return to the work queue",
+        "count",
+    ),
+    r"abandoned, empty: (?P<command>.+)": gettext_lazy("abandoned, empty: %(command)s"),
 }
 
 
@@ -104,7 +137,7 @@ def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
     """In short, which messages a filter means; of those that were chosen by hand what was written down then."""
     words = selection.get("filter") or {}
     said = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
-    return short(said, LONGEST) or otherwise
+    return otherwise if selection.get("ids") and otherwise else short(said, LONGEST) or otherwise
 
 
 def trouble(text: str) -> str:
@@ -112,11 +145,180 @@ def trouble(text: str) -> str:
     for pattern, words in COUNTED_OF_QUEUES.items():
         found = re.fullmatch(pattern, text)
         if found:
-            return str(words % {**found.groupdict(), "count": int(found["count"])})
+            told = {name: int(said) if name == "count" else said for name, said in found.groupdict().items()}
+            return str(words % told)
     return gettext(text)
 
 
 def _value(name: str, value: Any) -> str:
+    if name in (LISTED, EXCEPT):
+        return ngettext("%(count)d key", "%(count)d keys", value["count"]) % {"count": value["count"]}
     several = value if isinstance(value, (list, tuple)) else [value]
     said = {"state": dict(State.choices), "reason": REASONS}.get(name, {})
     return ", ".join(str(said.get(one, one)) for one in several)
+
+
+LONGEST_CELL = 70
+LONGEST_KEY = 40
+"""A UUID is shown whole; the message's own page shows any."""
+TICKED = "Select this object for an action - {}"
+"""The admin's own words, in its own translations."""
+LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
+"""What no list shows, and is not read for one."""
+COLUMNS = (
+    gettext_lazy("Status"),
+    gettext_lazy("Business key"),
+    gettext_lazy("Message type"),
+    gettext_lazy("Error"),
+    gettext_lazy("Queue"),
+    gettext_lazy("Attempts"),
+    gettext_lazy("Parked"),
+)
+
+
+def tick(message: ParkedMessage) -> SafeString:
+    """The box that chooses a row, as the admin makes it; its template for each takes a quarter of the time."""
+    label = format_html(_(TICKED), str(message))
+    box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">'
+    return format_html(box, ACTION_CHECKBOX_NAME, message.pk, label)
+
+
+def status(message: ParkedMessage) -> SafeString:
+    if message.state == State.ON_HOLD and message.held_until:
+        return badge(message.state, _("On hold until %(time)s") % {"time": _plain(rmq_minute(message.held_until))})
+    shown = badge(message.state)
+    if message.unconfirmed:
+        return format_html('{} <span class="rmq-quiet">{}</span>', shown, _("may have been delivered"))
+    return shown
+
+
+def key(message: ParkedMessage) -> str:
+    return cut(message.business_key or message.message_id or f"#{message.pk}", LONGEST_KEY)
+
+
+def kind(message: ParkedMessage) -> SafeString:
+    return labelled(_("Message type"), cut(message.type or NOTHING))
+
+
+def failure(message: ParkedMessage) -> SafeString:
+    said = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
+    return labelled(_("Error"), cut(said or reason(message.reason)))
+
+
+def queue(message: ParkedMessage) -> SafeString:
+    return labelled(_("Queue"), cut(message.queue or NOTHING))
+
+
+def attempts(message: ParkedMessage) -> SafeString:
+    said = str(message.attempts)
+    if message.cycle > 1:
+        said = _("%(attempts)d (cycle %(cycle)d)") % {"attempts": message.attempts, "cycle": message.cycle}
+    return labelled(_("Attempts"), said)
+
+
+def parked(message: ParkedMessage) -> SafeString:
+    return labelled(_("Parked"), rmq_ago(message.parked_at))
+
+
+CELLS = (status, key, kind, failure, queue, attempts, parked)
+
+
+def cells(message: ParkedMessage) -> list[Any]:
+    """The row, column by column."""
+    return [cell(message) for cell in CELLS]
+
+
+def cut(text: str, most: int = LONGEST_CELL) -> str:
+    """One short line of a text."""
+    line = visible(" ".join(text[: 4 * most].split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def labelled(label: str, value: Any) -> SafeString:
+    """With its column's name, which a narrow screen shows in place of the head of the table."""
+    return format_html('<span class="rmq-label" aria-hidden="true">{}</span> {}', label, value)
+
+
+def column(model: type[Model], field: str) -> Any:
+    """A column of a field in one of the admin's own lists, with its name for a narrow screen."""
+    name: Any = label_for_field(field, model)
+    return admin.display(description=name)(lambda _self, row: labelled(capfirst(str(name)), getattr(row, field)))
+
+
+def _plain(time: str) -> str:
+    return time.split(">", 1)[-1].split("<", 1)[0]
+
+
+LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
+"""Reasons that a requeue alone does not take away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """How many were parked in each span of time, the oldest first."""
+
+    counts: tuple[int, ...]
+    starts: tuple[datetime, ...]
+
+    @property
+    def recent(self) -> int:
+        return self.counts[-1] if self.counts else 0
+
+    @property
+    def said(self) -> str:
+        """The bars in a sentence."""
+        first, last = self.counts[0], self.counts[-1]
+        highest = max(self.counts)
+        text = _("Parked per 10 minutes in the last 3 hours: first %(first)d, now %(last)d, at most %(highest)d.")
+        return text % {"first": first, "last": last, "highest": highest}
+
+    def rows(self) -> list[tuple[datetime, int]]:
+        return list(zip(self.starts, self.counts, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One cause in a list."""
+
+    group: ErrorGroup
+    trend: Trend
+    plain: str
+
+    @property
+    def growing(self) -> str:
+        recent = self.trend.recent
+        if not recent:
+            return ""
+        return ngettext("growing (+%(count)d in 10 min)", "growing (+%(count)d in 10 min)", recent) % {"count": recent}
+
+    @property
+    def lasting(self) -> bool:
+        return lasting(self.group)
+
+
+def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
+    """The cards of these groups, by one query more."""
+    trends = trends_of([group.pk for group in groups])
+    return [Card(group=group, trend=trends[group.pk], plain=plain_words(group)) for group in groups]
+
+
+def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
+    """How many messages of each group were parked lately; one query for all of them."""
+    starts, counts = parked_lately(groups)
+    return {group: Trend(counts=tuple(found), starts=tuple(starts)) for group, found in counts.items()}
+
+
+def plain_words(group: ErrorGroup) -> str:
+    """What the cause means for people who read no code; empty where nobody has said so."""
+    return group.plain or settings().plain_words.get(group.title, "")
+
+
+def lasting(group: ErrorGroup) -> bool:
+    """Whether the same message will fail the same way until somebody changes something."""
+    return group.reason in LASTING
+
+
+def oldest_open() -> datetime | None:
+    """Since when the oldest parked message waits."""
+    parked = ParkedMessage.objects.filter(state=State.PARKED)
+    return parked.order_by("parked_at").values_list("parked_at", flat=True).first()

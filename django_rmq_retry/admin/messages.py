@@ -1,42 +1,154 @@
-"""Parked messages: the list with its filters and actions. Each action leads to a page that asks."""
+"""The admin of parked messages."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotFound, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import allowing, deciding, detail, editing, exporting, newer, opening, rows
-from django_rmq_retry.admin.departed import remembered
-from django_rmq_retry.admin.filters import FILTERS
-from django_rmq_retry.admin.listing import MessageList, MessagePaginator
+from django_rmq_retry.admin import decisions, exports, key_lists, labels, message_list, message_page, requeue_form
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import pages as helping
+from django_rmq_retry.admin.message_list import FILTERS, MessageList, MessagePaginator
+from django_rmq_retry.admin.message_page import PLACE
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
-from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.operating.filtering import narrowed, numbers_of
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.masking import hides, masked
+from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.models import OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.selection import Selection, narrowed, number_in, numbers_of
+
+
+def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """Show the page once more with one hidden value, after that was written down."""
+    message = message_page.found_or_404(str(pk))
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "reveal", message)
+    if why:
+        return pages.refused(request, why)
+    place = request.POST.get("place", "")
+    if place not in _hidden(message):
+        return HttpResponseNotFound()
+    with transaction.atomic(using=router.db_for_write(OperatorAction)):
+        _note(request, message, Verb.REVEAL, {"place": place})
+    return message_page.view(pages, request, str(pk), shown=(place,))
+
+
+def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """The exact bytes of the body, or of an older version of it, to be saved and not to be shown."""
+    message = message_page.found_or_404(str(pk))
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, "view_payload", message)
+    if why:
+        return pages.refused(request, why)
+    number = 1 if request.POST.get("version") == "1" else message.version
+    body = bytes(message.body) if number == 1 else contents(message).body
+    with transaction.atomic(using=router.db_for_write(OperatorAction)):
+        _note(request, message, Verb.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
+    return HttpResponse(
+        body,
+        content_type="application/octet-stream",
+        headers={
+            "Content-Disposition": f'attachment; filename="message-{message.pk}-v{number}.bin"',
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        },
+    )
+
+
+def _hidden(message: ParkedMessage) -> set[str]:
+    """The places that are hidden from whoever may not see the whole message."""
+    paths = settings().mask
+    now = contents(message)
+    places = {
+        place for body in (now.body, bytes(message.body)) for place in masked(body, message.content_type, paths)[1]
+    }
+    for raw in (now.raw, bytes(message.properties)):
+        try:
+            names = list(decode_properties(raw).headers)
+        except UndecodableHeaders:
+            continue
+        places |= {PLACE + name for name in names if hides([name], paths)}
+    return places
+
+
+def _note(request: HttpRequest, message: ParkedMessage, verb: Verb, facts: dict[str, object]) -> None:
+    actor = Actor.of_request(request)
+    note(actor, verb, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
+
+
+View = Callable[..., HttpResponse]
+
+
+def remembered(view: View) -> View:
+    """Answer with 410, and with what is left to tell, for a message that retention has deleted."""
+
+    def answered(pages: Pages, request: HttpRequest, pk: Any) -> HttpResponse:
+        try:
+            return view(pages, request, pk)
+        except Http404:
+            if _was_there(str(pk)):
+                return _page(pages, request, int(pk))
+            raise
+
+    update_wrapper(answered, view)
+    return answered
+
+
+def _was_there(number: str) -> bool:
+    """Numbers are given one after another: one below the newest, or one that somebody acted on, was given."""
+    pk = number_in(number)
+    if not pk:
+        return False
+    newer = ParkedMessage.objects.filter(pk__gt=pk).order_by("pk").values_list("pk", flat=True)
+    acted = OperatorAction.objects.filter(message=pk).order_by("-number").values_list("pk", flat=True)
+    return newer.first() is not None or acted.first() is not None
+
+
+def _page(pages: Pages, request: HttpRequest, number: int) -> HttpResponse:
+    why = allowing.refusal(request, "view")
+    if why:
+        return pages.refused(request, why)
+    known = activity(request, message=number)
+    return pages.page(
+        request,
+        "parkedmessage/departed.html",
+        title=gettext("Message #%(number)d is not here any more") % {"number": number},
+        status=410,
+        name=next((act.subject for act, _why in known["activity"] if act.subject), ""),
+        log="" if known["no_activity"] else f"{pages.address('operatoraction_changelist')}?message={number}",
+        **known,
+    )
+
 
 PAGES: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
-    ("discard/", "discard", deciding.discarding),
-    ("hold/", "hold", deciding.holding),
-    ("export/", "export", exporting.messages),
-    ("newer/", "newer", newer.view),
-    ("<int:pk>/edit/", "edit", remembered(editing.view)),
+    ("discard/", "discard", decisions.discarding),
+    ("hold/", "hold", decisions.holding),
+    ("export/", "export", exports.messages),
+    ("keys/", "keys", migrated(key_lists.view)),
+    ("newer/", "newer", message_list.view),
+    ("<int:pk>/edit/", "edit", remembered(requeue_form.edit_view)),
 )
 POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
-    ("<int:pk>/restore/", "restore", remembered(deciding.restoring)),
-    ("<int:pk>/release/", "release", remembered(deciding.releasing)),
-    ("<int:pk>/reveal/", "reveal", remembered(opening.reveal)),
-    ("<int:pk>/body/", "body", remembered(opening.download)),
+    ("<int:pk>/restore/", "restore", remembered(decisions.restoring)),
+    ("<int:pk>/release/", "release", remembered(decisions.releasing)),
+    ("<int:pk>/reveal/", "reveal", remembered(reveal)),
+    ("<int:pk>/body/", "body", remembered(download)),
 )
 """The pages besides the list and the message itself: address, name, view."""
 
@@ -56,17 +168,17 @@ class ParkedMessageAdmin(Pages):
     actions = ("requeue", "discard", "hold", "export")
     change_list_template = "admin/rmq_retry/parkedmessage/list.html"
 
-    status = admin.display(description=_("Status"))(lambda _self, one: rows.status(one))
-    key = admin.display(description=_("Business key"))(lambda _self, one: rows.key(one))
-    kind = admin.display(description=_("Message type"))(lambda _self, one: rows.kind(one))
-    failure = admin.display(description=_("Error"))(lambda _self, one: rows.failure(one))
-    queue_name = admin.display(description=_("Queue"))(lambda _self, one: rows.queue(one))
-    attempts_made = admin.display(description=_("Attempts"))(lambda _self, one: rows.attempts(one))
-    parked = admin.display(description=_("Parked"), ordering="parked_at")(lambda _self, one: rows.parked(one))
+    status = admin.display(description=_("Status"))(lambda _self, one: labels.status(one))
+    key = admin.display(description=_("Business key"))(lambda _self, one: labels.key(one))
+    kind = admin.display(description=_("Message type"))(lambda _self, one: labels.kind(one))
+    failure = admin.display(description=_("Error"))(lambda _self, one: labels.failure(one))
+    queue_name = admin.display(description=_("Queue"))(lambda _self, one: labels.queue(one))
+    attempts_made = admin.display(description=_("Attempts"))(lambda _self, one: labels.attempts(one))
+    parked = admin.display(description=_("Parked"), ordering="parked_at")(lambda _self, one: labels.parked(one))
 
     @wraps(admin.ModelAdmin.action_checkbox)
     def action_checkbox(self, obj: Any) -> SafeString:  # type: ignore[override]  # wraps() makes a function of it
-        return rows.tick(obj)
+        return labels.tick(obj)
 
     @admin.action(description=_("Requeue…"), permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: QuerySet[ParkedMessage]) -> HttpResponse:
@@ -100,7 +212,7 @@ class ParkedMessageAdmin(Pages):
         return MessageList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ParkedMessage]:
-        return super().get_queryset(request).defer(*rows.LEFT_OUT)
+        return super().get_queryset(request).defer(*labels.LEFT_OUT)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[ParkedMessage], search_term: str
@@ -116,28 +228,34 @@ class ParkedMessageAdmin(Pages):
         asked = request.GET.get("q", "").strip()
         if asked and request.method == "GET":
             found = numbers_of(asked)
-            if len(found) == 1:
+            if len(found) == 1 and self._may_open(request, found[0]):
                 return HttpResponseRedirect(self.address("parkedmessage_change", found[0]))
         more = {"title": capfirst(self.opts.verbose_name_plural), **frame_of(request)}
         return super().changelist_view(request, {**more, **(extra_context or {})})
+
+    def _may_open(self, request: HttpRequest, number: int) -> bool:
+        """Return False for a message that a rule hides: its refusal would tell that it exists."""
+        if not helping.rules_apart(request):
+            return True
+        return any(not allowing.refusal(request, "view", one) for one in self.get_queryset(request).filter(pk=number))
 
     @migrated
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        return remembered(detail.view)(self, request, object_id)
+        return remembered(message_page.view)(self, request, object_id)
 
     @migrated
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         def shown(_pages: Pages, request: HttpRequest, number: str) -> HttpResponse:
-            why = allowing.refusal(request, "view", detail.found_or_404(number))
+            why = allowing.refusal(request, "view", message_page.found_or_404(number))
             stock = super(ParkedMessageAdmin, self).history_view
             return self.refused(request, why) if why else stock(request, number, extra_context)
 
         return remembered(shown)(self, request, object_id)
 
     def get_urls(self) -> list[Any]:
-        return [*self._pages(PAGES, lambda view: view), *self._pages(POSTED, require_POST), *super().get_urls()]
+        return [*self._pages(PAGES, self.roomy), *self._pages(POSTED, require_POST), *super().get_urls()]
 
     def _pages(self, pages: Iterable[tuple[str, str, Any]], guard: Callable[[Any], Any]) -> Iterator[URLPattern]:
         for route, name, view in pages:

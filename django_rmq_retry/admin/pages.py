@@ -1,23 +1,77 @@
-"""What all pages of the app share: who may see them, their frame, their parts for the script, their empty states."""
+"""The base of all pages: buttons, permissions, help and pagination."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 from typing import Any, Concatenate, ParamSpec
+from urllib.parse import urlencode
 
 from django.contrib import admin
+from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, connections, models, router
+from django.db.models import BigIntegerField
 from django.forms import Script
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
-from django_rmq_retry.admin import helping, looking
+from django_rmq_retry.admin import broker_look
 from django_rmq_retry.conf import settings
+from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.findings import Finding
+from django_rmq_retry.parked.operators import PERMISSIONS
+from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import visible
+
+
+def refusal(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
+    """Nothing if it is allowed, else the sentence why not."""
+    if verb == "requeue" and count is not None:
+        return operators.requeue_refusal(request.user, count)
+    return operators.refusal(request.user, verb, message)
+
+
+NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
+"""Verbs that need more than their own permission."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permission:
+    """One of them, in the words of Django's own pages; ``why`` it is missing, else nothing."""
+
+    name: str
+    why: str
+
+
+def permissions(request: HttpRequest) -> list[Permission]:
+    """Each once, also where two verbs need the same."""
+    found: dict[str, Permission] = {}
+    for verb, (codename, name) in PERMISSIONS.items():
+        if codename not in found:
+            found[codename] = Permission(name=str(name), why=_why_not(request, verb))
+    return list(found.values())
+
+
+def rules_apart(request: HttpRequest) -> bool:
+    """Whether the project may forbid for single messages what is allowed here."""
+    return settings().can is not None and not getattr(request.user, "is_superuser", False)
+
+
+def _why_not(request: HttpRequest, verb: str) -> str:
+    why = next((why for one in NEEDED.get(verb, (verb,)) if (why := refusal(request, one))), "")
+    if verb == "edit" and not why and True not in settings().editable.values():
+        return _("No message is to be edited in this project (EDITABLE).")
+    return why
+
 
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
+MOST_POSTED = 10 * 1024 * 1024
+"""Bytes of a form with a list of keys in it."""
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
@@ -65,9 +119,31 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         frame["part"] = part and f"{FOLDER}/{part}"
         return TemplateResponse(request, f"{FOLDER}/{template}", frame, status=status)
 
-    def refused(self, request: HttpRequest, why: str) -> TemplateResponse:
+    def roomy(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+        """A view whose form may be larger than DATA_UPLOAD_MAX_MEMORY_SIZE: it says itself what is too much.
+
+        Whoever comes here is signed in already. The form is read before its CSRF token can be, then checked as ever.
+        """
+        guarded = csrf_protect(view)
+
+        @csrf_exempt
+        def read(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            try:
+                request.POST  # noqa: B018 - reading it is what fails
+            except RequestDataTooBig:
+                if request.content_type != "application/x-www-form-urlencoded":
+                    raise
+                if int(request.META.get("CONTENT_LENGTH") or 0) > MOST_POSTED:
+                    why = _("The form is larger than %(size)d MB. Nothing was done. Go back: your text is still there.")
+                    return self.refused(request, why % {"size": MOST_POSTED // 1024**2}, status=413)
+                request.POST = QueryDict(request.read(MOST_POSTED), encoding=request.encoding)
+            return guarded(request, *args, **kwargs)
+
+        return read
+
+    def refused(self, request: HttpRequest, why: str, *, status: int = 403) -> TemplateResponse:
         """403, with the sentence that says what is missing and whom to ask."""
-        return self.page(request, "refused.html", title=_("This is not allowed"), status=403, why=why)
+        return self.page(request, "refused.html", title=_("This is not allowed"), status=status, why=why)
 
 
 def frame_of(request: HttpRequest) -> dict[str, Any]:
@@ -78,9 +154,9 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
         "rmq_contact": known.contact,
         "rmq_live": request.GET.get("live") != "off",
         # The template asks: a part of a page has no use for it.
-        "rmq_glimpse": lambda: looking.glimpse(),  # noqa: PLW0108 - tests put another one in its place
-        "rmq_permissions": partial(helping.permissions, request),
-        "rmq_rules_apart": partial(helping.rules_apart, request),
+        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests put another one in its place
+        "rmq_permissions": partial(permissions, request),
+        "rmq_rules_apart": partial(rules_apart, request),
     }
 
 
@@ -111,3 +187,119 @@ def _tables_are_missing(model: type[models.Model]) -> bool:
     if connection.in_atomic_block and connection.needs_rollback:
         return False
     return model._meta.db_table not in connection.introspection.table_names()  # noqa: SLF001 - Django's own API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A button that leads to a page, or that posts to an address; disabled where `why` says so."""
+
+    label: str
+    address: str
+    why: str = ""
+    post: bool = False
+    values: tuple[tuple[str, str], ...] = ()
+    kind: str = ""
+    """`main` for the one that most people come for, `danger` for what takes something away."""
+    describes: str = ""
+    """What it is about, for people who hear the button alone."""
+
+
+MOST_ASKED = 2000
+"""Messages of a filter about which the project's rules are asked before it is sent."""
+CARRIED = ("canary",)
+"""What an address says besides the messages."""
+
+
+def frozen(request: HttpRequest) -> HttpResponseRedirect | None:
+    """To the same page with a signed selection, where the address names a group, a message or a run instead."""
+    if request.method != "GET" or request.GET.get("sel"):
+        return None
+    selection = _named(request)
+    if selection is None:
+        return None
+    words = {"sel": selection.token(), **{name: request.GET[name] for name in CARRIED if name in request.GET}}
+    return HttpResponseRedirect(f"{request.path}?{urlencode(words)}")
+
+
+def chosen(request: HttpRequest) -> Selection:
+    """The selection that the page is about; Outdated where its token is too old or not ours."""
+    return Selection.read(request.POST.get("sel") or request.GET.get("sel") or "")
+
+
+def counted(selection: Selection) -> int:
+    """How many messages are meant now; Refused where the choice has grown or is gone, unless all were left out."""
+    found = selection.queryset().count()
+    if found or EXCEPT not in selection.filter:
+        selection.check(found)
+    return found
+
+
+def again(request: HttpRequest, selection: Selection) -> str:
+    """The address that freezes the same choice anew."""
+    words: dict[str, Any] = {"sel": _anew(selection).token()}
+    words |= {name: request.GET[name] for name in CARRIED if name in request.GET}
+    return f"{request.path}?{urlencode(words)}"
+
+
+def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
+    """Why the person may not do this to these messages; the project's rules are asked for those that are named."""
+    count = selection.count if verb == "requeue" else None
+    why = refusal(request, verb, count=count)
+    if why or not selection.revisions:
+        return why
+    for message in selection.queryset().defer("body", "properties"):
+        why = refusal(request, verb, message)
+        if why:
+            return named(request, message, why)
+    return ""
+
+
+def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int]:
+    """Records of a filter that the project's rules keep back; they are asked about the oldest `MOST_ASKED`."""
+    if selection.named or not operators.ruled(request.user):
+        return []
+    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:MOST_ASKED]
+    return [row.pk for row in rows.iterator(chunk_size=500) if refusal(request, verb, row)]
+
+
+def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
+    """Why not, and which message it is about; by its number alone where the person may not see it."""
+    name = f"#{message.pk}" if refusal(request, "view", message) else str(message)
+    return f"{name}: {why}"
+
+
+def seen(request: HttpRequest, finding: Finding) -> Finding:
+    """A finding with those of its examples that the person may see."""
+    if settings().can is None and not refusal(request, "view"):
+        return finding
+    rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
+    known = {row.pk for row in rows if not refusal(request, "view", row)}
+    return replace(finding, examples=tuple(one for one in finding.examples if one[0] in known))
+
+
+def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
+    """The first few, the oldest first, as far as the person may see them."""
+    rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
+    return [row for row in rows if not refusal(request, "view", row)]
+
+
+def _named(request: HttpRequest) -> Selection | None:
+    group, message, run = (_number(request.GET.get(name, "")) for name in ("group", "message", "failed_of_run"))
+    if group is not None:
+        return Selection.of_filter({"group": group, "state": [State.PARKED]})
+    if message is not None:
+        return Selection.of_ids([message])
+    if run is not None:
+        return Selection.of_filter({"failed_of_run": run, "state": [State.PARKED]})
+    return None
+
+
+def _number(text: str) -> int | None:
+    """One that a column can hold: SQLite refuses to look for others."""
+    return int(text) if text.isdecimal() and int(text[:30]) <= BigIntegerField.MAX_BIGINT else None
+
+
+def _anew(selection: Selection) -> Selection:
+    if not selection.named:
+        return Selection.of_filter(selection.filter)
+    return Selection.of_ids(selection.revisions).leaving_out(selection.filter.get(EXCEPT))

@@ -1,5 +1,6 @@
-"""The queues: which flow, which stand still and why; here they are paused and let go on."""
+"""The admin of queues: pause and resume."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -7,18 +8,18 @@ from typing import Any
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import allowing
+from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.amqp.declarer import UNREAD, Level
+from django_rmq_retry.breakers import table
+from django_rmq_retry.breakers.control import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.models import Switch
-from django_rmq_retry.operating import switching
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.refusals import Refused
-from django_rmq_retry.switching.standing import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.parked import controls
+from django_rmq_retry.parked.operators import Actor, Refused
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "": (gettext_lazy("until somebody resumes it"), None),
@@ -27,6 +28,8 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "4h": (gettext_lazy("for 4 hours"), timedelta(hours=4)),
     "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
 }
+OVERDUE = 60.0
+"""Seconds after which a probe that nobody has begun says that the queue has no consumers."""
 BADGES: dict[str, tuple[str, str, Any]] = {
     FLOWING: ("processed", "✓", pgettext_lazy("queue", "flowing")),
     PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
@@ -66,12 +69,42 @@ class Row:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """Why a queue does not flow, wherever it is named."""
+
+    kind: str
+    sign: str
+    label: Any
+    said: str
+    read: bool = True
+    """Whether consumers may be there: they come back as the pause ends, or as they try the next message."""
+
+
+def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
+    """Those of these queues that do not flow, by one query."""
+    now, found = table.now(), {}
+    for one in table.standing(queues, now):
+        kind, sign, label = BADGES[one.state(now)]
+        paused = one.state(now) == PAUSED
+        if paused:
+            label = _("paused by %(name)s") % {"name": one.by or "?"}
+        read = paused or one.overdue(now) < OVERDUE
+        found[one.queue] = Standstill(kind=kind, sign=sign, label=label, said=one.said(now), read=read)
+    return found
+
+
+def troubles(level: Level, still: Standstill | None) -> list[str]:
+    """What is wrong with a queue, in words; a queue that stands still may have no consumers because it does."""
+    return [labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == UNREAD)]
+
+
 @admin.register(Switch)
 class SwitchAdmin(Pages):
     """One page; it stands where the list of a model stands."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not allowing.refusal(request, "view_queue")
+        return not pages.refusal(request, "view_queue")
 
     def get_urls(self) -> list[Any]:
         """A queue has no page of its own."""
@@ -80,23 +113,23 @@ class SwitchAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view_queue")
+        why = pages.refusal(request, "view_queue")
         if why:
             return self.refused(request, why)
-        now = timezone.now().timestamp()
+        now = table.now()
         return self.page(
             request,
             "switch/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
-            rows=[Row.of(one, now, number) for number, one in enumerate(switching.look(), start=1)],
-            why_not=allowing.refusal(request, "pause_queue"),
+            rows=[Row.of(one, now, number) for number, one in enumerate(controls.look(), start=1)],
+            why_not=pages.refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )
 
     def turn(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume it, as the button said."""
-        why = allowing.refusal(request, "view_queue") or allowing.refusal(request, "pause_queue")
+        why = pages.refusal(request, "view_queue") or pages.refusal(request, "pause_queue")
         if why:
             return self.refused(request, why)
         queue, reason, act = (request.POST.get(name, "") for name in ("queue", "reason", "act"))
@@ -104,11 +137,10 @@ class SwitchAdmin(Pages):
         actor = Actor.of_request(request)
         try:
             if act == "pause":
-                until = timezone.now() + span if span else None
-                switching.pause(queue, actor, reason=reason, until=until)
+                controls.pause(queue, actor, reason=reason, until=controls.later(span))
                 messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
             elif act == "resume":
-                switching.resume(queue, actor, reason=reason)
+                controls.resume(queue, actor, reason=reason)
                 messages.success(request, _("Queue %(queue)s goes on.") % {"queue": queue})
         except Refused as refusal:
             messages.warning(request, str(refusal))

@@ -1,6 +1,6 @@
-"""Requeue runs: their list, and the page of each, from which it can be paused, slowed, stopped and driven."""
+"""The admin of requeue runs."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.db.transaction import non_atomic_requests
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import floatformat
 from django.urls import path
 from django.utils import timezone
 from django.utils.text import capfirst
@@ -15,16 +16,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.http import require_POST
 
-from django_rmq_retry.admin import allowing, exporting, labels, preview
-from django_rmq_retry.admin.acts import Act
-from django_rmq_retry.admin.pages import Pages, frame_of, migrated
+from django_rmq_retry.admin import broker_look, exports, labels, pages, requeue_form
+from django_rmq_retry.admin.labels import column, labelled
+from django_rmq_retry.admin.pages import Act, Pages, frame_of, migrated
 from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState
-from django_rmq_retry.operating import steering
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.refusals import Refused
-from django_rmq_retry.operating.requeueing import me
-from django_rmq_retry.operating.running import DRIVEN, drive
-from django_rmq_retry.templatetags.rmq_retry import badge, rmq_clock
+from django_rmq_retry.parked import findings, requeue
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.requeue import me
+from django_rmq_retry.parked.run import DRIVEN, drive, tally
+from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
 SLICE = 0.5
 """Seconds for which an open page sends at once; it comes back for the next."""
@@ -32,13 +32,31 @@ ALONE = 10.0
 """The same for a page without JavaScript, where each slice is a click."""
 SILENT = timedelta(seconds=30)
 LISTED = 50
+TOLD_AFTER = 5.0
+"""Seconds of sending after which its real rate means something."""
+SLOWER = 0.9
+SILENCED = (findings.BROKER_AWAY, findings.DEPTH_UNKNOWN)
+"""Why nobody knows when all will be sent."""
+
+COUNTED = ("total", "sent", "processed", "failed", "skipped")
 
 
 @admin.register(RequeueRun)
 class RequeueRunAdmin(Pages):
     """What was requeued, by whom, and what came of it."""
 
-    list_display = ("name", "status", "by", "chosen", "total", "sent", "processed", "failed", "skipped", "created")
+    list_display = (
+        "name",
+        "status",
+        "by",
+        "chosen",
+        "of_total",
+        "of_sent",
+        "of_processed",
+        "of_failed",
+        "of_skipped",
+        "created",
+    )
     list_display_links = ("name",)
     list_filter = ("state",)
     ordering = ("-pk",)
@@ -46,19 +64,21 @@ class RequeueRunAdmin(Pages):
     change_list_template = "admin/rmq_retry/requeuerun/list.html"
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
-    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: badge(run.state))
+    status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
     chosen = admin.display(description=gettext_lazy("What was chosen"))(
-        lambda _self, run: labels.chosen(run.selection, run.said)
+        lambda _self, run: labelled(_("What was chosen"), labels.chosen(run.selection, run.said) or NOTHING)
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
+
+    of_total, of_sent, of_processed, of_failed, of_skipped = (column(RequeueRun, field) for field in COUNTED)
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view
         return [
-            path("preview/", view(self.preview), name="rmq_retry_requeuerun_preview"),
+            path("preview/", view(self.roomy(self.preview)), name="rmq_retry_requeuerun_preview"),
             path("<int:pk>/steer/", view(require_POST(self.steer)), name="rmq_retry_requeuerun_steer"),
             path(
-                "<int:pk>/export/", view(require_POST(partial(exporting.run, self))), name="rmq_retry_requeuerun_export"
+                "<int:pk>/export/", view(require_POST(partial(exports.run, self))), name="rmq_retry_requeuerun_export"
             ),
             path(
                 "<int:pk>/drive/",
@@ -70,7 +90,7 @@ class RequeueRunAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view_run")
+        why = pages.refusal(request, "view_run")
         if why:
             return self.refused(request, why)
         return super().changelist_view(
@@ -81,7 +101,7 @@ class RequeueRunAdmin(Pages):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        why = allowing.refusal(request, "view_run")
+        why = pages.refusal(request, "view_run")
         if why:
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=object_id).first() if object_id.isdecimal() else None
@@ -91,19 +111,19 @@ class RequeueRunAdmin(Pages):
 
     @migrated
     def preview(self, request: HttpRequest) -> HttpResponse:
-        return preview.view(self, request)
+        return requeue_form.preview_view(self, request)
 
     def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Pause, resume, slow or stop it, as the button said."""
-        why = allowing.refusal(request, "steer")
+        why = pages.refusal(request, "steer")
         if why:
             return self.refused(request, why)
         actor, reason, act = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("act")
         try:
             if act == "slow":
-                steering.slow(pk, actor, rate=preview.number(request.POST.get("rate"), 1.0), reason=reason)
+                requeue.slow(pk, actor, rate=requeue_form.number(request.POST.get("rate"), 1.0), reason=reason)
             elif act in ("pause", "resume", "stop"):
-                getattr(steering, str(act))(pk, actor, reason=reason)
+                getattr(requeue, str(act))(pk, actor, reason=reason)
         except Refused as refusal:
             messages.warning(request, str(refusal))
         return HttpResponseRedirect(self.address("requeuerun_change", pk))
@@ -111,7 +131,7 @@ class RequeueRunAdmin(Pages):
     def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a slice of it; the script asks for one after another, a person without it for longer ones."""
         scripted = bool(request.GET.get("fragment"))
-        why = allowing.refusal(request, "requeue") or (scripted and allowing.refusal(request, "view_run"))
+        why = pages.refusal(request, "requeue") or (scripted and pages.refusal(request, "view_run"))
         if why:
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=pk).first()
@@ -126,6 +146,7 @@ class RequeueRunAdmin(Pages):
         alone = driven and (run.leased_until is None or run.leased_until < now)
         ended = Item.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
+        skipped = list(light.filter(state=ItemState.SKIPPED)[:LISTED]) if run.skipped else []
         return self.page(
             request,
             "requeuerun/run.html",
@@ -137,23 +158,25 @@ class RequeueRunAdmin(Pages):
             sending=bool(request.GET.get("fragment")) and request.method == "POST",
             silent=alone and (run.beat_at or run.created_at) < now - SILENT,
             mine=run.by_user_id == request.user.pk,
-            why_not_drive=allowing.refusal(request, "requeue"),
+            why_not_drive=pages.refusal(request, "requeue"),
             why=_(run.why) if run.why else "",
             chosen=labels.chosen(run.selection, run.said),
-            left=_left(run),
+            look=(seen := broker_look.glimpse()),
+            badge=run_badge(run, away=bool(seen.away)),
+            state=run_outcome(run, away=bool(seen.away))[1],
+            pace=_pace(run, now),
+            left=None if seen.away or run.why in SILENCED else _left(run, now),
+            guard=_guard(run),
+            whys=sorted({_(one.why) for one in skipped if one.why}),
             waiting=max(run.sent - run.processed - run.failed, 0),
-            rate_of_failure=_share(run),
-            half=max(round(run.rate / 4), 1),
             acts=self._acts(request, run),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
-            skipped=[(one, _(one.why)) for one in _seen(request, light.filter(state=ItemState.SKIPPED))]
-            if run.skipped
-            else (),
+            skipped=[(one, _(one.why)) for one in _seen(request, skipped)],
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 
     def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
-        address, why = self.address("requeuerun_steer", run.pk), allowing.refusal(request, "steer")
+        address, why = self.address("requeuerun_steer", run.pk), pages.refusal(request, "steer")
         acts: list[Act] = []
 
         def act(label: str, name: str, **more: Any) -> None:
@@ -175,24 +198,45 @@ class RequeueRunAdmin(Pages):
                 Act(
                     label=_("Requeue the %(count)d that failed again…") % {"count": run.failed},
                     address=again,
-                    why=allowing.refusal(request, "requeue", count=run.failed),
+                    why=pages.refusal(request, "requeue", count=run.failed),
                 )
             )
         export = self.address("requeuerun_export", run.pk)
-        return [*acts, Act(label=_("Export CSV"), address=export, why=allowing.refusal(request, "export"), post=True)]
+        return [*acts, Act(label=_("Export CSV"), address=export, why=pages.refusal(request, "export"), post=True)]
 
 
-def _seen(request: HttpRequest, items: QuerySet[Item]) -> list[Item]:
+def _seen(request: HttpRequest, items: QuerySet[Item] | list[Item]) -> list[Item]:
     """The first of them, without those whose message the person may not see."""
-    return [one for one in items[:LISTED] if not allowing.refusal(request, "view", one.message)]
+    return [one for one in items[:LISTED] if not pages.refusal(request, "view", one.message)]
 
 
-def _left(run: RequeueRun) -> float | None:
-    """Seconds until all is sent, at its rate."""
+def _left(run: RequeueRun, now: datetime) -> float | None:
+    """Seconds until all is sent, as fast as it really goes."""
     rest = run.total - run.sent - run.skipped - run.unconfirmed
-    return max(rest, 0) / run.rate if run.state == RunState.RUNNING and run.rate else None
+    rate = _pace(run, now) or run.rate
+    return max(rest, 0) / rate if run.state == RunState.RUNNING and rate else None
 
 
-def _share(run: RequeueRun) -> int | None:
-    ended = run.processed + run.failed
-    return round(100 * run.failed / ended) if ended else None
+def _pace(run: RequeueRun, now: datetime) -> float | None:
+    """Messages per second since it last began to send, where that is clearly less than it may."""
+    since = run.paced_at or run.started_at
+    passed = (now - since).total_seconds() if since else 0.0
+    if run.state != RunState.RUNNING or passed < TOLD_AFTER or run.sent <= run.paced_sent:
+        return None
+    real = (run.sent - run.paced_sent) / passed
+    return real if real < SLOWER * run.rate else None
+
+
+def _guard(run: RequeueRun) -> str:
+    """What the guard allows, and what it has counted."""
+    if run.stop_at is None:
+        return _("guard off: it goes on however many fail again")
+    most = {"most": floatformat(run.stop_at)}
+    ended, failed = tally(run)
+    said = _("guard: pauses when more than %(most)s %% fail again") % most
+    if ended:
+        said = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {
+            "share": round(100 * failed / ended),
+            **most,
+        }
+    return " · ".join([said, *([_("counted since it was resumed")] if run.spared_failed else [])])

@@ -1,22 +1,131 @@
-"""Live status: what is wrong in a sentence each, then the numbers; from the database and a short look at the broker."""
+"""The Live status page: problems first, then the numbers."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
+from django.db import Error
 from django.db.models import Count, Max, Min
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
-from django_rmq_retry import registry
-from django_rmq_retry.admin import allowing, labels, looking
-from django_rmq_retry.admin.activity import activity
-from django_rmq_retry.admin.alarms import alarms
+from django_rmq_retry.admin import broker_look, labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
-from django_rmq_retry.models import Attempt, LiveStatus, RequeueRun
+from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
+from django_rmq_retry.admin.timeline import activity
+from django_rmq_retry.breakers.watch import halted
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, RequeueRun, Switch, server
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.operating.surveying import parked
+from django_rmq_retry.ordering import keys as limits
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.declared import rows
+from django_rmq_retry.parked.retention import clocks_differ
+from django_rmq_retry.parked.survey import outbox, parked
+from django_rmq_retry.templatetags.rmq_retry import rmq_span
+
+LATE = timedelta(minutes=1)
+"""Written so long ago and not published yet: the broker is away, or refuses it."""
+Address = Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One thing that somebody should look at, with the way there."""
+
+    said: str
+    address: str = ""
+    link: str = ""
+
+
+def halted_said(line: Switch) -> str:
+    """Since when an ordered line stands still, and why."""
+    said = _("halted since %(time)s at attempt %(count)d: %(error)s")
+    at = "" if line.halted_at is None else date_format(timezone.localtime(line.halted_at), "H:i:s")
+    return said % {"time": at, "count": line.halted_attempt or 0, "error": line.halted_error.rstrip(".")}
+
+
+def alarms(
+    request: HttpRequest,
+    seen: broker_look.Look,
+    still: Mapping[str, Standstill],
+    *,
+    recent: int,
+    address: Address,
+    halts: Sequence[Switch] = (),
+) -> Iterator[Alarm]:
+    """All of them; a page shows the first few."""
+    apart = clocks_differ()
+    if apart:
+        yield Alarm(said=apart)
+    yield from _unpublished(request, address)
+    if limits.standing().full:
+        keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
+        yield Alarm(said=_too_many(), address=keys, link=_("Blocked keys"))
+    queues, link = address("switch_changelist"), _("Open the queues")
+    for queue, one in still.items():
+        yield Alarm(said=f"{queue}: {one.said}", address=queues, link=link)
+    for line in halts:
+        yield Alarm(said=f"{line.queue}: {halted_said(line)}.")
+    for level in seen.levels:
+        for problem in troubles(level, still.get(level.queue)):
+            yield Alarm(said=f"{level.queue}: {problem}")
+    if recent:
+        yield _just_parked(recent, address)
+
+
+def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
+    rows = "" if pages.refusal(request, "view_outbox") else address("outboxmessage_changelist")
+    way: dict[str, Any] = {"address": rows, "link": _("Open the outbox")}
+    try:
+        found = outbox()
+    except Error:
+        # One of the project's databases is away: whoever needs it says so, and this page is needed most then.
+        yield Alarm(said=_("The outbox cannot be looked into: a database of it does not answer."), **way)
+        return
+    if found.stuck:
+        said = ngettext(
+            "%(count)d message in the outbox cannot be published and waits for a person.",
+            "%(count)d messages in the outbox cannot be published and wait for a person.",
+            found.stuck,
+        )
+        yield Alarm(said=said % {"count": found.stuck}, **way)
+    waited = server.now(database()) - found.oldest if found.oldest else timedelta()
+    if waited > LATE:
+        said = ngettext(
+            "%(count)d message in the outbox has not been published for %(span)s.",
+            "%(count)d messages in the outbox are not published yet, the oldest has waited for %(span)s.",
+            found.waiting,
+        )
+        yield Alarm(said=said % {"count": found.waiting, "span": rmq_span(waited.total_seconds())}, **way)
+
+
+def _just_parked(recent: int, address: Address) -> Alarm:
+    group = ErrorGroup.objects.filter(parked__gt=0, muted=False).order_by("-last_seen").first()
+    said = ngettext(
+        "%(count)d message was parked in the last 10 minutes.",
+        "%(count)d messages were parked in the last 10 minutes.",
+        recent,
+    ) % {"count": recent}
+    if group is None:
+        return Alarm(said=said)
+    cause = _("Last cause: %(cause)s.") % {"cause": group}
+    return Alarm(said=f"{said} {cause}", address=address("errorgroup_change", group.pk), link=_("Open the group"))
+
+
+def _too_many() -> str:
+    """As the page of the keys says it."""
+    said = _(
+        "Further ones are taken one a second and hold up their queue. Resolve what goes first, or raise HELD_PER_KEY "
+        "or HELD_IN_ALL."
+    )
+    return f"{_('Too many messages wait.')} {said}"
+
 
 MOST = 3
 
@@ -26,7 +135,7 @@ class LiveStatusAdmin(Pages):
     """One page; it stands where the list of a model stands."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not allowing.refusal(request, "view_status")
+        return not pages.refusal(request, "view_status")
 
     def get_urls(self) -> list[Any]:
         """There are no records of it, so no page of one."""
@@ -34,11 +143,15 @@ class LiveStatusAdmin(Pages):
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        why = allowing.refusal(request, "view_status")
+        why = pages.refusal(request, "view_status")
         if why:
             return self.refused(request, why)
-        seen = looking.look()
+        broker_look.remember(rows())
+        seen, halts = broker_look.look(), halted()
+        stood = {line.queue: halted_said(line) for line in halts}
         counts = _counts()
+        still = standstills_of(intake.queue.name for intake in registry.intakes())
+        told = list(alarms(request, seen, still, recent=counts["recent"], address=self.address, halts=halts))
         return self.page(
             request,
             "livestatus/status.html",
@@ -46,10 +159,18 @@ class LiveStatusAdmin(Pages):
             title=_("Live status"),
             look=seen,
             levels=[
-                (level, labels.ROLES[level.role], list(map(labels.trouble, level.problems))) for level in seen.levels
+                (
+                    one,
+                    labels.ROLES[one.role],
+                    troubles(one, still.get(one.queue)),
+                    stood.get(one.queue) or labels.trouble(one.remark),
+                    still.get(one.queue),
+                )
+                for one in seen.levels
             ],
             blind=labels.trouble(seen.blind) if seen.blind else "",
-            alarms=list(alarms(request, seen, recent=counts["recent"], address=self.address))[:MOST],
+            alarms=told[:MOST],
+            more_alarms=told[MOST:],
             counts=counts,
             now=timezone.now(),
             declared=bool(registry.registrations()),
@@ -65,5 +186,6 @@ def _counts() -> dict[str, Any]:
     open_ones = {"parked": told.count, "oldest": told.oldest, "recent": told.recent}
     ahead = Attempt.objects.filter(next_at__gt=now).order_by()
     waiting = ahead.aggregate(waiting=Count("pk"), next=Min("next_at"))
-    failed = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
-    return {**open_ones, **waiting, **failed.aggregate(failed=Count("pk"), last=Max("started_at"))}
+    lately = Attempt.objects.filter(started_at__gte=now - timedelta(minutes=1)).order_by()
+    failed = lately.exclude(verdict="ack").aggregate(failed=Count("pk"), last=Max("started_at"))
+    return {**open_ones, **waiting, **failed}

@@ -1,21 +1,115 @@
-"""What happened to a message, the newest first: attempts, waits, parking, what people did, what came of it."""
+"""The timeline of a message, its tracebacks and the activity of operators."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import Case, F, JSONField, Subquery, Value, When
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import labels
-from django_rmq_retry.admin.tracing import Trace, trace_of
+from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.models import Attempt, Item, OperatorAction, ParkedMessage, Verb
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
+
+LOOKED_AT = 200
+"""The newest attempts of a group, for its deploys."""
+DEPLOYS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One place in the code."""
+
+    file: str
+    line: str
+    function: str
+    code: str
+    own: bool
+
+    def __str__(self) -> str:
+        return f'  File "{self.file}", line {self.line}, in {self.function}' + (
+            f"\n    {self.code}" if self.code else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One exception of a chain."""
+
+    error: str
+    text: str
+    lines: tuple[Line, ...]
+
+    @property
+    def own(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.own)
+
+    @property
+    def said(self) -> str:
+        return f"{self.error}: {self.text}" if self.text else self.error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The whole of it, as far as it was kept."""
+
+    attempt: Attempt
+    causes: tuple[Cause, ...]
+
+    @property
+    def full(self) -> str:
+        """As Python prints it, for whoever copies it; the newest exception last."""
+        return "\n\n".join("\n".join([*map(str, cause.lines), cause.said]) for cause in reversed(self.causes))
+
+
+def trace_of(attempt: Attempt) -> Trace | None:
+    """What an attempt tells; nothing where it tells nothing."""
+    causes = tuple(_causes(attempt.chain))
+    return Trace(attempt=attempt, causes=causes) if causes else None
+
+
+def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[str, datetime | None]]]:
+    """How it failed last in a group, and the deploys that its newest attempts ran under, by one question.
+
+    Of each deploy since when, the newest first; of the one at the end of what was looked at nobody knows.
+    """
+    attempts = Attempt.objects.filter(fingerprint=fingerprint).order_by("-started_at", "-pk")
+    # Of one row only: a chain is long.
+    newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
+    told = Case(*newest, default=Value(None), output_field=JSONField(null=True))
+    rows = list(attempts.defer("chain", "logs", "error_text").annotate(told=told)[:LOOKED_AT])
+    since: dict[str, datetime | None] = {attempt.deploy: attempt.started_at for attempt in rows if attempt.deploy}
+    if len(rows) == LOOKED_AT and rows[-1].deploy:
+        since[rows[-1].deploy] = None
+    if not rows or not traced:
+        return None, list(since.items())[:DEPLOYS]
+    rows[0].chain = rows[0].told
+    return trace_of(rows[0]), list(since.items())[:DEPLOYS]
+
+
+def _causes(chain: Any) -> Iterator[Cause]:
+    for entry in chain if isinstance(chain, list) else ():
+        if isinstance(entry, Mapping):
+            frames = entry.get("frames")
+            lines = tuple(_lines(frames if isinstance(frames, list) else []))
+            yield Cause(error=str(entry.get("error", "")), text=str(entry.get("text", "")), lines=lines)
+
+
+def _lines(frames: list[Any]) -> Iterator[Line]:
+    for frame in frames:
+        if isinstance(frame, Mapping):
+            texts = {name: str(frame.get(name, "")) for name in ("file", "line", "function", "code")}
+            yield Line(**texts, own=bool(frame.get("own")))
+
 
 TOLD = {Verb.DISCARD, Verb.RESTORE, Verb.HOLD, Verb.RELEASE, Verb.EDIT}
 """Acts that changed what became of the message; looking at it did not."""
 BESIDE = timedelta(minutes=1)
 """So far the clocks of two machines may be apart: a message is parked after the attempt that led to it."""
+ASTEP = timedelta(microseconds=1)
+"""Of two events at the same time, so much later is the one that follows from the other."""
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "act": "●", "sent": "→", "published": "→"}
 
 
@@ -41,7 +135,7 @@ def timeline(
     message: ParkedMessage, attempts: Sequence[Attempt], acts: Iterable[OperatorAction], items: Iterable[Item]
 ) -> list[Event]:
     """All of it; attempts come newest first, and only the last of them is unfolded."""
-    found = [*_own(message, _ended(attempts)), *_acts(acts), *_sent(items)]
+    found = [*_own(message, attempts), *_acts(acts), *_sent(items, attempts)]
     for place, attempt in enumerate(attempts):
         found += _attempt(attempt, newest=place == 0)
     return sorted(found, key=lambda event: event.at, reverse=True)
@@ -50,28 +144,36 @@ def timeline(
 def _ended(attempts: Sequence[Attempt]) -> datetime | None:
     """When the attempt ended that led to the parking."""
     last = next((attempt for attempt in attempts if attempt.verdict == "park"), None)
-    return last.started_at + timedelta(seconds=last.seconds) if last else None
+    return _end_of(last) if last else None
 
 
-def _own(message: ParkedMessage, ended: datetime | None) -> Iterator[Event]:
+def _end_of(attempt: Attempt) -> datetime:
+    return attempt.started_at + timedelta(seconds=attempt.seconds)
+
+
+def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]:
+    ended = _ended(attempts)
     if message.published_at:
         yield Event(at=message.published_at, kind="published", title=_("Published"))
     said = message.detail or message.error_text
     at = message.parked_at
     if ended is not None and at <= ended < at + BESIDE:
-        at = ended + timedelta(microseconds=1)
+        at = ended + ASTEP
     title = _("Parked: %(reason)s") % {"reason": labels.reason(message.reason)}
     yield Event(at=at, kind="parked", title=title, said=said)
     if message.succeeded_at:
-        yield Event(at=message.succeeded_at, kind="succeeded", title=_("Handled by its consumer"))
+        # Another machine's clock may tell the attempt that handled it: what came of it is told behind it.
+        done = [_end_of(one) for one in attempts if one.verdict == "ack"]
+        at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < BESIDE)])
+        yield Event(at=at + ASTEP, kind="succeeded", title=_("Handled by its consumer"))
 
 
 def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
-    ended = attempt.started_at + timedelta(seconds=attempt.seconds)
+    ended = _end_of(attempt)
     succeeded = attempt.verdict == "ack"
     if attempt.wait:
         said = _("waits %(span)s for its next attempt") % {"span": rmq_span(attempt.wait)}
-        yield Event(at=ended + timedelta(microseconds=1), kind="waited", title=said)
+        yield Event(at=ended + ASTEP, kind="waited", title=said)
     values: dict[str, Any] = {"number": attempt.number}
     title = _("Attempt %(number)d succeeded") if succeeded else _("Attempt %(number)d failed")
     yield Event(
@@ -92,8 +194,29 @@ def _acts(acts: Iterable[OperatorAction]) -> Iterator[Event]:
             yield Event(at=act.at, kind="act", title=title, said=labels.act_reason(act))
 
 
-def _sent(items: Iterable[Item]) -> Iterator[Event]:
+def _sent(items: Iterable[Item], attempts: Sequence[Attempt]) -> Iterator[Event]:
     for item in items:
         if item.sent_at:
+            # By the clock of whoever sent it: its own attempts began afterwards.
+            began = [one.started_at - ASTEP for one in attempts if item.cycle and one.cycle == item.cycle]
+            at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
-            yield Event(at=item.sent_at, kind="sent", title=title, said=_(item.why), run=item.run_id)
+            yield Event(at=at, kind="sent", title=title, said=_(item.why), run=item.run_id)
+
+
+LISTED = 20
+
+
+def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
+    """The newest acts, as many as the person may see; and why they see none."""
+    why = pages.refusal(request, "view_audit")
+    if why:
+        return {"activity": (), "no_activity": why}
+    acts = OperatorAction.objects.filter(**about).order_by("-number")
+    seen = acts if not pages.refusal(request, "view_all_audit") else acts.filter(actor=request.user.pk)
+    return {"activity": told(seen[:most]), "no_activity": ""}
+
+
+def told(acts: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:
+    """Each with its reason in words."""
+    return [(act, labels.act_reason(act)) for act in acts]

@@ -1,5 +1,5 @@
-"""System checks: all that can be known of a project without its broker. Every id has its entry in docs/checks.md."""
+"""System checks: everything that can be known of a project without its broker."""
 
-from django_rmq_retry.checks import deploying, joining, outgoing, placing, repeating, saying, switching
+from django_rmq_retry.checks import once, settings, topology
 
-__all__ = ["deploying", "joining", "outgoing", "placing", "repeating", "saying", "switching"]
+__all__ = ["once", "settings", "topology"]

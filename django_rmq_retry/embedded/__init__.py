@@ -1,1 +1,1 @@
-"""The broker without a server, for development, demos and tests: one pure engine, and the faces that let clients in."""
+"""The embedded broker for development, demos and tests: one engine, reached in process or by AMQP."""

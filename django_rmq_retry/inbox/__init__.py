@@ -1,1 +1,1 @@
-"""Handlers that run once for each message: what they did and that they did it are committed together."""
+"""Handlers whose effects are committed once for each message."""

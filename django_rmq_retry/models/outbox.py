@@ -1,6 +1,10 @@
-"""What is to be published: written in the transaction that wants it published, gone when the broker has confirmed."""
+"""The outbox: messages written in a transaction and published after its commit."""
+
+from datetime import datetime
+from typing import NamedTuple
 
 from django.db import models
+from django.db.models import Count, Min, Q
 from django.utils.translation import gettext_lazy as _
 
 
@@ -37,3 +41,23 @@ class OutboxMessage(models.Model):
 
     def __str__(self) -> str:
         return self.message_id or f"#{self.pk}"
+
+
+class Pending(NamedTuple):
+    """Rows that wait to be sent, since when the oldest does, and rows that wait for a person."""
+
+    waiting: int
+    oldest: datetime | None
+    stuck: int
+
+
+def pending(using: str) -> Pending:
+    """What lies in the outbox of this database."""
+    open_ = Q(stuck_at__isnull=True)
+    rows = OutboxMessage.objects.using(using)
+    found = rows.aggregate(
+        waiting=Count("pk", filter=open_),
+        oldest=Min("created_at", filter=open_),
+        stuck=Count("pk", filter=~open_),
+    )
+    return Pending(**found)

@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq_retry.models.messages import ParkedMessage
+from django_rmq_retry.models.parked import ParkedMessage
 
 
 class RunState(models.TextChoices):
@@ -50,6 +50,13 @@ class RequeueRun(models.Model):
     failed = models.PositiveIntegerField(_("failed again"), default=0)
     skipped = models.PositiveIntegerField(_("left out"), default=0)
     unconfirmed = models.PositiveIntegerField(_("not confirmed"), default=0)
+
+    spared_processed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
+    spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
+    """Outcomes that the guard stopped it for: whoever resumed it has seen them, those that follow count."""
+    paced_at = models.DateTimeField(null=True, blank=True, editable=False)
+    paced_sent = models.PositiveIntegerField(db_default=0, default=0, editable=False)
+    """When it last began to send without a break, and how many were sent by then: its real rate is told by them."""
 
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)

@@ -1,4 +1,4 @@
-"""Times, spans, badges and small bars, the same on every page. Everything that comes from outside is escaped."""
+"""Template tags: times, time spans, badges and small charts. All input is escaped."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -13,8 +13,30 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq_retry.core.drawing.sparkline import sparkline
-from django_rmq_retry.models import ItemState, RunState, State
+from django_rmq_retry.models import ItemState, RequeueRun, RunState, State
+from django_rmq_retry.parked import findings
+from django_rmq_retry.topology.drawings import clean
+
+BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
+
+
+def sparkline(counts: Sequence[int], *, title: str, height: int = HEIGHT) -> str:
+    """Bars from the oldest to the newest; a count above zero is never drawn as nothing."""
+    width = max(len(counts) * (BAR + GAP) - GAP, 1)
+    highest = max(counts, default=0)
+    bars = "".join(_bar(place, count, highest, height) for place, count in enumerate(counts))
+    return (
+        f'<svg class="rmq-spark" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'focusable="false"><title>{clean(title)}</title>{bars}</svg>'
+    )
+
+
+def _bar(place: int, count: int, highest: int, height: int) -> str:
+    tall = max(round(height * count / highest), LEAST) if count > 0 else 1
+    kind = "bar" if count > 0 else "none"
+    left = place * (BAR + GAP)
+    return f'<rect class="{kind}" x="{left}" y="{height - tall}" width="{BAR}" height="{tall}"/>'
+
 
 register = template.Library()
 
@@ -39,6 +61,8 @@ ICONS = {
     ItemState.UNCONFIRMED: "?",
 }
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_FEW = 10 * _MINUTE
+"""Below this the seconds are told as well."""
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 _KEPT = {"\n", "\t"}
 NOTHING = "\N{EN DASH}"
@@ -47,13 +71,17 @@ NOTHING = "\N{EN DASH}"
 
 @register.filter
 def rmq_span(seconds: float | None) -> str:
-    """How long: `30.0 s`, `9 min`, `3 h 12 min`, `4 days`."""
+    """How long: `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
     if seconds is None:
         return NOTHING
-    whole = int(seconds)
-    if seconds < _MINUTE:
+    whole = round(seconds)
+    if whole < _MINUTE:
         shown = f"{seconds:.0f}" if float(seconds).is_integer() else f"{seconds:.1f}"
         return _("%(count)s s") % {"count": shown}
+    if whole < _FEW and whole % _MINUTE:
+        return _("%(minutes)d min %(seconds)d s") % {"minutes": whole // _MINUTE, "seconds": whole % _MINUTE}
+    if whole >= _FEW:
+        whole = round(whole / _MINUTE) * _MINUTE
     if whole < _HOUR:
         return _("%(count)d min") % {"count": whole // _MINUTE}
     if whole < _DAY:
@@ -68,6 +96,9 @@ def rmq_ago(at: datetime | None) -> SafeString | str:
         return NOTHING
     passed = (timezone.now() - at).total_seconds()
     seconds = int(abs(passed))
+    if _MINUTE <= seconds < _HOUR:
+        # How old something is need not be told to the second.
+        seconds -= seconds % _MINUTE
     if seconds < _DAY:
         said = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
         return _time(at, said % {"span": rmq_span(seconds)})
@@ -103,6 +134,12 @@ def rmq_badge(state: str) -> SafeString:
 
 
 @register.filter
+def rmq_run(run: RequeueRun) -> SafeString:
+    """Where a run stands, or what came of it."""
+    return run_badge(run)
+
+
+@register.filter
 def rmq_visible(text: object) -> str:
     """A text with signs for what nobody would see, or what would turn the letters around."""
     return visible(str(text))
@@ -133,6 +170,30 @@ def badge(state: str, said: Any = None) -> SafeString:
         ICONS.get(value, ""),
         said or getattr(value, "label", state),
     )
+
+
+def run_badge(run: RequeueRun, *, away: bool = False) -> SafeString:
+    """Where a run stands, or what came of it."""
+    return badge(*run_outcome(run, away=away))
+
+
+def run_outcome(run: RequeueRun, *, away: bool = False) -> tuple[str, str]:
+    """A finished run is as good as what came of its messages; one that sends needs a broker."""
+    if run.state == RunState.RUNNING and (away or run.why == findings.BROKER_AWAY):
+        return RunState.PLANNED, _("Waiting for the broker")
+    if run.state != RunState.FINISHED:
+        return run.state, run.get_state_display()
+    if run.failed:
+        said = _("%(failed)d of %(sent)d failed again") % {"failed": run.failed, "sent": run.sent}
+        return ItemState.FAILED, said
+    silent = run.sent - run.processed
+    if run.unconfirmed:
+        said = ngettext("%(count)d not confirmed", "%(count)d not confirmed", run.unconfirmed)
+        return ItemState.UNCONFIRMED, said % {"count": run.unconfirmed}
+    if run.sent and silent > 0:
+        said = ngettext("%(count)d without an outcome", "%(count)d without an outcome", silent)
+        return RunState.WAITING, said % {"count": silent}
+    return (run.state, run.get_state_display()) if run.sent else (ItemState.SKIPPED, _("Nothing was sent"))
 
 
 def visible(text: str) -> str:

@@ -1,37 +1,91 @@
-"""The kit itself: a broker, the project's handlers and a clock, for one test."""
+"""The test kit: a broker, the project's handlers and a virtual clock for one test."""
 
+import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+import unittest
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from django_rmq_retry import registry, wiring
-from django_rmq_retry.announcing import Announcer
-from django_rmq_retry.broker.base import Caller, Outcome
-from django_rmq_retry.broker.capabilities import carrier_refusal
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from django_rmq_retry.amqp.contracts import Caller, Outcome
+from django_rmq_retry.amqp.frames import check_writable
+from django_rmq_retry.breakers.gate import Board
+from django_rmq_retry.breakers.rates import Pace
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.errors import BrokerUnfit
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.stamps import Stamp
-from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.consumer.events import Announcer, Events
 from django_rmq_retry.embedded.engine.behaviour import behaviour
-from django_rmq_retry.handler import Handler
-from django_rmq_retry.runtime.events import Events
-from django_rmq_retry.runtime.gating import Gate, Gates
-from django_rmq_retry.runtime.surroundings import Surroundings
-from django_rmq_retry.switching.board import Board
-from django_rmq_retry.switching.pacing import Pace
-from django_rmq_retry.testing.around import Around
-from django_rmq_retry.testing.driving import Driver
-from django_rmq_retry.testing.faults import PUBLISH, Fault, Faults, Trouble
-from django_rmq_retry.testing.inbox import Inbox
+from django_rmq_retry.errors import BrokerUnfit
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.attempt import Gate, Gates, Surroundings
+from django_rmq_retry.handlers.handler import Handler
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.stamp import Stamp
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.testing.broker import PUBLISH, Fault, Faults, Place, Trouble, Virtual
+from django_rmq_retry.testing.driver import Driver, Inbox
 from django_rmq_retry.testing.live import Live
-from django_rmq_retry.testing.looking import Parked, arriving, decoded, parked, taken
-from django_rmq_retry.testing.ordering import orders
-from django_rmq_retry.testing.outgoing import send_left
-from django_rmq_retry.testing.places import Place, Virtual
-from django_rmq_retry.testing.recording import Recorder, Tried
+from django_rmq_retry.testing.views import Parked, Recorder, Tried, arriving, decoded, parked, taken
+from django_rmq_retry.topology.versions import carrier_refusal
+
+log = logging.getLogger("django_rmq_retry")
+
+
+class Around:
+    """Inside a TestCase no commit ever comes; what a handler left for its commit is done as the attempt ends.
+
+    Connections are not closed as in production: the test goes on with them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = {one.alias: len(one.run_on_commit) for one in connections.all(initialized_only=True)}
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> None:
+        for connection in connections.all(initialized_only=True):
+            known = self._waiting.get(connection.alias, 0)
+            while len(connection.run_on_commit) > known:
+                left: list[Any] = connection.run_on_commit[known:]
+                del connection.run_on_commit[known:]
+                for _savepoints, callback, robust in left:
+                    _run(callback, robust=robust)
+
+
+def _run(callback: Callable[[], object], *, robust: bool) -> None:
+    try:
+        callback()
+    except Exception:
+        if not robust:
+            raise
+        log.exception("A callback after the commit failed")
+
+
+ORDER = "django_rmq_retry.ordering.gate.Order"
+"""By its name: pytest loads the kit before a project has its settings, and models ask for them."""
+
+
+def orders(intakes: Sequence[Intake]) -> Sequence[Gate]:
+    """The gate of those handlers, or none."""
+    if not any(intake.keyed for intake in intakes):
+        return ()
+    made: Callable[[], Gate] = import_string(ORDER)
+    return (made(),)
+
+
+SEND_LEFT = "django_rmq_retry.publishing.relay.send_left"
+"""By its name: pytest loads the kit before a project has its settings, and models ask for them."""
+
+
+def send_left() -> int:
+    """Send it all; return how many were sent."""
+    send: Callable[[], int] = import_string(SEND_LEFT)
+    return send()
+
 
 Named = Handler[Any] | str
 UNPUBLISHED = (
@@ -43,7 +97,7 @@ UNPUBLISHED = (
 class RmqTest:
     """``with RmqTest() as rmq``: meanwhile everything that is published comes here, and ``rmq.drain()`` handles it.
 
-    ``seed`` makes back-off jitter; without it there is none. ``version`` is the RabbitMQ to behave as: 3.10, 4.0, 4.3.
+    ``seed`` makes back-off jitter; without it there is none. ``version`` is the RabbitMQ to behave as: 4.0 or 4.3.
     With ``url`` it is that broker in real time, and ``patience`` the most seconds that ``drain`` may take.
     """
 
@@ -161,7 +215,7 @@ class RmqTest:
         publisher = self._place.publisher(self._end_of, self._sent.append)
         opening.callback(self._place.close)
         registry.autodiscover()
-        opening.enter_context(wiring.replaced(publisher, self._caller))
+        opening.enter_context(broker_connections.replaced(publisher, self._caller))
         self._look()
 
     def _look(self) -> None:
@@ -185,14 +239,17 @@ class RmqTest:
     def _surroundings(self, gate: Gate) -> Surroundings:
         clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
         now = settings()
+        events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
             around=Around,
-            journal=Events(clock, [self._recorder, Announcer()]),
+            journal=events,
             clock=clock,
             today=self._place.today,
             chance=self._chance,
             crash_limit=now.crash_limit,
             reply_to=now.reply_to,
+            refused=events.refuse_answer,
+            check=check_writable,
             gate=gate,
             once=Inbox(self._driver.failed),
         )
@@ -227,3 +284,15 @@ def _read(delivery: Delivery) -> Delivery:
 
 def _name(handler: Named) -> str:
     return handler if isinstance(handler, str) else handler.name
+
+
+class RmqTestMixin(unittest.TestCase):
+    """Each test has its kit: ``class ChargeTest(RmqTestMixin, TestCase)``, then ``self.rmq.drain()``."""
+
+    rmq: RmqTest
+    rmq_options: ClassVar[Mapping[str, Any]] = {}
+    """What ``RmqTest`` is to be made with, as ``{"seed": 7}``."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.rmq = self.enterContext(RmqTest(**self.rmq_options))

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture ``rmq`` and its marker. Nothing here needs settings before a test asks for it."""
+"""The pytest plugin: registers the ``rmq`` fixture."""
 
 from collections.abc import Iterator
 

@@ -3,6 +3,8 @@
 A message may come twice. Who calls another bank looks at what was done before; a posting is one transaction, done once.
 """
 
+import uuid
+from decimal import Decimal
 from typing import Any
 
 from django.conf import settings
@@ -19,14 +21,17 @@ from django_rmq_retry import (
     StopTheLine,
     handler,
 )
+from testproject.accounts.models import Account
 from testproject.payments import gateway, ledger
 from testproject.payments.errors import AboveLimit, AccountClosed, RateLimited, Refused, UnknownPair
 from testproject.payments.models import Payment
 
 RATES = {"EURUSD": "1.0831", "EURGBP": "0.8412", "EURCHF": "0.9377"}
 CASH_KEY = "srvc.transact.cash"
+REQUESTS = uuid.UUID("5f1a3a52-3c8e-4f0e-9c7e-3b1f3a0c7d11")
+"""Names the payments that other departments ask for."""
 
-main = Exchange("main-exchange", "direct")
+main = Exchange("main-exchange", "topic")
 
 
 @handler(
@@ -67,20 +72,42 @@ def quote(message: Delivery) -> dict[str, str]:
 
 
 @handler(
-    Queue("main-queue", bindings=[main.bind(CASH_KEY)]),
+    Queue("main-queue", type=None, bindings=[main.bind(CASH_KEY)]),
     policy=RetryThenPark(
         attempts=4, via=DeadLetter(exchange="retry-exchange", queue="retry-queue", after=settings.BANK_CASH_WAIT)
     ),
     park="parking-queue",
 )
 def cash(message: Delivery) -> dict[str, str]:
-    """Cash: an amount above the limit fails until the limit is raised."""
-    payment = _payment(message.data)
+    """Cash: an amount above the limit fails until the limit is raised.
+
+    The bank's own messages name a payment. Other departments send an amount and an account.
+    """
+    payment = _payment(message.data) if "payment" in message.data else _requested(message)
     if payment.state == Payment.State.NEW:
         if payment.amount > payment.account.limit:
             raise AboveLimit(payment.amount, payment.account.limit)
         ledger.book(payment)
     return {"status": "ok"}
+
+
+def _requested(message: Delivery) -> Payment:
+    """The payment of a request such as ``{"amount": 100, "account": "DE-1"}``, and of the same request again."""
+    data: Any = message.data
+    account = Account.objects.get(number=data["account"])
+    name = message.id or message.correlation_id
+    reference = uuid.uuid5(REQUESTS, f"{account.number} {name}") if name else uuid.uuid4()
+    known = Payment.objects.filter(reference=reference).first()
+    made = known or Payment(
+        reference=reference, kind=Payment.Kind.CASH, account=account, amount=Decimal(data["amount"])
+    )
+    if made.amount > account.limit and known is None:
+        # Nothing is written of a request that may never be paid.
+        raise AboveLimit(made.amount, account.limit)
+    if known is None:
+        made.full_clean()
+        made.save()
+    return _payment({"payment": made.pk})
 
 
 def _payment(data: Any) -> Payment:

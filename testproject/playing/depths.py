@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.asking import Session
+from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.declarations import Role
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.topology.declarations import Role
 
 
 def depths() -> Counter[Role]:

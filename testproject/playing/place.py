@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from django_rmq_retry.broker.urls import EMBEDDED, Secret, Url, read_url
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.amqp.address import EMBEDDED, Secret, Url, read_url
+from django_rmq_retry.errors import ConfigurationError
 from testproject.playing.ending import Trouble
 from testproject.playing.vhosts import Api, vhost_by
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from django.contrib.auth.models import User
 from django.core.management import call_command
 
-from django_rmq_retry import wiring
+from django_rmq_retry.publishing import broker_connections
 from testproject.payments import gateway
 from testproject.playing.children import beside
 from testproject.playing.customers import open_accounts
@@ -58,7 +58,7 @@ def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) 
         stage.children.append(broker)
         stage.wait(lambda: "listens on" in broker.said(), "the broker's start", until=time.monotonic() + PATIENCE)
     # Before the broker goes: a connection that is lost is logged, and tried anew.
-    stack.callback(wiring.close)
+    stack.callback(broker_connections.close)
     stack.enter_context(declared())
     stage.consumer = stack.enter_context(beside(folder, *CONSUMER))
     stage.children.append(stage.consumer)
@@ -71,7 +71,7 @@ def _check(stage: Stage, address: str, begun: float, within: float) -> int:
             stage.say(f"ok        {sentence}", "MIGRATE_HEADING")
     except Wrong as wrong:
         stage.say(f"not ok    {wrong}", "ERROR")
-        stage.say(f"The check failed after {time.monotonic() - begun:.0f} seconds.")
+        stage.say(f"The check failed after {time.monotonic() - begun:.1f} s.")
         return 1
-    stage.say(f"The check ended well after {time.monotonic() - begun:.0f} seconds.")
+    stage.say(f"The check ended well after {time.monotonic() - begun:.1f} s.")
     return 0

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.broker.deleting import delete_exchanges, delete_queues
-from django_rmq_retry.broker.plans import Plan, State
-from django_rmq_retry.broker.refusing import Refusal
-from django_rmq_retry.core.declarations import Topology
-from django_rmq_retry.core.errors import RmqRetryError
-from django_rmq_retry.management.reaching import declarer
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.recreation import delete_exchanges, delete_queues
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import declarer
+from django_rmq_retry.topology.declarations import Topology
+from django_rmq_retry.topology.plan import Plan, State
 from testproject.playing.ending import Trouble, fail
 
 CLAIM = "bank-demo.begins"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 from django.db.models import Sum
 
-from django_rmq_retry.core.declarations import Role
 from django_rmq_retry.models import ParkedMessage, State
-from django_rmq_retry.operating.requeueing import requeue
+from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.topology.declarations import Role
 from testproject.accounts.models import Account
 from testproject.payments import gateway, handlers
 from testproject.payments.models import Entry, GatewayCharge, Payment

@@ -4,7 +4,7 @@ import time
 from itertools import cycle
 from typing import NoReturn
 
-from django_rmq_retry.core.errors import PublishError
+from django_rmq_retry.errors import PublishError
 from testproject.payments import gateway
 from testproject.payments.models import Gateway
 from testproject.playing.customers import CLOSED, LIMIT, OPEN, pay, send_rubbish

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django_rmq_retry.management.console import flat
+from django_rmq_retry.management.terminal import flat
 from testproject.payments.models import Payment
 
 BOOKING = ("post", "cash")
@@ -39,7 +39,8 @@ class Tally:
     def total(self) -> str:
         """All of it in a few words."""
         return (
-            f"{len(self.paid)} paid, {self.retries} retries, {len(self.waiting)} waiting for their next attempt, "
+            f"{len(self.paid)} paid, {self.retries} {'retry' if self.retries == 1 else 'retries'}, "
+            f"{len(self.waiting)} waiting for {'its' if len(self.waiting) == 1 else 'their'} next attempt, "
             f"{len(self.parked)} parked"
         )
 

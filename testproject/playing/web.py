@@ -36,6 +36,8 @@ def served(stack: ExitStack, stage: Stage, folder: Path, first: int) -> str:
         if not _was_late(child):
             child.check()
             stage.children.append(child)
+            if port != first:
+                stage.say(f"Port {first} is in use by another program, so the admin is on port {port}.")
             return f"http://{HOST}:{port}/"
     raise Trouble(
         f"The ports {first} to {first + MANY - 1} of {HOST} are taken. Another one: make demo ARGS='--port N'"

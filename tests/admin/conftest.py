@@ -6,10 +6,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_rmq_retry import handler, registry, wiring
-from django_rmq_retry.admin import looking
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry import handler
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.publishing import broker_connections
 from tests.admin import made
 
 QUEUE = "payments.main"
@@ -42,15 +44,15 @@ class Kept:
 def sent() -> Iterator[list[Message]]:
     """What was published."""
     kept = Kept()
-    looking.forget()
-    with registry.isolated(), wiring.replaced(kept, lambda _exclusive: kept):
+    broker_look.forget()
+    with registry.isolated(), broker_connections.replaced(kept, lambda _exclusive: kept):
 
         @handler(QUEUE)
         def transfer(message: Delivery) -> None:
             """Nothing."""
 
         yield kept.messages
-    looking.forget()
+    broker_look.forget()
 
 
 @pytest.fixture

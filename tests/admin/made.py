@@ -9,8 +9,8 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.models import Attempt, BlockedKey, BusinessKey, ErrorGroup, OutboxMessage, ParkedMessage, State
 
 _numbers = itertools.count(1)

@@ -10,9 +10,9 @@ from django.test import Client
 from django.urls import reverse
 
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 
@@ -100,6 +100,8 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
         ("view_parkedmessage", "edit_requeue", "view_payload", "requeue"),
     ),
     ("get", "parkedmessage_newer", "", {"since": "2026-11-21T03:00:00Z", "after": "0"}, ("view_parkedmessage",)),
+    ("get", "parkedmessage_keys", "", {}, ("view_parkedmessage",)),
+    ("post", "parkedmessage_keys", "", {"keys": "PAY-1"}, ("view_parkedmessage",)),
     ("get", "errorgroup_help", "", {}, ()),
     ("get", "errorgroup_note", "group", {}, ("view_errorgroup", "note_errorgroup")),
     ("post", "errorgroup_note", "group", {"note": "n"}, ("view_errorgroup", "note_errorgroup")),
@@ -214,6 +216,19 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     assert (page.status_code, acted.status_code, started.status_code) == (403, 403, 403)
     assert "Only the north is yours." in page.content.decode()
     assert "SOUTH-ONE" not in page.content.decode()
+
+
+def test_a_search_opens_no_message_that_a_rule_hides(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    north = made.message(type="north", message_id="id-of-north")
+    made.message(type="south", message_id="id-of-south")
+    client = client_of(made.person("clerk", "view_parkedmessage"))
+    url = reverse("admin:rmq_retry_parkedmessage_changelist")
+    found, hidden, missing = (client.get(url, {"q": f"id-of-{name}"}) for name in ("north", "south", "nowhere"))
+
+    assert found.headers["Location"] == reverse("admin:rmq_retry_parkedmessage_change", args=[north.pk])
+    assert (hidden.status_code, missing.status_code) == (200, 200)
+    assert hidden.content.decode().count("id-of-south") == missing.content.decode().count("id-of-nowhere")
 
 
 def test_a_group_of_messages_is_discarded_without_those_that_a_rule_keeps_back(settings: Any) -> None:

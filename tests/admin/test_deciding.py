@@ -1,16 +1,18 @@
 """Discarding, holding, taking back, editing, noting, exporting: each asks first, each is written down."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.admin import looking
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.operating.auditing import verify
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.parked.audit import note, verify
+from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -126,6 +128,18 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     assert "1 is sent as it was edited" in Page(preview).text
 
 
+def test_a_large_change_is_reviewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    one = made.message(body=b'{"a": 1}')
+    text = '{"a": "' + "x" * 500_000 + '"}'
+    review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text=text)
+    press(page, review, "Store and preview the requeue", reason="test")
+
+    assert "Only its beginning is shown." in Page(review).text
+    assert len(review.content) < 600_000
+    assert bytes(MessageVersion.objects.get(message=one.pk).body) == text.encode()
+
+
 def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, sent: list[Message]) -> None:
     edited(settings)
     one = made.message(business_key="PAY-1")
@@ -161,8 +175,8 @@ def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edited(settings)
-    away = looking.Look(at=timezone.now(), away="refused", since=timezone.now())
-    monkeypatch.setattr(looking, "look", lambda: away)
+    away = broker_look.Look(at=timezone.now(), away="refused", since=timezone.now())
+    monkeypatch.setattr(broker_look, "look", lambda: away)
     one = made.message()
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
     stored = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
@@ -249,3 +263,58 @@ def test_the_result_of_a_run_is_exported(page: Client) -> None:
     file = press(page, run_page, "Export CSV")
 
     assert b"".join(file).decode().startswith("place,id,business_key")
+
+
+def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
+    lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
+    said = "Its body is larger than the form of a page may be. Edit it by: manage.py rmq_parked edit"
+    shown, edit = page.get(f"{MESSAGES}{one.pk}/change/"), page.get(f"{MESSAGES}{one.pk}/edit/")
+
+    assert f"{said} {one.pk} --editor" in Page(shown).text
+    assert (edit.status_code, f"{said} {one.pk} --editor" in Page(edit).text) == (409, True)
+    assert f"{said} {lines.pk} --editor" in Page(page.get(f"{MESSAGES}{lines.pk}/edit/")).text
+
+
+def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    text = "[" + '"é",' * 400_000 + "1]"
+    one = made.message(body=text.encode())
+    form = urlencode({"text": f"{text} ", "reason": "test", "version": "1", "store": "1"})
+    kind = "application/x-www-form-urlencoded"
+    stored = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind, follow=True)
+
+    assert (len(form) > 5_000_000, stored.status_code) == (True, 200)
+    assert bytes(MessageVersion.objects.get(message=one.pk).body) == f"{text} ".encode()
+
+
+def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    one = made.message()
+    form, kind = "text=" + "y" * 11_000_000, "application/x-www-form-urlencoded"
+    answer = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind)
+
+    assert answer.status_code == 413
+    assert "Nothing was done. Go back: your text is still there." in Page(answer).text
+    assert again(one).version == 1
+
+
+def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    at = datetime(2026, 11, 22, 17, 47, tzinfo=UTC)
+    one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
+    text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text
+
+    assert "2026-11-22T17:47:00+00:00 datetime" in text
+    assert "fixed: when = 2026-11-22T17:47:00+00:00, none = null" in text
+    assert "datetime.datetime" not in text
+
+
+def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
+    act = note(
+        Actor.of_code("test"), Verb.RESUME, run=7, facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]}
+    )
+    text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
+
+    assert "before canary = true, stop_at = 20.0 after null Seal" in text

@@ -6,8 +6,8 @@ import pytest
 from django.test import Client
 
 from django_rmq_retry.models import ParkedMessage, Verb
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page

@@ -1,7 +1,8 @@
 """The page of one message: everything is there, nothing of it runs, nothing is seen that may not be seen."""
 
 import hashlib
-from datetime import timedelta
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.core.indenting import indented
+from django_rmq_retry.messages.masking import indented
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
-from django_rmq_retry.operating.auditing import verify
+from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -67,7 +69,7 @@ def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
     assert "It failed 5 times, then it was parked: retries exhausted." in text
     assert "The bank did not answer." in text
     assert "Attempt 5 failed payments.main · worker-3:812 · 30.0 s · a1b2c3" in text
-    assert "waits 3 min for its next attempt" in text
+    assert "waits 3 min 30 s for its next attempt" in text
     assert "bank/gateway.py:17 in post raise GatewayTimeout(host)" in text
     assert text.index("Attempt 5 failed") < text.index("Attempt 1 failed") < text.index("Published")
 
@@ -163,13 +165,33 @@ def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client)
     assert page.post(at(one, "body")).content == body
 
 
+@pytest.mark.parametrize(
+    ("body", "whole", "masked"),
+    [
+        (b"[" * 8000 + b"]" * 8000, "too deeply to be formatted", "too deeply to tell its confidential fields apart"),
+        (b'{"a":' * 8000 + b"1" + b"}" * 8000, "too deeply to be formatted", "too deeply to tell"),
+        (b"[" * 100 + b"1," * 30_000 + b"1" + b"]" * 100, "too deeply to be formatted", "too deeply to be formatted"),
+        (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49900 more places are hidden."),
+    ],
+)
+def test_no_body_makes_a_page_without_an_end(page: Client, body: bytes, whole: str, masked: str) -> None:
+    one = made.message(body=body)
+    for client, said in ((page, whole), (support(), masked)):
+        begun = time.process_time()
+        response = client.get(at(one))
+
+        assert said in Page(response).text
+        assert len(response.content) < 500_000
+        assert time.process_time() - begun < 10
+
+
 def test_numbers_are_never_rounded_by_formatting() -> None:
     text = '{"a":100.00,"b":[12345678901234567890,1E400,{}],"c":{},"d":[]}'
     formatted = (
         '{\n  "a": 100.00,\n  "b": [\n    12345678901234567890,\n    1E400,\n    {}\n  ],\n  "c": {},\n  "d": []\n}'
     )
 
-    assert indented(text) == formatted
+    assert indented(text, most=1000) == formatted
 
 
 def test_a_hidden_field_is_not_in_the_page_of_who_may_not_see_it() -> None:
@@ -267,6 +289,47 @@ def test_an_edited_message_shows_its_version_and_its_original(page: Client) -> N
 def deaths(queue: str, count: int) -> bytes:
     entry = {"queue": queue, "reason": "rejected", "count": count, "exchange": "", "routing-keys": [queue]}
     return made.properties({"x-death": [entry]})
+
+
+def test_what_the_broker_wrote_stands_in_a_table(page: Client) -> None:
+    at_noon = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    loop: dict[str, Any] = {
+        "queue": "payments.wait", "reason": "expired", "count": 3, "exchange": "again", "routing-keys": ["pay", "cash"],
+        "time": at_noon, "original-expiration": "60000",
+    }  # fmt: skip
+    plain = {"queue": "payments.main", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": []}
+    one = made.message(properties=made.properties({"x-death": [loop, plain]}))
+    text = Page(page.get(at(one))).text
+
+    told = "Reason expired Count 3 First time 2026-11-22 06:00:00 Exchange again Routing keys pay, cash"
+    names = ("First time", "Exchange", "Routing keys", "Original expiration (ms)")
+    assert f"payments.wait {told} Original expiration (ms) 60000" in text
+    assert f"payments.main Reason rejected Count 2 {' '.join(f'{name} {NOTHING}' for name in names)}" in text
+
+
+@pytest.mark.parametrize(
+    "told", ["hello", [1], [{"queue": EVIL}], [{"queue": EVIL, "reason": EVIL, "count": -1}], None, b"\xff"]
+)
+def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, told: object) -> None:
+    one = made.message(properties=made.properties({"x-death": told}))
+    response = page.get(at(one))
+
+    assert "Its x-death is not readable: no broker writes it like that." in Page(response).text
+    assert b"<script>alert" not in response.content
+
+
+def test_a_forged_x_death_is_shown_in_part_and_as_text(page: Client) -> None:
+    entry = {"queue": EVIL * 50, "reason": EVIL, "count": 2**63 - 1, "exchange": EVIL, "routing-keys": [EVIL] * 2000}
+    one = made.message(
+        properties=made.properties(
+            {"x-death": [{**entry, "time": datetime(9999, 12, 31, tzinfo=UTC), "original-expiration": EVIL}] * 25}
+        )
+    )
+    response = page.get(at(one))
+
+    assert "5 more entries are not shown." in Page(response).text
+    assert b"<script>alert" not in response.content
+    assert len(response.content) < 200_000
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.core.breaking import Circuit
-from django_rmq_retry.models import (
-    BlockedKey,
-    OperatorAction,
-    ParkedMessage,
-    RequeueRun,
-    Switch,
-    Verb,
-)
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
-from django_rmq_retry.operating.outgoing import resend
-from django_rmq_retry.operating.switching import pause, resume
-from django_rmq_retry.operating.unblocking import let_go
-from django_rmq_retry.outbox.reach import reach
-from django_rmq_retry.switching.table import Table
+from django_rmq_retry.breakers.table import Table
+from django_rmq_retry.models import BlockedKey, OperatorAction, ParkedMessage, RequeueRun, Switch, Verb
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.controls import let_go, pause, resend, resume
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.publishing.broker_connections import reach
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.standstills import blocked, outgoing

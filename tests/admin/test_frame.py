@@ -18,11 +18,11 @@ from django.urls import path
 from django.utils import timezone
 
 import django_rmq_retry
-from django_rmq_retry import wiring
-from django_rmq_retry.admin import looking, tracing
+from django_rmq_retry.admin import broker_look, timeline
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State, Verb
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -97,7 +97,7 @@ def test_the_page_of_a_group_tells_under_which_deploys_it_failed(page: Client, m
         made.attempt(one, minutes + 1, at=at, deploy=deploy, fingerprint=cause.fingerprint)
     made.attempt(one, 6, deploy="ffff99", fingerprint="of another group")
     whole = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
-    monkeypatch.setattr(tracing, "LOOKED_AT", 4)
+    monkeypatch.setattr(timeline, "LOOKED_AT", 4)
     cut = Page(page.get(f"{GROUPS}{cause.pk}/change/")).text
 
     assert "Deploys: a1b2c3 (from 2026-01-05 12:02 ) · old (from 2026-01-05 12:00 )" in whole
@@ -191,7 +191,7 @@ def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         settings.RMQ_RETRY = {"URL": f"amqp://guest:secret@127.0.0.1:{port}/"}
-        monkeypatch.setattr(wiring, "stands_in", lambda: False)
+        monkeypatch.setattr(broker_connections, "stands_in", lambda: False)
         waited: list[float | None] = []
         join = threading.Thread.join
 
@@ -202,8 +202,8 @@ def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
         monkeypatch.setattr(threading.Thread, "join", joined)
         content = page.get("/admin/rmq_retry/livestatus/").content.decode()
 
-    assert waited == [looking.PATIENCE]
-    assert looking.PATIENCE < 1
+    assert waited == [broker_look.PATIENCE]
+    assert broker_look.PATIENCE < 1
     assert "No connection to the broker since" in content
     assert "secret" not in content
 
@@ -262,6 +262,8 @@ def with_nonce(get_response: Any) -> Any:
 
 
 def test_ages_and_spans_are_said_in_the_unit_that_people_use() -> None:
-    said = [rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)]
+    said = [
+        rmq_span(seconds) for seconds in (None, 0, 0.25, 30.0, 60, 100.65, 3599, 3600 * 3 + 60 * 12, 86400, 86400 * 4)
+    ]
 
-    assert said[1:] == ["0 s", "0.2 s", "30 s", "1 min", "59 min", "3 h 12 min", "1 day", "4 days"]
+    assert said[1:] == ["0 s", "0.2 s", "30 s", "1 min", "1 min 41 s", "1 h 0 min", "3 h 12 min", "1 day", "4 days"]

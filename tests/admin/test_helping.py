@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from django_rmq_retry.operating.permitting import PERMISSIONS
+from django_rmq_retry.parked.operators import PERMISSIONS
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page

@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from django_rmq_retry.admin import runs
 from django_rmq_retry.models import Attempt, ParkedMessage
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 

@@ -11,13 +11,13 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry.admin import labels
-from django_rmq_retry.broker import gauging
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.parking import By
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.amqp import declarer
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.parked import By
 from django_rmq_retry.models import OperatorAction, Verb
-from django_rmq_retry.operating import filtering
+from django_rmq_retry.parked import selection
 from django_rmq_retry.templatetags.rmq_retry import rmq_ago
+from django_rmq_retry.topology.declarations import Role
 from tests.tooling import pseudo
 
 
@@ -56,7 +56,7 @@ def test_a_selection_is_said_in_words_of_people() -> None:
 
     assert labels.chosen({"filter": words}) == f"{said} · [!! queue !!] payments.main"
     assert labels.chosen({"ids": {"7": 1}}, "#7") == "#7"
-    assert set(labels.CHOSEN) == set(filtering.WORDS)
+    assert set(labels.CHOSEN) == set(selection.WORDS)
 
 
 @pytest.mark.usefixtures("marked")
@@ -64,6 +64,16 @@ def test_what_is_wrong_with_a_queue_is_translated() -> None:
     one = "a move of it was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
     many = "3 dead letters wait: where they go to is full or missing"
 
+    assert labels.trouble("abandoned, empty: manage.py rmq_delete q") == (
+        "[!! abandoned, empty: manage.py rmq_delete q !!]"
+    )
+    for start, end in (
+        ("abandoned", ", nobody consumes it: manage.py rmq_declare --recreate q --move-to NEW"),
+        ("handed over", ", other consumers read it"),
+        ("abandoned", " will return to the work queue"),
+    ):
+        assert labels.trouble(f"{start}, 1 message{end}") == f"[!! {start}, 1 message{end} !!]"
+        assert labels.trouble(f"{start}, 2 messages{end}") == f"[!! {start}, 2 messages{end} !!]"
     assert labels.trouble("nobody reads this queue") == "[!! nobody reads this queue !!]"
     assert labels.trouble(one) == f"[!! {one.replace('messages wait', 'message waits')} !!]"
     assert labels.trouble(many) == f"[!! {many} !!]"
@@ -71,7 +81,7 @@ def test_what_is_wrong_with_a_queue_is_translated() -> None:
 
 def test_every_sentence_about_a_queue_is_known_to_the_translators() -> None:
     known = set(labels.SAID_OF_QUEUES)
-    said = {text for text in sentences(gauging) if not text.startswith("x-")}
+    said = {text for text in sentences(declarer) if not text.startswith("x-")}
 
     assert known <= said, known - said
     assert {text for text in said if text.startswith(("nobody", "somebody", "full", "it "))} <= known

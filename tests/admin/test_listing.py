@@ -10,9 +10,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.admin import listing
+from django_rmq_retry.admin import message_list
 from django_rmq_retry.models import ParkedMessage, State
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.looking import Page
 
@@ -35,7 +35,7 @@ def selection(response: Any) -> Selection:
     return Selection.read(parse_qs(urlsplit(response.headers["Location"]).query)["sel"][0])
 
 
-def test_the_list_takes_two_queries_and_reads_no_body(page: Client) -> None:
+def test_the_list_takes_three_queries_and_reads_no_body(page: Client) -> None:
     for number in range(60):
         made.message(business_key=f"PAY-{number}")
     with CaptureQueriesContext(
@@ -45,9 +45,21 @@ def test_the_list_takes_two_queries_and_reads_no_body(page: Client) -> None:
 
     assert response.status_code == 200
     asked = own(queries)
-    assert len(asked) == 2, asked
+    assert len(asked) == 3, asked
     assert not [sql for sql in asked if '"body"' in sql or "DISTINCT" in sql]
     assert all("LIMIT" in sql for sql in asked)
+
+
+def test_every_queue_with_records_can_be_chosen(page: Client) -> None:
+    made.message(queue="payments.renamed", business_key="PAY-1")
+    made.message(queue="payments.other", business_key="PAY-2", state=State.PROCESSED)
+    made.message(queue="", business_key="PAY-3")
+
+    response = page.get(LIST)
+    chosen = next(one for one in response.context["cl"].filter_specs if one.parameter_name == "queue")
+    assert {"payments.renamed", "payments.other"} <= {value for value, _label in chosen.lookup_choices}
+    assert "" not in {value for value, _label in chosen.lookup_choices}
+    assert shown(page.get(LIST, {"queue": "payments.renamed"})) == {"PAY-1"}
 
 
 def test_what_is_parked_is_listed_and_the_rest_by_its_filter(page: Client) -> None:
@@ -124,7 +136,7 @@ def test_an_empty_list_says_that_nothing_is_parked(page: Client) -> None:
 
 
 def test_counting_ends_where_people_stop_turning_pages(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "MOST_COUNTED", 100)
+    monkeypatch.setattr(message_list, "MOST_COUNTED", 100)
     now = timezone.now()
     for number in range(103):
         made.message(business_key=f"PAY-{number}", parked_at=now - timedelta(minutes=number))

@@ -7,17 +7,20 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import handler, registry
-from django_rmq_retry.core.breaking import Circuit
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry import InPlace, Queue, RetryThenPark, handler
+from django_rmq_retry.breakers.table import Table
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import OperatorAction, Switch
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.switching import pause
-from django_rmq_retry.switching.table import Table
+from django_rmq_retry.parked.controls import pause
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.policies.breaker import Circuit
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
+from tests.commands.running import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 QUEUES = "/admin/rmq_retry/switch/"
@@ -48,6 +51,25 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert (f"Queue {QUEUE} goes on." in Page(resumed).text, Switch.objects.get().paused) == (True, False)
     acts = [(act.verb, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
+
+
+def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) -> None:
+    said = (
+        "Queue rates cannot be paused: with auto_delete=True the broker deletes it with its messages when its last "
+        "consumer stops. Stop the publishers, or declare it with exclusive=True."
+    )
+    with registry.isolated():
+
+        @handler(Queue("rates", type="classic", auto_delete=True), policy=RetryThenPark(via=InPlace()))
+        def fetch(message: Delivery) -> None:
+            """Nothing."""
+
+        told = Page(press(page, page.get(QUEUES), "Pause")).text
+        ran = run("rmq_queue", "pause", "rates")
+
+    assert said in told
+    assert (ran.code, ran.err) == (Exit.USAGE, said)
+    assert (Switch.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
 def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> None:
@@ -146,3 +168,15 @@ def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
         text = Page(page.get(QUEUES)).text
 
     assert text.count(f"{QUEUE} ✓ flowing") == 1
+
+
+def test_a_halted_line_is_told_on_the_status_page_while_its_consumer_says_so(page: Client) -> None:
+    now = timezone.now()
+    line = {"halted_at": now - timedelta(minutes=5), "halted_attempt": 24, "halted_error": "DiskFull: no space"}
+    Switch.objects.create(queue="orders", halted_seen_at=now, **line)
+    Switch.objects.create(queue="stale", halted_seen_at=now - timedelta(minutes=1), **line)
+
+    text = Page(page.get("/admin/rmq_retry/livestatus/")).text
+    assert "orders: halted since " in text
+    assert " at attempt 24: DiskFull: no space." in text
+    assert "stale: " not in text

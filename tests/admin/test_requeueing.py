@@ -10,12 +10,13 @@ from django.core import signing
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Fixed, RetryThenPark, handler, registry
-from django_rmq_retry.admin import looking
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry import Fixed, RetryThenPark, handler
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -147,7 +148,7 @@ def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monk
         made.message(cause)
     preview = previewed(page, group=cause.pk)
     silent = press(page, preview, "Requeue 101 messages")
-    monkeypatch.setattr("django_rmq_retry.admin.preview.TYPED_FROM", 100)
+    monkeypatch.setattr("django_rmq_retry.admin.requeue_form.TYPED_FROM", 100)
     wrong = press(page, previewed(page, group=cause.pk), "Requeue 101 messages", reason="INC-5", typed="100")
     right = press(page, wrong, "Requeue 101 messages", typed="101")
 
@@ -231,8 +232,8 @@ def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Cli
 
 
 def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = looking.Look(at=timezone.now(), away="connection refused", since=timezone.now())
-    monkeypatch.setattr(looking, "look", lambda: away)
+    away = broker_look.Look(at=timezone.now(), away="connection refused", since=timezone.now())
+    monkeypatch.setattr(broker_look, "look", lambda: away)
     preview = previewed(page, message=made.message().pk)
     planned = press(page, preview, "Plan: start when the broker is back")
 

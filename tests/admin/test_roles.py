@@ -12,8 +12,8 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 
 from django_rmq_retry.admin import runs
-from django_rmq_retry.operating import selecting
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked import selection
+from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.test_allowing import ADDRESSES, NAMES, ask, state, world
@@ -59,6 +59,8 @@ MAY: dict[str, set[str]] = {
     "get_parkedmessage_edit": {"lead"},
     "post_parkedmessage_edit_{}_1_r": {"lead"},
     "get_parkedmessage_newer_2026-11-21T03:00:00Z_0": ALL,
+    "get_parkedmessage_keys": ALL,
+    "post_parkedmessage_keys_PAY-1": ALL,
     "get_errorgroup_help": ALL,
     "get_errorgroup_note": ALL - {"auditor"},
     "post_errorgroup_note_n": ALL - {"auditor"},
@@ -143,7 +145,7 @@ def test_a_token_that_is_forged_or_too_old_does_nothing(page: str, monkeypatch: 
     before = state()
     url = reverse(f"admin:rmq_retry_{page}")
     got = {client_get(url, {"sel": one, **form}).status_code for one in forged for client_get in (lead.get, lead.post)}
-    monkeypatch.setattr(selecting, "VALID_FOR", -1)
+    monkeypatch.setattr(selection, "VALID_FOR", -1)
     old = lead.post(url, {"sel": known["sel"], **form}).status_code
 
     assert (got, old, state()) == ({400}, 400, before)

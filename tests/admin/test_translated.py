@@ -11,14 +11,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.admin import looking
-from django_rmq_retry.broker.gauging import Level
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.models import Item, ItemState, ParkedMessage, RequeueRun, RunState, State, Verb
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.tooling import pseudo
@@ -90,9 +90,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker with every kind of trouble."""
     troubles = ("nobody reads this queue", "full: it refuses or gives up messages")
     levels = tuple(Level(queue="payments", role=role, ready=3, consumers=0, problems=troubles) for role in Role)
+    levels += (Level(queue="payments", role=Role.WORK, remark="abandoned, empty: manage.py rmq_delete payments"),)
     blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
-    found = looking.Look(at=timezone.now(), levels=levels, blind=blind)
-    monkeypatch.setattr(looking, "look", lambda: found)
+    found = broker_look.Look(at=timezone.now(), levels=levels, blind=blind)
+    monkeypatch.setattr(broker_look, "look", lambda: found)
 
 
 def test_what_is_not_translated_is_found(page: Client) -> None:
@@ -144,7 +145,7 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
     for number in (4, 5):
         made.attempt(one, number)
     run = RequeueRun.objects.create(by="ann", created_at=later, state=RunState.FINISHED)
-    Item.objects.create(run=run, message=one, place=1, revision=1, sent_at=later, why=words.UNCONFIRMED)
+    Item.objects.create(run=run, message=one, place=1, revision=1, sent_at=later, why=findings.UNCONFIRMED)
     for verb in Verb:
         note(Actor(name="ann", source="cli"), verb, message=one.pk, reason="INC-553", run=run.pk)
 
@@ -208,10 +209,10 @@ def test_a_run_in_each_state(page: Client, state: RunState) -> None:
     counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
     bounds = {"max_depth": 10, "stop_at": 20, "rate": 8, "driver": "worker-3", "beat_at": timezone.now()}
     run = RequeueRun.objects.create(
-        by="ann", created_at=timezone.now(), state=state, why=words.GUARD, **counts, **bounds
+        by="ann", created_at=timezone.now(), state=state, why=findings.GUARD, **counts, **bounds
     )
     for place, kind in enumerate(ItemState):
-        Item.objects.create(run=run, message=made.message(), place=place, revision=1, state=kind, why=words.LATE)
+        Item.objects.create(run=run, message=made.message(), place=place, revision=1, state=kind, why=findings.LATE)
     found = [untranslated(page.get(address)) for address in (RUNS, f"{RUNS}{run.pk}/change/")]
 
     assert found == [set(), set()]

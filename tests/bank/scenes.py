@@ -8,11 +8,12 @@ from typing import Any
 from django.core.management import call_command
 from django.db import transaction
 
-from django_rmq_retry import Message, Raw, publish, wiring
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.errors import CallFailed, CallUnanswered
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry import Message, Raw, publish
+from django_rmq_retry.errors import CallFailed, CallUnanswered
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.declarations import Role
 from testproject.accounts.models import Account
 from testproject.payments import gateway as other_bank
 from testproject.payments import handlers
@@ -70,7 +71,7 @@ def publish_bytes(text: str) -> None:
 def publish_with_headers(raw: str) -> None:
     """Header bytes, in hex, that no decent client would write."""
     properties = Properties(headers=Headers(bytes.fromhex(raw)), delivery_mode=2)
-    wiring.publisher().publish(Message(body=b"{}", routing_key="payments.charge", properties=properties))
+    broker_connections.publisher().publish(Message(body=b"{}", routing_key="payments.charge", properties=properties))
 
 
 def state(payment: int) -> str:

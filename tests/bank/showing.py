@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests.bank.bank import ROOT
+from tests.tooling.machine import hear_hangups
 from tests.tooling.waiting import wait_until
 
 PATIENCE = 120
@@ -31,6 +32,7 @@ class Demo:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=hear_hangups,  # noqa: PLW1509 - one call of the system, no lock
             )
 
     @property

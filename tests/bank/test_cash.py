@@ -1,8 +1,10 @@
 """Cash, on a topology older than the project: rejected, round by the retry queue, and parked after three retries."""
 
 import json
+from typing import Any
 
 import pytest
+from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.bank.bank import Bank
@@ -24,12 +26,14 @@ def spy_on(amqp: BlockingChannel) -> str:
 def test_the_topology_has_the_names_and_the_ways_it_had_before(vhost: Vhost) -> None:
     arguments = {name: row["arguments"] for name, row in vhost.queues().items()}
 
-    assert arguments["main-queue"]["x-dead-letter-exchange"] == "retry-exchange"
-    assert arguments["retry-queue"]["x-dead-letter-exchange"] == "main-exchange"
-    assert arguments["retry-queue"]["x-message-ttl"] == 500
-    assert {"parking-queue", "reply-queue"} <= arguments.keys()
+    assert {name: arguments[name] for name in ("main-queue", "retry-queue", "parking-queue", "reply-queue")} == {
+        "main-queue": {"x-dead-letter-exchange": "retry-exchange"},
+        "retry-queue": {"x-dead-letter-exchange": "main-exchange", "x-message-ttl": 500},
+        "parking-queue": {},
+        "reply-queue": {},
+    }
     assert {name: row["type"] for name, row in vhost.exchanges().items()} == {
-        "main-exchange": "direct",
+        "main-exchange": "topic",
         "retry-exchange": "fanout",
     }
     assert vhost.bindings() == {
@@ -46,6 +50,49 @@ def test_cash_is_paid_and_answered_with_the_correlation_id(bank: Bank, amqp: Blo
 
     assert (properties.correlation_id, json.loads(body)) == ("c-1", {"status": "ok"})
     assert bank.play("balance", number="DE-1") == "500.00"
+
+
+def asked(amqp: BlockingChannel, request: object, **properties: Any) -> None:
+    """A request of another department, by its own means."""
+    known = BasicProperties(reply_to="reply-queue", content_type="application/json", **properties)
+    amqp.basic_publish("main-exchange", "srvc.transact.cash", json.dumps(request).encode(), known)
+
+
+def test_a_request_of_another_department_is_paid_once_and_answered(bank: Bank, amqp: BlockingChannel) -> None:
+    bank.play("account", number="DE-1", limit=500)
+    with bank.consuming():
+        for _ in range(2):
+            asked(amqp, {"amount": 100, "account": "DE-1"}, correlation_id="c-1")
+            properties, body = taken(amqp, "reply-queue")
+
+            assert (properties.correlation_id, json.loads(body)) == ("c-1", {"status": "ok"})
+        asked(amqp, {"amount": "50.50", "account": "DE-1"}, message_id="m-2")
+        taken(amqp, "reply-queue")
+
+    assert bank.play("balance", number="DE-1") == "849.50"
+
+
+@pytest.mark.parametrize(
+    ("request_", "detail"),
+    [
+        ({"amount": 501, "account": "DE-1"}, "AboveLimit: 501 is above the limit of 500.00"),
+        ({"amount": 100, "account": "DE-9"}, "DoesNotExist: Account matching query does not exist."),
+        ({"amount": -1, "account": "DE-1"}, "ValidationError: "),
+    ],
+)
+def test_a_request_that_cannot_be_paid_is_retried_three_times_and_parked(
+    bank: Bank, amqp: BlockingChannel, request_: object, detail: str
+) -> None:
+    bank.play("account", number="DE-1", limit=500)
+    spy = spy_on(amqp)
+    with bank.consuming():
+        asked(amqp, request_, correlation_id="c-1")
+        parked = told(amqp, "parking-queue")
+
+    assert depth(amqp, spy) == 3
+    assert parked["detail"].startswith(f"Gave up after 4 attempts: {detail}")
+    assert depth(amqp, "reply-queue") == 0
+    assert bank.play("balance", number="DE-1") == "1000.00"
 
 
 def test_cash_above_the_limit_goes_round_three_times_and_is_parked(bank: Bank, amqp: BlockingChannel) -> None:

@@ -1,10 +1,10 @@
 """``make demo`` on the embedded broker: it shows what it promises, and whatever ends it, nothing of it runs on."""
 
 import os
-import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from tests.bank.bank import ROOT
 from tests.bank.showing import OPENED, PATIENCE, Demo, page, showing
+from tests.tooling.machine import open_terminal
 from tests.tooling.node import free_ports
 from tests.tooling.waiting import wait_until
 
@@ -73,10 +74,11 @@ def test_a_signal_ends_the_demo_and_all_its_processes(tmp_path: Path, number: si
 
 
 def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
-    ours, its = pty.openpty()
+    ours, its = open_terminal()
     # The first process of a session that has this terminal as its own, as a login shell has.
     begin = (
-        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+        "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     )
     words = [sys.executable, "-m", "testproject.demo", "--port", str(free_ports(1)[0])]
     folder = tmp_path / "demo"
@@ -96,6 +98,16 @@ def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
 
     assert code == 0
     assert list(folder.iterdir()) == []
+
+
+def test_a_demo_says_why_it_took_another_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with showing(tmp_path / "demo", "--port", str(port)) as demo:
+            demo.await_said(OPENED)
+
+            assert f"Port {port} is in use by another program, so the admin is on port " in demo.said
+            assert f":{port}/" not in demo.said
 
 
 def test_a_killed_demo_leaves_a_folder_and_no_process(tmp_path: Path) -> None:

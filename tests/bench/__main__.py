@@ -24,6 +24,8 @@ from tests.bench.parking import parking
 from tests.bench.queues import prepared
 from tests.bench.suites import AT_REST, NAMES, SUITES, Contender, Suite
 from tests.bench.waiting import waiting
+from tests.bench.walks.running import NAME as WALKS
+from tests.bench.walks.running import walks
 from tests.tooling.filled import own_database
 from tests.tooling.node import Node
 from tests.tooling.services import Services, Unavailable
@@ -87,6 +89,8 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
         findings += parking(node, rounds=rounds_asked, share=QUICK_SHARE if asked.quick else 1)
     if EMBEDDED in asked.only:
         findings += waiting(WAITING // (QUICK_SHARE if asked.quick else 1))
+    if WALKS in asked.only:
+        findings += walks(node)
     if AT_REST.name in asked.only:
         rounds = [_round(node, AT_REST) for _ in range(1 if asked.quick else 3)]
         findings += report.at_rest(AT_REST, rounds)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from django_rmq_retry.embedded import locating, starting
+from django_rmq_retry.embedded import place as locating
+from django_rmq_retry.embedded import process as starting
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -11,14 +11,16 @@ from statistics import median
 
 import pika
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.settling import parked
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.topology.queues import Queue
 from tests.bench import trials
 from tests.bench.report import Finding, table
 from tests.bench.task import Task

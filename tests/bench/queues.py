@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pika
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.codec import JSON
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.codecs import JSON
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.topology.queues import Queue
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
 

@@ -72,7 +72,7 @@ def _retry(task: Task) -> Suite:
     )
 
 
-def _remembering() -> str:
+def remembering() -> str:
     """The database that RMQ_TEST_DATABASE names; else PostgreSQL, as in production, if there is one."""
     usual = databases.POSTGRESQL
     return os.environ.get("RMQ_TEST_DATABASE") or (databases.SQLITE if databases.KINDS[usual].lack() else usual)
@@ -80,7 +80,7 @@ def _remembering() -> str:
 
 def _history(title: str, task: Task, *, threads: int, at_least: float, then: float) -> Suite:
     """Ours, without and with a database that remembers attempts."""
-    kind = _remembering()
+    kind = remembering()
     workers = "1 worker" if threads == 1 else f"{threads} workers"
     module = OURS + "consumer"
     return Suite(
@@ -169,4 +169,4 @@ AT_REST = Suite(
     ),
 )
 
-NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "idle")
+NAMES = ("consume", "publish", "retry", "history", "park", "embedded", "once", "order", "outbox", "walks", "idle")

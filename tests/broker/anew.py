@@ -4,11 +4,11 @@ from typing import Any
 
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.broker.recreating import Recreated, Recreation
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.recreation import Recreated, Recreation
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.declared import ready
 from tests.tooling.waiting import wait_until
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.envelope import RawProperties
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import Failure
-from django_rmq_retry.core.properties import encode_properties
-from django_rmq_retry.core.settlement import Settlement, Tell
-from django_rmq_retry.core.settling import settle
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.core.verdict import Verdict
+from django_rmq_retry.amqp.frames import RawProperties
+from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.message import Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.policies.policy import Failure
+from django_rmq_retry.policies.verdict import Verdict
 from tests.tooling.waiting import wait_until
 
 Got = tuple[int, Delivery, pika.BasicProperties]

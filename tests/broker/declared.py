@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.core.declarations import Topology
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.topology.declarations import Topology
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.base import Line, Outcome, Publisher, Server
-from django_rmq_retry.broker.calling import PikaCaller
-from django_rmq_retry.broker.consuming import PikaSource
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.broker.wording import Named
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.caller import PikaCaller
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.contracts import Line, Outcome, Publisher
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.source import PikaSource
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.topology.versions import Server
 
 PATIENCE = 10.0
 Done = Callable[[Outcome, str], None]

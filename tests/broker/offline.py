@@ -7,9 +7,8 @@ from typing import Any
 import pika
 from pika import frame, spec
 
-from django_rmq_retry.broker.connection import Connection
-from django_rmq_retry.broker.delivering import DeliverTo
-from django_rmq_retry.broker.envelope import RawProperties
+from django_rmq_retry.amqp.connection import Connection
+from django_rmq_retry.amqp.frames import DeliverTo, RawProperties
 
 Received = tuple[str, int, bool, str, str, bytes, bytes]
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import spec
 
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.confirming import ConfirmChannel, Pending
-from django_rmq_retry.broker.connection import Connection
+from django_rmq_retry.amqp.connection import Connection
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.publisher import ConfirmChannel, Pending
 from tests.broker.live import to
 from tests.broker.offline import HEARTBEAT, Wire, delivery, method, wire
 

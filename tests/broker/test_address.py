@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.broker.address import Access, Host, Secret, Tls
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.amqp.address import Access, Host, Secret, Tls
+from django_rmq_retry.errors import ConfigurationError
 
 
 def parsed(url: str) -> tuple[str, str, str, list[str]]:

@@ -11,10 +11,10 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.calling import PikaCaller
-from django_rmq_retry.core.errors import CallUnanswered, MessageReturned, MessageUnsent, RmqRetryError
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.caller import PikaCaller
+from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, RmqRetryError
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
 from tests.broker.between import between
 from tests.broker.live import calling, to
 from tests.tooling.waiting import wait_until

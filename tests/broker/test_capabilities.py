@@ -2,10 +2,9 @@
 
 import pytest
 
-from django_rmq_retry.broker.base import Server
-from django_rmq_retry.broker.capabilities import carrier_refusal, queue_refusal
-from django_rmq_retry.core.carriers import Ladder, Native
-from django_rmq_retry.core.declarations import QueueDeclaration
+from django_rmq_retry.policies.carriers import Ladder, Native
+from django_rmq_retry.topology.declarations import QueueDeclaration
+from django_rmq_retry.topology.versions import Server, carrier_refusal, queue_refusal
 
 OLD = Server(product="RabbitMQ", version=(3, 10, 8))
 MIDDLE = Server(product="RabbitMQ", version=(4, 0, 5))

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pika import frame, spec
 from pika.exceptions import ConnectionClosedByBroker
 
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.confirming import ConfirmChannel, Pending
-from django_rmq_retry.broker.envelope import FRAME_OVERHEAD, RawProperties
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import encode_properties
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.frames import FRAME_OVERHEAD, RawProperties
+from django_rmq_retry.amqp.publisher import ConfirmChannel, Pending
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import encode_properties
 from tests.broker.live import to
 from tests.broker.offline import Wire, method, wire
 

@@ -9,9 +9,9 @@ from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport, _Asy
 from pika.exceptions import ChannelClosedByClient, ConnectionWrongStateError
 from pika.heartbeat import HeartbeatChecker
 
-from django_rmq_retry.broker.base import Server
-from django_rmq_retry.broker.connection import ONE_WRITE, PRIVATE, Connection
-from django_rmq_retry.broker.envelope import RawProperties
+from django_rmq_retry.amqp.connection import ONE_WRITE, PRIVATE, Connection
+from django_rmq_retry.amqp.frames import RawProperties
+from django_rmq_retry.topology.versions import Server
 from tests.broker.offline import HEARTBEAT, delivery, method, wire
 
 

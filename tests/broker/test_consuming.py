@@ -8,13 +8,12 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker import consuming as room
-from django_rmq_retry.broker.base import Line, Outcome
-from django_rmq_retry.broker.wording import Named
-from django_rmq_retry.core.declarations import ExchangeDeclaration, QueueDeclaration
-from django_rmq_retry.core.errors import BrokerRefused, QueueUnusable
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.amqp import source as room
+from django_rmq_retry.amqp.contracts import Line, Outcome
+from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.errors import BrokerRefused, QueueUnusable
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration
 from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, to
 from tests.tooling.vhosts import Vhost

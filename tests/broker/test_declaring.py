@@ -5,18 +5,18 @@ from collections.abc import Iterator
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.broker.inspecting import Inspector
-from django_rmq_retry.broker.plans import Difference, Plan, State
-from django_rmq_retry.broker.refusing import BrokerUnreachable
-from django_rmq_retry.broker.urls import Secret
-from django_rmq_retry.core.declarations import QueueDeclaration, Topology
-from django_rmq_retry.core.errors import BrokerRefused
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry.amqp.declarer import Declarer, of_others
+from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.session import Named, Session
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Topology
+from django_rmq_retry.topology.plan import Difference, Plan, State
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 
@@ -147,12 +147,58 @@ def test_what_belongs_to_somebody_else_is_looked_for_and_never_made(declarer: De
     assert (vhost.exchanges(), vhost.queues()) == ({}, {})
 
 
-def test_what_belongs_to_somebody_else_may_have_any_arguments(declarer: Declarer, amqp: BlockingChannel) -> None:
+def test_a_queue_of_others_may_have_what_the_project_does_not_write(declarer: Declarer, amqp: BlockingChannel) -> None:
     amqp.queue_declare("inbox", durable=True, arguments={"x-max-length": 7})
     amqp.exchange_declare("theirs", "headers")
-    topology = layout((), extra=[Exchange("theirs", "fanout", existing=True), Queue("inbox", existing=True)])
+    topology = layout((), extra=[Exchange("theirs", "headers", existing=True), Queue("inbox", existing=True)])
 
     assert declarer.plan(topology).fulfilled
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        QueueDeclaration(name="gone", existing=True),
+        QueueDeclaration(name="gone", existing=True, arguments={"x-queue-type": "quorum"}),
+        QueueDeclaration(name="gone", existing=True, arguments={"x-queue-type": "classic", "x-max-length": 3}),
+        ExchangeDeclaration(name="gone", existing=True),
+    ],
+    ids=["no type", "quorum", "classic", "an exchange"],
+)
+def test_what_others_delete_while_it_is_looked_at_is_not_made(gone: Named, declarer: Declarer, vhost: Vhost) -> None:
+    with pytest.raises(Refusal):
+        of_others(declarer.session, gone, None)
+
+    assert (vhost.exchanges(), vhost.queues()) == ({}, {})
+
+
+def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer, vhost: Vhost) -> None:
+    vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True, "arguments": {"x-max-length": 7}})
+    policy = {"pattern": "inbox", "definition": {"dead-letter-exchange": "letters"}, "apply-to": "queues"}
+    vhost.management.call("PUT", f"policies/{vhost.name}/letters", policy)
+
+    def told(**arguments: object) -> str:
+        inbox = Queue("inbox", existing=True, arguments=arguments)
+        item = seeing.plan(layout((), extra=[inbox])).items[0]
+        return item.said or f"{item.state.value} {item.type}"
+
+    said = {"x-dead-letter-exchange": "letters", "x-max-length": 7}
+    wait_until(lambda: told(**said) == "same classic", what="the policy takes effect")
+    assert told(**{"x-max-length": 8}) == "x-max-length: here 8, broker 7"
+
+
+def test_a_right_that_others_do_not_grant_costs_only_the_comparison(vhost: Vhost) -> None:
+    user = vhost.name
+    vhost.management.call("PUT", f"users/{user}", {"password": "pw", "tags": ""})
+    rights = {"configure": "^$", "write": ".*", "read": ".*"}
+    vhost.management.call("PUT", f"permissions/{vhost.name}/{user}", rights)
+    vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True})
+    address = vhost.url.partition("@")[2]
+    with Session(Access.parse(f"amqp://{user}:pw@{address}")) as session:
+        item = Declarer(session).plan(layout((), extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
+    vhost.management.call("DELETE", f"users/{user}")
+
+    assert (item.state, item.type) == (State.SAME, "")
 
 
 def test_a_value_that_amqp_has_no_type_for_is_told(declarer: Declarer) -> None:
@@ -198,7 +244,7 @@ def test_a_wrong_password_a_missing_vhost_and_a_closed_port_are_told_apart(broke
         pass
     with pytest.raises(BrokerRefused, match="virtual host does not exist"), Session(Access.parse(missing)):
         pass
-    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1: ConnectionRefusedError"):
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1: Connection refused"):
         Session(Access.parse("amqp://127.0.0.1:1")).__enter__()
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pika import spec
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.broker.connection import Connection
-from django_rmq_retry.broker.delivering import LARGE, NAMES_KEPT, Places, Tags
+from django_rmq_retry.amqp.connection import Connection
+from django_rmq_retry.amqp.frames import LARGE, NAMES_KEPT, Places, Tags
 from tests.broker.offline import HEARTBEAT, Received, SlowConnection, Wire, delivery, method, wire
 
 NAMES = st.sampled_from([b"", b"q", "schlüssel".encode(), b"\xff\xfe", b"k" * 255]) | st.binary(max_size=20)

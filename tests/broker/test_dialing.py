@@ -12,9 +12,9 @@ import pytest
 from pika.credentials import PlainCredentials
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.broker.address import Access, Host, Tls
-from django_rmq_retry.broker.dialing import parameters
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.amqp.address import Access, Host, Tls
+from django_rmq_retry.amqp.connection import parameters
+from django_rmq_retry.errors import ConfigurationError
 from tests.tooling.node import free_ports
 from tests.tooling.services import Services, Unavailable, go_without
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pika import frame, spec
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.broker.envelope import RawProperties, marshal_publish, read_header
-from django_rmq_retry.core.errors import HeadersTooLarge
+from django_rmq_retry.amqp.frames import RawProperties, marshal_publish, read_header
+from django_rmq_retry.errors import HeadersTooLarge
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 

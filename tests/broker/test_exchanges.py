@@ -6,8 +6,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.declared import arguments, declare, has, redeclare
 from tests.tooling.vhosts import Vhost
 

@@ -6,11 +6,11 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.carriers import DeadLetter
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.policies.carriers import DeadLetter
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.declared import declare, ready
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -7,11 +7,11 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from django_rmq_retry.broker import linking
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.hushing import LOGGERS
-from django_rmq_retry.broker.refusing import BrokerUnreachable
+from django_rmq_retry.amqp import link
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import LOGGERS
+from django_rmq_retry.amqp.refusals import BrokerUnreachable
+from django_rmq_retry.amqp.session import Session
 from tests.broker.test_linking import gone, linked
 from tests.tooling.waiting import wait_until
 
@@ -20,8 +20,8 @@ from tests.tooling.waiting import wait_until
 def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """pika's logger as Django leaves it, and again after the test."""
     logger = logging.getLogger("pika")
-    monkeypatch.setattr(linking, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(linking, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(link, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(link, "LONGEST_WAIT", 0.05)
     before = logger.level
     logger.setLevel(logging.NOTSET)
     yield logger

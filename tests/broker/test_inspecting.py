@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from django_rmq_retry.broker import inspecting
-from django_rmq_retry.broker.inspecting import Inspector
-from django_rmq_retry.broker.refusing import BrokerUnreachable
-from django_rmq_retry.broker.urls import Secret
+from django_rmq_retry.amqp import inspection
+from django_rmq_retry.amqp.address import Secret
+from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.refusals import BrokerUnreachable
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -76,7 +76,7 @@ def test_it_leads_nowhere_else_and_the_login_goes_nowhere_else(place: str) -> No
 
 
 def test_an_answer_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspecting, "LARGEST", 1000)
+    monkeypatch.setattr(inspection, "LARGEST", 1000)
 
     with (
         api(says(b'"' + b"x" * 2000 + b'"')) as (inspector, _asked),
@@ -116,4 +116,4 @@ def test_what_is_no_json_is_an_answer_of_nobody_we_know() -> None:
 def test_a_process_that_never_asks_never_reads_the_authorities_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "_create_default_https_context", lambda: pytest.fail("forty milliseconds of each start"))
 
-    runpy.run_path(inspecting.__file__, run_name="django_rmq_retry.broker.inspecting")
+    runpy.run_path(inspection.__file__, run_name="django_rmq_retry.amqp.inspection")

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Question, Session
-from django_rmq_retry.broker.moving import Move
-from django_rmq_retry.broker.recreating import Recreation
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.recreation import Move, Recreation
+from django_rmq_retry.amqp.session import Question, Session
 from tests.broker.anew import OLD, bodies, fill, recreate
 from tests.broker.declared import declare
 from tests.tooling.vhosts import Vhost

@@ -7,10 +7,9 @@ import pytest
 from pika import frame, spec
 from pika.exceptions import ChannelClosedByBroker
 
-from django_rmq_retry.broker.base import Line
-from django_rmq_retry.broker.lines import OpenLine
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settlement import Tell
+from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.messages.message import Delivery, Tell
 from tests.broker.offline import Wire, delivery, method, wire
 
 TAGS = {Tell.ACK: spec.Basic.Ack, Tell.REQUEUE: spec.Basic.Nack, Tell.REJECT: spec.Basic.Nack}
@@ -31,6 +30,8 @@ class Owned:
 
     def subscribed(self, line: OpenLine) -> None:
         self.subscriptions += 1
+
+    def forgot(self, queue: str) -> None: ...
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         self.interruptions.append(reason)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.broker import linking
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.linking import FIRST_WAIT, LONGEST_WAIT, Link
-from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
+from django_rmq_retry.amqp import link as linking
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, Link
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.broker.between import between
 from tests.broker.live import io_thread, publishing, to
 from tests.tooling.node import Node, free_ports
@@ -105,7 +105,7 @@ def test_only_a_session_that_was_good_begins_the_waits_anew(broker_url: str, mon
             wait_until(lambda count=session: len(told.opened) == count)  # type: ignore[misc]  # bound early
             line.cut()
         wait_until(lambda: len(told.opened) == 4)
-        monkeypatch.setattr(linking, "HEALTHY", 0.0)
+        told.link._healthy = 0.0
         line.cut()
         wait_until(lambda: len(told.opened) == 5)
 

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from django_rmq_retry.broker.looping import IoThread
+from django_rmq_retry.amqp.connection import IoThread
 from tests.broker.live import io_thread
 from tests.tooling.waiting import wait_until
 

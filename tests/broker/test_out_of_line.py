@@ -7,10 +7,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic
 
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import StopTheLine
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.policies.policy import StopTheLine
+from django_rmq_retry.topology.queues import Queue
 from tests.broker.declared import declare, has
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

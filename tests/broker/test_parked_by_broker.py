@@ -7,12 +7,12 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.topology.queues import Queue
 from tests.broker.at_hand import AtHand
-from tests.broker.declared import declare, has
+from tests.broker.declared import arguments, declare, has, ready
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
@@ -62,3 +62,13 @@ def test_what_came_to_its_delivery_limit_carries_only_x_death(vhost: Vhost, amqp
     amqp.basic_reject(tag, requeue=True)
 
     assert noted(line) == ([], "delivery_limit")
+
+
+def test_what_is_dropped_on_purpose_is_parked_nowhere(vhost: Vhost, amqp: BlockingChannel) -> None:
+    declared(vhost, amqp, expired="drop", message_ttl=0.05, max_length=1, overflow="drop-head")
+    published(amqp)
+    published(amqp)
+    has(amqp, "work", 0)
+
+    assert ready(amqp, "parked") == 0
+    assert not any(name.startswith("x-dead-letter") for name in arguments(vhost)["work"])

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker import patience
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.base import Line
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.patience import PatientSource
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.settlement import DONE
+from django_rmq_retry.amqp import source as patience
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.amqp.source import PatientSource
+from django_rmq_retry.messages.message import DONE
 from tests.broker.live import Seen
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until

@@ -4,8 +4,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.base import Line
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.messages.message import DONE, Settlement, Tell
 from tests.broker.live import consuming
 from tests.broker.test_consuming import depth, fill, queue, quiet
 from tests.tooling.waiting import wait_until

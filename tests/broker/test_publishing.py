@@ -9,18 +9,13 @@ from contextlib import contextmanager
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import (
-    MessageNacked,
-    MessageReturned,
-    MessageUnsent,
-    PublishUnknown,
-)
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import MessageNacked, MessageReturned, MessageUnsent, PublishUnknown
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from tests.broker.between import between
 from tests.broker.live import io_thread, publishing, to
 from tests.tooling.node import Node, free_ports

@@ -6,19 +6,16 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.broker.deleting import delete_queues, stale
-from django_rmq_retry.broker.holding import WouldLose
-from django_rmq_retry.broker.inspecting import Inspector
-from django_rmq_retry.broker.recreating import Recreated, Recreation
-from django_rmq_retry.broker.urls import Secret
-from django_rmq_retry.core.carriers import Carrier, Ladder
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import NO_LIMIT, Queue
+from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.inspection import Inspector, WouldLose
+from django_rmq_retry.amqp.recreation import Recreated, Recreation, delete_queues, stale
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.policies.carriers import Carrier, Ladder
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.topology.queues import NO_LIMIT, Queue
 from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, recreate, yes
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare, ready

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.broker.refusing import Refusal, Unequal
+from django_rmq_retry.amqp.refusals import Refusal, Unequal
 
 UNEQUAL = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/': "
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker import settling as room
-from django_rmq_retry.broker.base import Line, Outcome
-from django_rmq_retry.broker.consuming import PikaSource
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.amqp import settler as room
+from django_rmq_retry.amqp.contracts import Line, Outcome
+from django_rmq_retry.amqp.source import PikaSource
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import DONE, Settlement, Tell
 from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, publishing, to
 from tests.broker.test_consuming import LINE, depth, fill, queue, quiet

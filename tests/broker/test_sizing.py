@@ -12,12 +12,12 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.moving import Move, MoveStopped, for_good
-from django_rmq_retry.core.errors import MessageTooLarge
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.recreation import Move, MoveStopped, for_good
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.errors import MessageTooLarge
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.publishing import broker_connections
 from tests.broker.live import calling, publishing, to
 from tests.broker.test_calling import answering, ask, echo, question
 from tests.commands.running import run
@@ -125,9 +125,9 @@ def test_for_the_command_it_is_no_broker_that_is_away(broker: Broker, settings: 
     settings.RMQ_RETRY = {"URL": broker.url}
     broker.limit(LIMIT)
     (tmp_path / "body").write_bytes(LARGE)
-    wiring.close()
+    broker_connections.close()
     told = run("rmq_publish", "--queue", "payments.charge", "--raw", str(tmp_path / "body"))
-    wiring.close()
+    broker_connections.close()
 
     assert (told.code, told.out) == (Exit.DRIFT, ""), told.err
     assert "20000 bytes are above the broker's 10000" in told.err

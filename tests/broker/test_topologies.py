@@ -6,14 +6,14 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.backoff import Exponential
-from django_rmq_retry.core.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.core.deaths import rejections
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
-from django_rmq_retry.core.verdict import Kind
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.deaths import rejections
+from django_rmq_retry.policies.backoff import Exponential
+from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import Queues, arguments, declare, has, redeclare
 from tests.tooling.vhosts import Vhost

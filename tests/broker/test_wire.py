@@ -10,11 +10,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.exceptions import ConnectionClosedByClient
 
-from django_rmq_retry.broker.connection import Connection
-from django_rmq_retry.broker.delivering import DeliverTo
-from django_rmq_retry.broker.envelope import RawProperties, marshal_publish
-from django_rmq_retry.core.errors import HeadersTooLarge, UndecodableHeaders
-from django_rmq_retry.core.properties import decode_properties
+from django_rmq_retry.amqp.connection import Connection
+from django_rmq_retry.amqp.frames import DeliverTo, RawProperties, marshal_publish
+from django_rmq_retry.errors import HeadersTooLarge, UndecodableHeaders
+from django_rmq_retry.messages.properties import decode_properties
 from tests.broker.offline import HEARTBEAT
 from tests.tooling.vhosts import Vhost
 

@@ -64,11 +64,16 @@ def sit(chromium: Any, site: str) -> Iterator[Sit]:
         *,
         scheme: str = "light",
         width: int = 1280,
+        height: int = 900,
         scripts: bool = True,
         language: str = "en-GB",
         cookies: Mapping[str, str] | None = None,
     ) -> Person:
-        options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "java_script_enabled": scripts}
+        options = {
+            "color_scheme": scheme,
+            "viewport": {"width": width, "height": height},
+            "java_script_enabled": scripts,
+        }
         context = chromium.new_context(**options, locale=language)
         context.add_cookies([{"name": key, "value": value, "url": site} for key, value in (cookies or {}).items()])
         contexts.append(context)

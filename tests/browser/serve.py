@@ -14,19 +14,21 @@ from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.core.wsgi import get_wsgi_application
 from django.utils import timezone
 
-from django_rmq_retry import handler, wiring
-from django_rmq_retry.admin import looking
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.gauging import Level
-from django_rmq_retry.core.declarations import Role
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry import handler
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.models import Item, ItemState, MessageVersion, ParkedMessage, RequeueRun, RunState, State, Verb
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
-from django_rmq_retry.records.outcomes import succeeded
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.claims import succeeded
+from django_rmq_retry.parked.key_lists import look_up, store
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
@@ -67,7 +69,7 @@ def consume() -> None:
 def fill() -> None:
     """A cause for each task, with three messages; one message that lives through everything."""
     now = timezone.now()
-    User.objects.create_superuser("lead", password="lead")
+    lead = User.objects.create_superuser("lead", password="lead")
     support = made.person("support", "view_parkedmessage", "view_errorgroup", "requeue", "hold", "reveal_field")
     support.set_password("support")
     support.save()
@@ -80,7 +82,9 @@ def fill() -> None:
     hostile = made.message(
         made.group(title=evil), type=evil, business_key=evil, queue=evil, body=evil.encode(), error_text=evil
     )
-    whole = made.message(made.group(), business_key="WHOLE-1", keys=["WHOLE-1", "ACC-1"])
+    died = {"queue": "payments.main", "reason": "rejected", "count": 2, "exchange": "", "routing-keys": ["pay"]}
+    dead = made.properties({"x-death": [{**died, "time": now}]})
+    whole = made.message(made.group(), business_key="WHOLE-1", keys=["WHOLE-1", "ACC-1"], properties=dead)
     for number in range(1, 6):
         made.attempt(whole, number, fingerprint=whole.group.fingerprint)
     fill_states(now)
@@ -88,8 +92,14 @@ def fill() -> None:
         cause = made.group(title=f"{name}Error")
         for place in range(3):
             made.message(cause, business_key=f"{name.upper()}-{place}")
+    # Its numbers are the last: those above are named by their places.
+    long = made.message(made.group(title="LongError"), business_key="K" * 250, keys=["K" * 255], message_id="M" * 250)
+    wide = [{**made.FRAMES[-1], "code": "gateway.post(" + "order, " * 60 + ")"}]
+    made.attempt(long, 5, fingerprint=long.group.fingerprint, chain=[{"error": "E", "text": "e", "frames": wide}])
     outgoing(stuck=True)
     blocked(hostile, waiting=2)
+    keys = ["ONE-0", "one-1", "nobody", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
+    store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))
 
 
 def fill_states(now: datetime) -> None:
@@ -113,25 +123,25 @@ def fill_states(now: datetime) -> None:
     for run_state in RunState:
         counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
         run = RequeueRun.objects.create(
-            by="ann", created_at=now, state=run_state, why=words.GUARD, stop_at=20, **counts
+            by="ann", created_at=now, state=run_state, why=findings.GUARD, stop_at=20, **counts
         )
         for place, (kind, one) in enumerate(zip(ItemState, known, strict=False)):
-            Item.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=words.LATE)
+            Item.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=findings.LATE)
     for verb in Verb:
         note(ann, verb, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
 
 
-def looked() -> looking.Look:
+def looked() -> broker_look.Look:
     """A broker with troubles; away for those whose browser says so."""
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
-        return looking.Look(at=now, away="connection refused", since=now)
+        return broker_look.Look(at=now, away="connection refused", since=now)
     levels = (
         Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",)),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
     )
     blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
-    return looking.Look(at=now, levels=levels, blind=blind)
+    return broker_look.Look(at=now, levels=levels, blind=blind)
 
 
 def serve() -> None:
@@ -144,9 +154,9 @@ def serve() -> None:
     def transfer(message: Delivery) -> None:
         """Nothing."""
 
-    looking.look = looked
+    broker_look.look = looked
     kept = Handled()
-    with wiring.replaced(kept, lambda _exclusive: kept):
+    with broker_connections.replaced(kept, lambda _exclusive: kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)
         server.daemon_threads = True
         server.set_app(StaticFilesHandler(get_wsgi_application()))

@@ -15,6 +15,8 @@ MESSAGE, RUN = f"{ADMIN}/parkedmessage", f"{ADMIN}/requeuerun"
 AUDIT, STATUS = f"{ADMIN}/operatoraction", f"{ADMIN}/livestatus"
 EDITED = 30 + len(State)
 """The message that was edited; before it there is one in each state."""
+LONG = EDITED + 4
+"""One whose keys and line of code are as long as they can be, alone in the last group."""
 PAGES = {
     "groups": f"{ADMIN}/errorgroup/",
     "groups by queue": f"{ADMIN}/errorgroup/?by=queue",
@@ -31,10 +33,18 @@ PAGES = {
     **{f"message {state}": f"{MESSAGE}/{30 + place}/change/" for place, state in enumerate(State)},
     "edited message": f"{MESSAGE}/{EDITED}/change/",
     "its original": f"{MESSAGE}/{EDITED}/change/?version=1",
+    "message with long keys": f"{MESSAGE}/{LONG}/change/",
+    "group of long keys": f"{ADMIN}/errorgroup/20/change/",
+    "list of long keys": f"{MESSAGE}/?group=20",
+    "discard of a long key": f"{MESSAGE}/discard/?message={LONG}",
+    "edit of a long key": f"{MESSAGE}/{LONG}/edit/",
+    "preview of a long key": f"{RUN}/preview/?message={LONG}",
     "edit": f"{MESSAGE}/29/edit/",
     "discard": f"{MESSAGE}/discard/?group=1",
     "hold": f"{MESSAGE}/hold/?group=1",
     "export": f"{MESSAGE}/export/?group=1",
+    "list of keys": f"{MESSAGE}/keys/",
+    "answer to a list of keys": f"{MESSAGE}/keys/?list=1",
     "preview": f"{RUN}/preview/?group=1",
     "preview of one first": f"{RUN}/preview/?group=1&canary=1",
     "preview of what is permanent": f"{RUN}/preview/?message={EDITED}",
@@ -89,6 +99,12 @@ def test_pages_have_no_barriers_and_run_nothing_inline(sit: Sit, scheme: str, wi
     assert lead.complaints == []
 
 
+def test_forms_of_a_small_phone_have_no_barriers(sit: Sit) -> None:
+    lead = sit(width=320, height=640)
+
+    assert found(lead, {name: PAGES[name] for name in ("discard", "hold", "export", "preview", "edit", "note")}) == {}
+
+
 @TWO
 def test_pages_have_no_barriers_while_the_broker_is_away(sit: Sit, scheme: str, width: int) -> None:
     lead = sit(scheme=scheme, width=width, cookies={"broker": "away"})
@@ -129,6 +145,36 @@ def test_forms_that_are_filled_in_wrongly_have_no_barriers(sit: Sit, scheme: str
     lead.click("Requeue 0 messages")
     lead.page.locator("#rmq-wrong").wait_for()
     barriers["preview with errors"] = lead.barriers()
+
+    assert {name: some for name, some in barriers.items() if some} == {}
+    assert lead.complaints == []
+
+
+@TWO
+def test_a_list_that_is_pasted_has_no_barriers(sit: Sit, scheme: str, width: int) -> None:
+    lead = sit(scheme=scheme, width=width)
+    barriers = {}
+    lead.go(PAGES["list of keys"])
+    lead.fill("#rmq-keys", "PLAIN-0\nplain-1\nDISCARD-0 DISCARD-1\nACC-1\nprocessed\n" + "K" * 300)
+    lead.click("Look them up")
+    lead.page.locator("#rmq-missing").wait_for()
+    barriers["answer"] = lead.barriers()
+    lead.fill("#rmq-keys", ",".join(map(str, range(10_001))))
+    lead.click("Look them up")
+    lead.page.locator("#rmq-wrong").wait_for()
+    barriers["too many"] = lead.barriers()
+    for name, button in (("preview", "Requeue 3 messages"), ("discard", "Discard 3 messages")):
+        lead.go(PAGES[name])
+        lead.click("All except these…")
+        lead.fill("#rmq-except", "ONE-0\none-1\nPLAIN-0\n" + "K" * 300)
+        lead.click("Leave these out")
+        lead.sees("1 message is left out by its key.")
+        barriers[f"{name} without one"] = lead.barriers()
+        lead.fill("#rmq-except", ",".join(map(str, range(10_001))))
+        lead.click("Leave these out")
+        lead.page.locator("#rmq-wrong").wait_for()
+        barriers[f"{name} without too many"] = lead.barriers()
+        assert button not in lead.page.locator("main").inner_text()
 
     assert {name: some for name, some in barriers.items() if some} == {}
     assert lead.complaints == []

@@ -136,8 +136,24 @@ def test_a_run_is_stopped_in_one_click(sit: Sit, button: str) -> None:
     lead.click("Requeue 3…", within=card(button))
     lead.fill("#rmq-rate", "0.2")
     lead.click("Requeue 3 messages")
+    lead.sees("updated every 1 s")
     lead.page.get_by_role("button", name=button, exact=True).click()
     lead.sees({"Pause": "Paused", "Stop": "Stopped"}[button])
+
+
+def test_a_page_says_that_it_updates_only_while_its_run_is_active(sit: Sit) -> None:
+    lead = sit()
+    lead.go(LIST)
+    lead.type("#searchbar", "ONE-1")
+    lead.click("Requeue…")
+    lead.click("Requeue 1 message")
+    lead.sees("Finished")
+    # It was there when the page was loaded.
+    pulse = lead.page.locator("[data-rmq-pulse]")
+    pulse.wait_for(state="hidden")
+
+    assert pulse.count() == 1
+    assert lead.complaints == []
 
 
 def test_everything_works_without_scripts(sit: Sit) -> None:
@@ -202,7 +218,8 @@ def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> No
 @pytest.mark.parametrize("width", [1100, 320])
 def test_new_messages_are_told_above_a_list_whose_rows_stay(sit: Sit, width: int) -> None:
     lead = sit(width=width)
-    lead.go(f"{LIST}?group=1")
+    # Other tests take messages of single groups away; the queue keeps several.
+    lead.go(f"{LIST}?queue=payments.main")
     live = lead.page.locator("[data-rmq-live]")
     # As if the list had been opened before they were parked, and asked now.
     live.evaluate(
@@ -218,7 +235,7 @@ def test_new_messages_are_told_above_a_list_whose_rows_stay(sit: Sit, width: int
 
     assert told == rows
     assert (barriers, lead.complaints) == ([], [])
-    assert lead.page.url.endswith("?group=1")
+    assert lead.page.url.endswith("?queue=payments.main")
 
 
 def test_a_list_without_scripts_has_no_bar_of_new_messages(sit: Sit) -> None:

@@ -15,18 +15,26 @@ from pathlib import Path
 from tests.chaos import postgres, report
 from tests.chaos.lanes import ALL
 from tests.chaos.nemeses import ONE_NODE
-from tests.chaos.parts import PARTS, Order
+from tests.chaos.parts import PARTS, Order, lack
 from tests.chaos.storm import timed
 from tests.tooling.services import Unavailable
 
-LONG_PARTS, SHORT_PARTS = ("storm", "cluster"), ("storm",)
-SHARES = {"storm": 0.8, "cluster": 0.2}
+EVERY = ("storm", "mariadb", "sweep", "cluster")
+"""The parts that a version gets which was asked for by name."""
+LONG_PARTS = (("storm", ""), ("mariadb", ""), ("sweep", ""), ("storm", "4.0"), ("storm", "4.3"), ("cluster", ""))
+SHORT_PARTS = (("storm", ""),)
+IN_TURN = (("sweep", ""), ("mariadb", ""), ("storm", "4.0"), ("storm", "4.3"))
+"""Of these the short form has one, by its seed."""
+SHARES = {("storm", ""): 0.36, ("mariadb", ""): 0.12, ("sweep", ""): 0.12, ("cluster", ""): 0.2}
+SHARE = 0.1
+Chosen = tuple[str, str]
+"""A part, and the version of RabbitMQ; without one the first that there is."""
 FOUND, UNABLE, TOO_FEW = 1, 2, 3
 MILLION = 1_000_000
 LONG, SHORT = 15.0, 3.0
 PAYMENTS = 200_000
 LANES = tuple(lane.name for lane in ALL)
-PLANTS = ("ack_first", "not_once", "no_breaker", "deaf", "no_rate")
+PLANTS = ("ack_first", "not_once", "no_breaker", "deaf", "no_rate", "host_clock")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,25 +96,51 @@ def summed(totals: Path) -> int:
 def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
     """Each part on each version; what time is left is shared by those that are to come."""
     minutes = asked.minutes or (SHORT if asked.short else LONG)
-    named = asked.broker or os.environ.get("RMQ_TEST_BROKERS", "")
-    versions = [name for name in named.split(",") if name] or [""]
-    parts = asked.only or (SHORT_PARTS if asked.short else LONG_PARTS)
-    if len(versions) * len(parts) == 1:
+    turns = chosen(asked, seed)
+    if [len(turn) for turn in turns] == [1]:
+        name, version = turns[0][0]
         # The soak is over when its payments are booked.
-        bounded = math.inf if parts == ("soak",) and not asked.minutes else minutes
-        return [run_one(asked, parts[0], seed, bounded, versions[0])]
+        bounded = math.inf if name == "soak" and not asked.minutes else minutes
+        return [run_one(asked, name, seed, bounded, version)]
     codes = []
-    for version in versions:
+    for turn in turns:
         ends = time.monotonic() + minutes * 60
-        for place, name in enumerate(parts):
-            shares = [SHARES.get(one, 1.0) for one in parts[place:]]
+        for place, (name, version) in enumerate(turn):
+            shares = [1.0 if asked.short else SHARES.get(one, SHARE) for one in turn[place:]]
             left = max(1.0, (ends - time.monotonic()) / 60)
             codes.append(in_a_process(name, seed, version, left * shares[0] / sum(shares)))
     return codes
 
 
+def chosen(asked: argparse.Namespace, seed: int) -> list[list[Chosen]]:
+    """What is run, in turns of one time each: a turn for each version that was asked for, else a single one.
+
+    Of the parts that nobody asked for by name, those that this machine cannot run are left out, and said.
+    """
+    named = asked.broker or os.environ.get("RMQ_TEST_BROKERS", "")
+    versions = [name for name in named.split(",") if name]
+    if asked.only or versions:
+        parts = asked.only or (("storm",) if asked.short else EVERY)
+        return [[(name, version) for name in parts] for version in versions or [""]]
+    able = []
+    for one in (*SHORT_PARTS, *IN_TURN) if asked.short else LONG_PARTS:
+        why = lack(*one)
+        if why:
+            report.say(f"NOT RUN: {one[0]}{' on RabbitMQ ' + one[1] if one[1] else ''}. {why}")
+        else:
+            able.append(one)
+    if asked.short:
+        others = [one for one in able if one in IN_TURN]
+        able = [*(one for one in able if one in SHORT_PARTS), *(others[seed % len(others) :][:1] if others else [])]
+    return [able]
+
+
 def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float, version: str) -> int:
     """One part, in this process: Django is set up once, for one broker and one database."""
+    why = lack(name, version)
+    if why:
+        print(why, file=sys.stderr)
+        return UNABLE
     order = Order(
         seed=seed,
         version=version or None,
@@ -118,8 +152,8 @@ def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float, ver
     )
     try:
         return 0 if PARTS[name](order) else FOUND
-    except Unavailable as lack:
-        print(lack, file=sys.stderr)
+    except Unavailable as unavailable:
+        print(unavailable, file=sys.stderr)
         return UNABLE
 
 
@@ -139,9 +173,7 @@ def parser() -> argparse.ArgumentParser:
         "--minutes", type=float, help=f"about how long it takes (default: {LONG:g}; the soak: as long as it takes)"
     )
     made.add_argument("--short", action="store_true", help=f"the form for every change, {SHORT:g} minutes")
-    made.add_argument(
-        "--only", type=words(tuple(PARTS)), help=f"some of {','.join(PARTS)} (default: {','.join(LONG_PARTS)})"
-    )
+    made.add_argument("--only", type=words(tuple(PARTS)), help=f"some of {','.join(PARTS)} (default: all but the soak)")
     made.add_argument(
         "--broker", metavar="VERSIONS", help="RabbitMQ such as 4.0, or 3.10,4.0,4.3 one after the other: `make brokers`"
     )

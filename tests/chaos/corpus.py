@@ -4,9 +4,9 @@ import random
 import struct
 from dataclasses import replace
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from tests.tooling.tables import entry, nested
 
 DEEP = 5000

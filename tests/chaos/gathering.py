@@ -40,7 +40,12 @@ class Historian:
 
     def _rows(self, table: str, where: str) -> dict[tuple[str, int], str]:
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT t.id, md5(t::text) FROM {table} t WHERE {where}")  # noqa: S608 - our own words
+            whole = "t::text"
+            if connection.vendor == "mysql":
+                columns = [one.name for one in connection.introspection.get_table_description(cursor, table)]
+                told = ", ".join(f"IFNULL(HEX(t.`{name}`), '-')" for name in columns)
+                whole = f"CONCAT_WS('|', {told})"
+            cursor.execute(f"SELECT t.id, md5({whole}) FROM {table} t WHERE {where}")  # noqa: S608 - our own words
             return {(table, pk): digest for pk, digest in cursor.fetchall()}
 
 
@@ -50,7 +55,7 @@ TABLES = ("rmq_retry_attempt", "rmq_retry_operatoraction")
 def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Books:
     """Ledger, database and broker."""
     from django_rmq_retry.models import ParkedMessage  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.operating.auditing import verify  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.audit import verify  # noqa: PLC0415 - as above
     from tests.chaos.project.models import Effect  # noqa: PLC0415 - as above
 
     found = read(stage.folder, lanes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.messages.deaths import Reason
 from tests.chaos.books import Books, Note
 from tests.chaos.finding import Finding, told
 from tests.chaos.gates import pacing, pausing, unburned

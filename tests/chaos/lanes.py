@@ -64,11 +64,11 @@ ALL = (
     Lane(name="poison", share=0),
     Lane(name="idle", share=0),
     Lane(name="once", share=20, database=True, once=True, innocent=False, needs="inbox"),
-    Lane(name="sale", share=20, database=True, innocent=False, needs="outbox"),
+    Lane(name="sale", share=20, database=True, innocent=False, needs="publishing.outbox"),
     Lane(name="keyed", share=20, database=True, by_key=True, innocent=False, needs="ordering"),
-    Lane(name="fragile", share=10, counted=True, leans=True, needs="switching"),
-    Lane(name="gated", share=10, counted=True, gated=True, needs="switching"),
-    Lane(name="metered", share=0, counted=True, rate=METERED, needs="switching"),
+    Lane(name="fragile", share=10, counted=True, leans=True, needs="breakers"),
+    Lane(name="gated", share=10, counted=True, gated=True, needs="breakers"),
+    Lane(name="metered", share=0, counted=True, rate=METERED, needs="breakers"),
 )
 
 

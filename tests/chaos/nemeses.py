@@ -13,12 +13,15 @@ from tests.chaos.ledger import ATTEMPTED, CONFIRMED, now
 from tests.chaos.naming import Name
 from tests.chaos.producing import raw
 from tests.chaos.stage import Stage
+from tests.tooling.clocks import DAY, YEAR
 from tests.tooling.proxy import Mode
 
 Nemesis = Callable[[Stage, random.Random], Iterator[float]]
 NETWORK = tuple(mode for mode in Mode if mode not in {Mode.PASS, Mode.CORRUPT_TO_CLIENT, Mode.CORRUPT_TO_SERVER})
 """A single byte that is changed may fall into a body, and nobody could know: TCP has its checksum against that."""
 SET = "application:set_env(rabbit, "
+JUMPS = (200.0, 4000.0, DAY, 300 * DAY, 8 * YEAR)
+RESTARTED = 0.7
 ALL = ("consumer", "producer", "relay", "operator", "steering")
 
 
@@ -46,6 +49,20 @@ def freeze(stage: Stage, chance: random.Random) -> Iterator[float]:
     actor.signal(signal.SIGSTOP)
     yield chance.uniform(1, 12)
     actor.signal(signal.SIGCONT)
+
+
+def clock_jumps(stage: Stage, chance: random.Random) -> Iterator[float]:
+    """Of some hosts, by minutes to years, ahead or back; most of their processes begin anew with it."""
+    everybody = [*stage.fleet.of("consumer"), *stage.fleet.of(*ALL)]
+    actors = dict.fromkeys(chance.choices(everybody, k=3))
+    for actor in actors:
+        stage.turn_clock(actor.role, chance.choice((-1, 1)) * chance.choice(JUMPS))
+        if chance.random() < RESTARTED:
+            actor.signal(signal.SIGKILL)
+    # Long enough to begin anew with it, and to delete what is old.
+    yield chance.uniform(8, 15)
+    for actor in actors:
+        stage.turn_clock(actor.role, 0.0)
 
 
 def broker_killed(stage: Stage, chance: random.Random) -> Iterator[float]:
@@ -102,13 +119,13 @@ def refused(stage: Stage, chance: random.Random) -> Iterator[float]:
 
 
 def database_stopped(stage: Stage, chance: random.Random) -> Iterator[float]:
-    stage.postgres.stop_at_once()
+    stage.database.stop_at_once()
     yield chance.uniform(0, 4)
-    stage.postgres.start()
+    stage.database.start()
 
 
 def backends_terminated(stage: Stage, _chance: random.Random) -> Iterator[float]:
-    stage.postgres.terminate_backends()
+    stage.database.terminate_backends()
     yield 0.0
 
 
@@ -165,7 +182,7 @@ class Strike:
 ONE_NODE: Mapping[str, Nemesis] = {
     one.__name__: one
     for one in (
-        *(kill, kill_consumer, freeze, deploy),
+        *(kill, kill_consumer, freeze, deploy, clock_jumps),
         *(broker_killed, broker_restarted, broker_frozen, memory_alarm, disk_alarm),
         *(amqp_network, sql_network, refused, database_stopped, backends_terminated),
         *(connections_closed, permission_revoked, impatience, queue_deleted),

@@ -27,10 +27,10 @@ def left_alone(name: str) -> bool:
 def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
     """Some of what is open: mostly it is mended and requeued, sometimes requeued in vain, sometimes discarded."""
     from django_rmq_retry.models import ParkedMessage, State  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.operating.actors import Actor  # noqa: PLC0415 - as above
-    from django_rmq_retry.operating.discarding import Why, discard  # noqa: PLC0415 - as above
-    from django_rmq_retry.operating.requeueing import requeue  # noqa: PLC0415 - as above
-    from django_rmq_retry.operating.selecting import Selection  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.actions import Why, discard  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.operators import Actor  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.requeue import requeue  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.selection import Selection  # noqa: PLC0415 - as above
 
     share = float(os.environ.get("CHAOS_DISCARDS", DISCARD_SHARE))
     found = ParkedMessage.objects.filter(state=State.PARKED).order_by("?")[:AT_ONCE]
@@ -58,7 +58,7 @@ def main() -> int:
     django.setup()
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 
-    from django_rmq_retry import wiring  # noqa: PLC0415 - as above
+    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415 - as above
 
     folder = Path(os.environ["CHAOS_FOLDER"])
     ledger = Ledger(folder, f"operator.{os.environ['CHAOS_LIFE']}")
@@ -70,7 +70,7 @@ def main() -> int:
             print(f"{error!r}"[:300], file=sys.stderr, flush=True)
             with suppress(Exception):
                 connection.close()
-    wiring.close()
+    broker_connections.close()
     return 0
 
 

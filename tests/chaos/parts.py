@@ -6,18 +6,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
+from tests.chaos import postgres, report, sweeping
 from tests.chaos.lanes import lanes
+from tests.chaos.mariadb import Mariadb
 from tests.chaos.nemeses import ONE_NODE, Nemesis
 from tests.chaos.soak import soak
 from tests.chaos.stage import Stage, one_node, staged
 from tests.chaos.storm import Weather, storm
 from tests.tooling.cluster import SIZE, cluster, cut_off, rejoin, running, whole
+from tests.tooling.databases import MARIADB, POSTGRESQL
+from tests.tooling.installs import install_for
 from tests.tooling.node import Node
 from tests.tooling.services import Services
 
 CLUSTER_LANES = ("flood", "line", "once", "sale", "keyed", "fragile", "gated", "metered")
 """A classic queue lives on one node and is away with it."""
+SWEPT_LANES = ("flood", "line", "once", "sale", "keyed")
+SWEPT_RATE = 500.0
+"""What a process has in hand when it ends itself comes again: more would be nothing but that."""
+BESIDE_SWEEP = ("kill", "connections_closed", "backends_terminated", "clock_jumps")
 MINUTE = 60.0
 REJOIN = 60.0
 PATIENCE = 120.0
@@ -51,6 +60,32 @@ def storming(order: Order) -> bool:
     """Everything at once, on one node."""
     with staged(one_node(order.version), seed=order.seed, rate=order.rate, plant=order.plant) as stage:
         return storm(f"storm on RabbitMQ {stage.node.version}", stage, order.weather(ONE_NODE))
+
+
+def on_mariadb(order: Order) -> bool:
+    """The same on the other database."""
+    told: dict[str, Any] = {"seed": order.seed, "rate": order.rate / 2, "plant": order.plant}
+    with staged(one_node(order.version), server=Mariadb, **told) as stage:
+        return storm(f"storm on MariaDB and RabbitMQ {stage.node.version}", stage, order.weather(ONE_NODE))
+
+
+def swept(order: Order) -> bool:
+    """Each process ends itself in a function that the seed chooses, and a few other things are done to it."""
+    asked = os.environ.get("CHAOS_LANES", "")
+    os.environ["CHAOS_LANES"] = asked or ",".join(SWEPT_LANES)
+    told: dict[str, Any] = {
+        "seed": order.seed,
+        "rate": min(order.rate, SWEPT_RATE),
+        "plant": order.plant,
+    }
+    try:
+        with staged(one_node(order.version), sweep=True, **told) as stage:
+            weather = order.weather({name: ONE_NODE[name] for name in BESIDE_SWEEP})
+            good = storm(f"sweep on RabbitMQ {stage.node.version}", stage, weather, lanes())
+            report.say(f"  {sweeping.told(stage.folder)}")
+            return good
+    finally:
+        os.environ["CHAOS_LANES"] = asked
 
 
 def clustered(order: Order) -> bool:
@@ -107,4 +142,18 @@ def three_nodes(version: str | None) -> Callable[[Services, ExitStack], Sequence
     return make
 
 
-PARTS: Mapping[str, Callable[[Order], bool]] = {"storm": storming, "cluster": clustered, "soak": soaked}
+PARTS: Mapping[str, Callable[[Order], bool]] = {
+    "storm": storming,
+    "mariadb": on_mariadb,
+    "sweep": swept,
+    "cluster": clustered,
+    "soak": soaked,
+}
+
+
+def lack(part: str, version: str) -> str:
+    """Why a part cannot be run on this machine, as a sentence; empty where it can."""
+    why = postgres.lack(MARIADB if part == "mariadb" else POSTGRESQL)
+    if not why and version and install_for(version) is None:
+        why = f"RabbitMQ {version} is not on this machine. Run `make brokers` as root on a Debian."
+    return why

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +11,64 @@ from tests.tooling.node import free_ports
 from tests.tooling.servers import BOOT, SERVERS, Broken, end, folder_for
 from tests.tooling.waiting import wait_until
 
-SERVER = SERVERS[POSTGRESQL]
 NAME = "chaos"
 CONNECT = 3
 
 
-def lack() -> str:
+def lack(kind: str = POSTGRESQL) -> str:
     """Why there can be none, as a sentence; empty where there can."""
-    if not SERVER.programs:
-        return "PostgreSQL is not on this machine. Install postgresql; no system service is needed."
-    return KINDS[POSTGRESQL].undriven()
+    server = SERVERS[kind]
+    if not server.programs:
+        return f"{server.title} is not on this machine. Install {server.package}; no system service is needed."
+    return KINDS[kind].undriven()
 
 
 class Postgres:
     """One server; whoever starts it must live as long as it, in one thread: the kernel ends it with that thread."""
 
+    server = SERVERS[POSTGRESQL]
+    own: Sequence[str] = ()
+    """Words of this run's beside those of every test's."""
+    stopped_by = signal.SIGQUIT
+    first = "postgres"
+    """The database that is there from the beginning."""
+
     def __init__(self) -> None:
         self.port = free_ports(1)[0]
-        self._made = folder_for(SERVER)
+        self._made = folder_for(self.server)
         self._folder = Path(self._made.name)
         self._running: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
         """Its files, itself, and a database."""
-        words = SERVER.words(SERVER.made_by, self._folder, self.port)
+        words = self.server.words(self.server.made_by, self._folder, self.port)
         making = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False)
         if making.returncode:
-            raise Broken(f"PostgreSQL could not make its files: {(making.stdout + making.stderr)[-1000:]}")
+            raise Broken(f"{self.server.title} could not make its files: {(making.stdout + making.stderr)[-1000:]}")
         self.start()
-        self.execute(f"CREATE DATABASE {NAME}", database="postgres")
+        self.execute(f"CREATE DATABASE {NAME}", database=self.first)
 
     def start(self) -> None:
         """Until it takes connections."""
         log = self._folder / "log"
         with log.open("w") as said:
-            words = SERVER.words(SERVER.run_by, self._folder, self.port)
+            words = [*self.server.words(self.server.run_by, self._folder, self.port), *self.own]
             self._running = running = subprocess.Popen(
                 words, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
             )
         wait_until(
-            lambda: running.poll() is not None or SERVER.ready in log.read_text(errors="replace"),
+            lambda: running.poll() is not None or self.server.ready in log.read_text(errors="replace"),
             BOOT,
-            what="PostgreSQL starts",
+            what=f"{self.server.title} starts",
             step=0.05,
         )
         if running.poll() is not None:
-            raise Broken(f"PostgreSQL did not start: {log.read_text(errors='replace')[-1000:]}")
+            raise Broken(f"{self.server.title} did not start: {log.read_text(errors='replace')[-1000:]}")
 
     def stop_at_once(self) -> None:
-        """As ``pg_ctl stop -m immediate`` does: no checkpoint, every connection cut."""
+        """As ``pg_ctl stop -m immediate`` does, or a kill: no checkpoint, every connection cut."""
         if self._running is not None:
-            self._running.send_signal(signal.SIGQUIT)
+            self._running.send_signal(self.stopped_by)
             self._running.wait(30)
 
     def heal(self) -> None:
@@ -100,5 +108,5 @@ class Postgres:
     def close(self) -> None:
         """Gone, with its data."""
         if self._running is not None and self._running.poll() is None:
-            end(self._running, SERVER)
+            end(self._running, self.server)
         self._made.cleanup()

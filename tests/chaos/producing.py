@@ -5,9 +5,9 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import django
 import pika
 
-from django_rmq_retry.core.codec import JSON
+from django_rmq_retry.messages.codecs import JSON
 from tests.chaos import corpus
 from tests.chaos.lanes import Lane, lanes, named
 from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED, Ledger
@@ -33,6 +33,7 @@ POISONED_EVERY = 120.0
 BURST, BURST_EVERY = 240, 24.0
 """Half of what its rate allows, and all at once."""
 ROLLED_SHARE, TWICE_SHARE = 0.1, 0.3
+LATER, LATER_SHARE = 8.0, 0.2
 
 
 class Rollback(Exception):
@@ -48,6 +49,8 @@ class Producer:
         self.ledger = Ledger(Path(os.environ["CHAOS_FOLDER"]), f"{name}.{self.life}")
         self.chance = random.Random(f"{os.environ['CHAOS_SEED']}/{name}/{self.life}")
         self.stopping = Event()
+        self.earlier: deque[tuple[float, str]] = deque()
+        """When each message was published that may come again."""
         self._numbers: Counter[str] = Counter()
         signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
 
@@ -137,12 +140,19 @@ def at_once(producer: Producer, lane: Lane) -> None:
 
 
 def twice(producer: Producer, lane: Lane) -> None:
-    """Some come again with the same id, from a client that is not ours."""
+    """Some come again with the same id, at once or a while later, from a client that is not ours."""
     name = str(producer.name(lane))
     with producer.noted(name):
         handler_of(lane).publish({"id": name}, message_id=name)
         if producer.chance.random() < TWICE_SHARE:
             raw(lane.queue, name)
+    producer.earlier.append((time.monotonic(), name))
+    while time.monotonic() - producer.earlier[0][0] > LATER:
+        _, old = producer.earlier.popleft()
+        if producer.chance.random() < LATER_SHARE:
+            # Published before, and confirmed or not: nothing new is promised.
+            with suppress(pika.exceptions.AMQPError, OSError):
+                raw(lane.queue, old)
 
 
 def raw(queue: str, name: str) -> None:
@@ -209,9 +219,9 @@ def main(role: str) -> int:
     producer = Producer()
     django.setup()
     {"flood": flood, "mixed": mixed, "payments": payments}[role](producer)
-    from django_rmq_retry import wiring  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415 - Django must be set up first
 
-    wiring.close()
+    broker_connections.close()
     return 0
 
 

@@ -19,10 +19,14 @@ from pika.exceptions import AMQPError
 from tests.chaos.ledger import HARM, Ledger, now
 from tests.chaos.postgres import Postgres
 from tests.chaos.processes import Actor, Fleet, Role
+from tests.chaos.sweeping import CALM
+from tests.tooling import clocks
 from tests.tooling.cluster import SOON
 from tests.tooling.node import Node
 from tests.tooling.proxy import Mode, Proxy, proxy_to
 from tests.tooling.services import Services
+
+SWEPT = ("consumer", "relay", "producer")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,11 +36,13 @@ class Stage:
     folder: Path
     seed: int
     nodes: Sequence[Node]
-    postgres: Postgres
+    database: Postgres
     amqp: Proxy
     sql: Proxy
     rate: float
     plant: str = ""
+    sweep: bool = False
+    """Whether each process ends itself in a function that the seed chooses."""
     fleet: Fleet = field(default_factory=Fleet)
 
     @property
@@ -57,12 +63,24 @@ class Stage:
             "CHAOS_FOLDER": str(self.folder),
             "CHAOS_URL": json.dumps(urls),
             "CHAOS_LOOK": self.node.url(),
-            "CHAOS_DATABASE": json.dumps(self.postgres.settings(self.sql.port if proxied else None)),
+            "CHAOS_DATABASE": json.dumps(self.database.settings(self.sql.port if proxied else None)),
             "CHAOS_SEED": str(self.seed),
             "CHAOS_RATE": str(self.rate),
             "CHAOS_PLANT": self.plant,
+            "CHAOS_SWEEP": "yes" if self.sweep and role is not None and role.kind in SWEPT else "",
+            clocks.VARIABLE: str(self._clock(role)) if role is not None else "",
             "DJANGO_SETTINGS_MODULE": "tests.chaos.project.settings",
         }
+
+    def turn_clock(self, role: Role, seconds: float) -> None:
+        """Set one role's clock wrong by so much, from now on and in all processes that play it; 0 sets it right."""
+        # At once: who reads a file that is being written would see another time.
+        fresh = self._clock(role).with_suffix(".new")
+        fresh.write_text(str(seconds))
+        fresh.replace(self._clock(role))
+
+    def _clock(self, role: Role) -> Path:
+        return self.folder / "clocks" / role.name
 
     def prepare(self) -> None:
         """Django in this process, the tables, and the queues."""
@@ -103,7 +121,10 @@ class Stage:
             proxy.set(Mode.PASS)
         for node in self.nodes:
             node.heal()
-        self.postgres.heal()
+        self.database.heal()
+        (self.folder / CALM).touch()
+        for clock in (self.folder / "clocks").iterdir():
+            clock.unlink()
 
     def harmed(self, name: str, began: int) -> None:
         """Note that a nemesis is over."""
@@ -128,23 +149,25 @@ class Stage:
 
 
 @contextmanager
-def staged(make: Callable[[Services, ExitStack], Sequence[Node]], **options: Any) -> Iterator[Stage]:
+def staged(
+    make: Callable[[Services, ExitStack], Sequence[Node]], *, server: type[Postgres] = Postgres, **options: Any
+) -> Iterator[Stage]:
     """A stage around the nodes that `make` starts; all of it ends, whatever happens."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rmq-chaos-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name in ("logs", "ledger", "mended", "nodes"):
+        for name in ("logs", "ledger", "mended", "nodes", "clocks", "census"):
             (folder / name).mkdir()
-        postgres = Postgres()
-        stack.callback(postgres.close)
-        postgres.create()
+        database = server()
+        stack.callback(database.close)
+        database.create()
         nodes = make(Services(folder=folder / "nodes", owner=os.getpid()), stack)
         stage = Stage(
             folder=folder,
             nodes=nodes,
-            postgres=postgres,
+            database=database,
             amqp=stack.enter_context(proxy_to(nodes[0].ports.amqp)),
-            sql=stack.enter_context(proxy_to(postgres.port)),
+            sql=stack.enter_context(proxy_to(database.port)),
             **options,
         )
         stack.callback(stage.fleet.kill)

@@ -63,6 +63,40 @@ def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_
 
 
 @pytest.mark.long
+def test_a_purge_by_the_clock_of_a_host_is_caught_as_doubled(run: Run) -> None:
+    # By this seed a consumer begins anew years ahead, and soon.
+    code, said = run(
+        *("--only", "storm", "--minutes", "2.5", "--rate", "200", "--lanes", "flood,once", "--seed", "1354"),
+        *("--nemeses", "clock_jumps", "--plant", "host_clock"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN D, I4: handled more than once with once=True: once." in said
+
+
+@pytest.mark.long
+def test_the_sweep_catches_an_ack_before_the_copy_and_a_handler_without_once(run: Run) -> None:
+    code, said = run(
+        *("--only", "sweep", "--minutes", "2", "--lanes", "flood,once", "--plant", "ack_first,not_once"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN A, I1, I3: confirmed, and neither handled nor in a record: flood." in said
+    assert "BROKEN D, I4: handled more than once with once=True: once." in said
+
+
+@pytest.mark.long
+def test_on_mariadb_a_handler_without_once_is_caught_as_doubled(run: Run) -> None:
+    code, said = run(
+        *("--only", "mariadb", "--minutes", "1.3", "--rate", "400", "--lanes", "flood,once"),
+        *("--nemeses", "kill_consumer", "--plant", "not_once"),
+    )
+
+    assert code == 1, said
+    assert "BROKEN D, I4: handled more than once with once=True: once." in said
+
+
+@pytest.mark.long
 def test_a_handler_without_its_breaker_a_consumer_deaf_to_pauses_and_a_rate_nobody_keeps_are_caught(run: Run) -> None:
     code, said = run(
         *("--only", "storm", "--minutes", "1.2", "--rate", "200", "--lanes", "flood,fragile,gated,metered"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.messages.deaths import Reason
 from tests.chaos.books import Books, Harm, Note, Record
 from tests.chaos.judge import judge
 from tests.chaos.lanes import ALL

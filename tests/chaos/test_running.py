@@ -78,4 +78,58 @@ def test_each_version_that_was_asked_for_gets_all_parts(monkeypatch: pytest.Monk
     monkeypatch.setattr(suite, "in_a_process", run)
     suite.run_all(suite.parser().parse_args(["--broker", "3.10,4.3"]), 7)
 
-    assert ran == [("storm", "3.10"), ("cluster", "3.10"), ("storm", "4.3"), ("cluster", "4.3")]
+    every = ("storm", "mariadb", "sweep", "cluster")
+    assert ran == [(part, version) for version in ("3.10", "4.3") for part in every]
+
+
+LANES = [("storm", ""), ("mariadb", ""), ("sweep", ""), ("storm", "4.0"), ("storm", "4.3"), ("cluster", "")]
+
+
+def test_the_long_form_has_every_lane_and_names_loudly_what_this_machine_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = suite.parser().parse_args([])
+    monkeypatch.delenv("RMQ_TEST_BROKERS", raising=False)
+    monkeypatch.setattr(suite, "lack", lambda _part, _version: "")
+    assert suite.chosen(asked, 7) == [LANES]
+    assert capsys.readouterr().out == ""
+
+    monkeypatch.setattr(
+        suite, "lack", lambda part, version: "It is not here." if (part, version) in LANES[1:4:2] else ""
+    )
+    assert suite.chosen(asked, 7) == [[LANES[0], LANES[2], *LANES[4:]]]
+    said = [line[7:] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["NOT RUN: mariadb. It is not here.", "NOT RUN: storm on RabbitMQ 4.0. It is not here."]
+
+
+def test_the_short_form_has_the_storm_and_one_other_lane_by_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = suite.parser().parse_args(["--short"])
+    monkeypatch.delenv("RMQ_TEST_BROKERS", raising=False)
+    monkeypatch.setattr(suite, "lack", lambda _part, _version: "")
+    turns = [suite.chosen(asked, seed) for seed in range(5)]
+    assert [turn[0][0] for turn in turns] == [("storm", "")] * 5
+    assert [turn[0][1] for turn in turns] == [
+        ("sweep", ""),
+        ("mariadb", ""),
+        ("storm", "4.0"),
+        ("storm", "4.3"),
+        ("sweep", ""),
+    ]
+
+    monkeypatch.setattr(suite, "lack", lambda part, version: "gone" if (part, version) != ("storm", "") else "")
+    assert suite.chosen(asked, 3) == [[("storm", "")]]
+
+
+def test_a_part_that_was_asked_for_and_cannot_be_run_ends_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "lack", lambda *_: "MariaDB is not on this machine.")
+
+    assert suite.run_one(suite.parser().parse_args([]), "mariadb", 7, 1.0, "") == suite.UNABLE
+    assert capsys.readouterr().err == "MariaDB is not on this machine.\n"
+
+
+def test_the_time_is_shared_by_the_lanes() -> None:
+    shares = [suite.SHARES.get(one, suite.SHARE) for one in suite.LONG_PARTS]
+
+    assert sum(shares) == pytest.approx(1.0)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler, registry
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.messages.message import Delivery
 from tests.commands.running import run
 
 
@@ -32,6 +33,7 @@ def charge() -> None:
 def project(broker_url: str, settings: Any, request: pytest.FixtureRequest) -> Any:
     """That project, on a virtual host of its own."""
     request.getfixturevalue("charge")
+    request.getfixturevalue("db")
     settings.RMQ_RETRY = {"URL": broker_url}
     return settings
 

@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 from django.core.management import load_command_class
 
+from tests.tooling.machine import open_terminal
+
 FOLDER = Path(__file__).parent / "golden"
 STEADY = (
     (re.compile(r'amqp://[^\s"]+'), "amqp://guest@broker/bank"),
@@ -46,7 +48,7 @@ def golden(name: str, now: str) -> str:
 
 def on_terminal(*words: str) -> str:
     """All that a command writes on a terminal, as it is seen there, and its exit code."""
-    master, slave = os.openpty()
+    master, slave = open_terminal()
     pieces: list[bytes] = []
     reader = threading.Thread(target=lambda: pieces.extend(_read(master)))
     reader.start()

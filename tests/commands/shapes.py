@@ -70,6 +70,12 @@ ATTEMPT = {
     **dict.fromkeys(("verdict", "reason", "error", "error_text", "host", "deploy"), str),
     "seconds": float,
 }
+DEATH = {
+    **dict.fromkeys(("queue", "reason", "exchange", "expiration"), str),
+    "count": int,
+    "routing_keys": [str],
+    "at": (None, TIME),
+}
 GROUP = {
     **dict.fromkeys(("id", "parked", "requeued", "processed", "discarded", "failed_again", "recent"), int),
     **dict.fromkeys(("title", "culprit", "reason", "note"), str),
@@ -98,10 +104,10 @@ ACT = {
     **dict.fromkeys(("message", "group", "run"), (None, int)),
 }
 LEVEL = {
-    **dict.fromkeys(("name", "role"), str),
+    **dict.fromkeys(("name", "role", "remark"), str),
     **dict.fromkeys(("ready", "unacked", "consumers"), (None, int)),
     **dict.fromkeys(("in_per_second", "out_per_second"), (None, float)),
-    "stopped": bool,
+    **dict.fromkeys(("stopped", "abandoned"), bool),
     "problems": [str],
 }
 STOPPED = {
@@ -109,16 +115,48 @@ STOPPED = {
     **dict.fromkeys(("paused", "breaker_open"), bool),
     **dict.fromkeys(("since", "until", "open_since"), (None, TIME)),
 }
+HALTED = {
+    **dict.fromkeys(("queue", "error", "by"), str),
+    "since": (None, TIME),
+    "attempt": (None, int),
+    "message_id": (None, str),
+}
 ITEM = {
     **dict.fromkeys(("kind", "name", "state"), str),
     "differences": [{"argument": str, "here": object, "broker": object}],
     "problem": (None, str),
 }
-CHANGED = {"changed": int, "left": int}
+MATCH = {"id": int, "state": str, "run": (None, int)}
+KEYS = {
+    **dict.fromkeys(("keys", "found"), int),
+    "not_found": [str],
+    **dict.fromkeys(("several", "not_open"), Each([MATCH])),
+    "differs_in_case": Each([str]),
+}
+LISTS = {
+    "keys": (None, KEYS),
+    "except": (
+        None,
+        {
+            **dict.fromkeys(("keys", "messages"), int),
+            "not_found": [str],
+            "elsewhere": Each(MATCH),
+            "several": Each(int),
+            "differs_in_case": Each([str]),
+        },
+    ),
+}
+CHANGED = {"changed": int, "left": int, **LISTS}
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "parked_list/1": {"total": int, "items": [MESSAGE], "next": (None, str)},
     "parked_groups/1": {"items": [GROUP], "next": (None, str)},
-    "parked_show/1": {"message": MESSAGE, "detail": str, "attempts": [ATTEMPT], "body": (None, str)},
+    "parked_show/1": {
+        "message": MESSAGE,
+        "detail": str,
+        "deaths": (None, [DEATH]),
+        "attempts": [ATTEMPT],
+        "body": (None, str),
+    },
     "parked_runs/1": {"items": [RUN]},
     "parked_run/1": {"run": RUN},
     "parked_requeue_preview/1": {
@@ -127,7 +165,9 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "findings": [FINDING],
         "queues": Each(int),
         "selection": str,
+        **LISTS,
     },
+    "parked_keys/1": KEYS,
     "held_list/1": {
         **dict.fromkeys(("keys", "held"), int),
         "full": bool,
@@ -142,7 +182,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ],
     },
     "held_release/1": {"handler": str, "released": [str]},
-    "parked_preview/1": {"act": str, "count": int, "selection": str},
+    "parked_preview/1": {"act": str, "count": int, "selection": str, **LISTS},
     **{f"parked_{act}/1": CHANGED for act in ("discard", "restore", "hold", "release")},
     "parked_edit/1": {"id": int, "version": int, "sha256": str},
     "parked_import/1": {"stored": int, "refused": int, "problems": [[(int, str)]]},
@@ -156,7 +196,11 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "status/1": {
         "broker": str,
         "round_trip_seconds": float,
-        "database": {"alias": (None, str), "round_trip_seconds": (None, float), "problem": (None, str)},
+        "database": {
+            "alias": (None, str),
+            **dict.fromkeys(("round_trip_seconds", "clock_ahead_seconds"), (None, float)),
+            "problem": (None, str),
+        },
         "topology": dict.fromkeys(("as_declared", "of", "not_visible"), int),
         "queues": [LEVEL],
         "consumers": int,
@@ -165,6 +209,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "outbox": (None, {"waiting": int, "stuck": int, "oldest": (None, TIME)}),
         "held": (None, {"keys": int, "messages": int, "most": int, "oldest": (None, TIME)}),
         "stopped": (None, [STOPPED]),
+        "halted": (None, [HALTED]),
         "problems": [str],
         "blind": str,
     },

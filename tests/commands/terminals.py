@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.shop.running import ROOT, Shop
+from tests.tooling.machine import open_terminal
 from tests.tooling.waiting import wait_until
 
 PIECE = re.compile(r"\x1b\[(?P<number>[\d;]*)(?P<what>[A-Za-z])|[\r\n]|[^\x1b\r\n]+")
@@ -90,7 +91,7 @@ class Terminal:
 @contextmanager
 def terminal(shop: Shop, *words: str, columns: int = 100, **changed: str) -> Iterator[Terminal]:
     """One of its own, that the command controls."""
-    master, slave = os.openpty()
+    master, slave = open_terminal()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
         shop.command(words),

@@ -13,10 +13,11 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 
-from django_rmq_retry.broker.refusing import BrokerUnreachable, Refusal
-from django_rmq_retry.core.errors import BrokerRefused, RmqRetryError
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known, printable
+from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, printable
 from tests.commands.running import Terminal
+from tests.tooling.machine import open_terminal
 
 
 class Command(RmqCommand):
@@ -108,7 +109,7 @@ def test_nothing_in_a_cell_begins_a_column_or_a_row() -> None:
 
 
 def test_a_row_is_cut_to_the_terminal_only_where_it_may_be() -> None:
-    master, slave = os.openpty()
+    master, slave = open_terminal()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream:
         command = Command(stdout=stream, no_color=True)

@@ -10,10 +10,9 @@ from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import router
 
-from django_rmq_retry import wiring
-from django_rmq_retry.management.base import Exit
-from django_rmq_retry.management.pinning import pinned
+from django_rmq_retry.management.command import Exit, pinned
 from django_rmq_retry.models import OperatorAction, ParkedMessage
+from django_rmq_retry.publishing import broker_connections
 from tests.broker.between import between
 from tests.commands.running import run
 from tests.operating.made import record
@@ -43,10 +42,10 @@ def test_a_broker_that_says_nothing_is_not_waited_for_longer(
     with between(broker_url) as line:
         line.swallow()
         settings.RMQ_RETRY = {"URL": line.url}
-        wiring.close()
+        broker_connections.close()
         began = time.monotonic()
         told = run(command, *words.split(), "--timeout", "0.5")
-        wiring.close()
+        broker_connections.close()
 
     assert told.code == Exit.UNREACHABLE, told
     assert time.monotonic() - began < 8

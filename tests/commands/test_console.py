@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.management.color import no_style
 
-from django_rmq_retry.management import console
+from django_rmq_retry.management import terminal
 
 VERDICT: dict[str, Any] = {
     "event": "park",
@@ -35,7 +35,7 @@ def record(message: str = "said", *, name: str = "django_rmq_retry", **changed: 
 
 def line(*, plain: bool = False, with_pid: bool = False, **changed: Any) -> str:
     """The line without its clock, which is the zone's own."""
-    formatter = console.Lines(no_style(), plain=plain, with_pid=with_pid)
+    formatter = terminal.Lines(no_style(), plain=plain, with_pid=with_pid)
     return formatter.format(record(**changed)).partition(" ")[2]
 
 
@@ -47,7 +47,7 @@ class Terminal(io.StringIO):
 
 
 def ours() -> list[logging.Handler]:
-    return [one for one in logging.getLogger().handlers if isinstance(one, console.Console)]
+    return [one for one in logging.getLogger().handlers if isinstance(one, terminal.Console)]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
 
 
 def install(stream: io.StringIO, *, verbosity: int = 1, json_logs: bool = False) -> bool:
-    return console.install(stream, no_style(), verbosity=verbosity, json_logs=json_logs, with_pid=False)
+    return terminal.install(stream, no_style(), verbosity=verbosity, json_logs=json_logs, with_pid=False)
 
 
 def test_a_verdict_is_one_line() -> None:
@@ -115,7 +115,7 @@ def test_of_several_processes_each_line_says_which() -> None:
 @pytest.mark.parametrize("hostile", ["\x1b[31m", "\r", "\n", "\u202e", "\udcff", "\x9b"])
 def test_no_text_steers_the_terminal_or_breaks_the_line(hostile: str) -> None:
     made = record(**{**VERDICT, "detail": f"a{hostile}b", "message_id": f"c{hostile}d"})
-    for formatter in (console.Lines(no_style(), plain=False, with_pid=False), console.Logfmt(), console.JsonLines()):
+    for formatter in (terminal.Lines(no_style(), plain=False, with_pid=False), terminal.Logfmt(), terminal.JsonLines()):
         said = formatter.format(made)
 
         assert hostile not in said
@@ -123,7 +123,7 @@ def test_no_text_steers_the_terminal_or_breaks_the_line(hostile: str) -> None:
 
 
 def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
-    said = console.Logfmt().format(record(**VERDICT))
+    said = terminal.Logfmt().format(record(**VERDICT))
 
     assert said == (
         "ts=1970-01-01T00:00:01.482Z level=info event=park queue=payments handler=payments.transfer "
@@ -133,13 +133,13 @@ def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
 
 
 def test_a_value_cannot_pass_for_another_field() -> None:
-    said = console.Logfmt().format(record('x" level=critical', name="shop"))
+    said = terminal.Logfmt().format(record('x" level=critical', name="shop"))
 
     assert said == 'ts=1970-01-01T00:00:01.482Z level=info logger=shop msg="x\\" level=critical" pid=42'
 
 
 def test_json_lines_hold_the_same_and_are_ascii() -> None:
-    said = console.JsonLines().format(record(**{**VERDICT, "detail": "✕\n"}))
+    said = terminal.JsonLines().format(record(**{**VERDICT, "detail": "✕\n"}))
     read = json.loads(said)
 
     assert said.isascii()
@@ -149,17 +149,21 @@ def test_json_lines_hold_the_same_and_are_ascii() -> None:
 def test_a_traceback_stays_within_its_record() -> None:
     error = ValueError("a\x1b[31m")
     made = record(exc_info=(ValueError, error, None))
-    lines = console.Lines(no_style(), plain=False, with_pid=False).format(made).splitlines()
+    lines = terminal.Lines(no_style(), plain=False, with_pid=False).format(made).splitlines()
 
     assert lines[-1] == "    ValueError: a\\x1b[31m"
-    assert json.loads(console.JsonLines().format(made))["trace"].splitlines()[-1] == "ValueError: a\x1b[31m"
-    assert console.Logfmt().format(made).count("\n") == 0
+    assert json.loads(terminal.JsonLines().format(made))["trace"].splitlines()[-1] == "ValueError: a\x1b[31m"
+    assert terminal.Logfmt().format(made).count("\n") == 0
 
 
 @pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize(
     ("stream", "json_logs", "formatter"),
-    [(Terminal(), False, console.Lines), (Terminal(), True, console.JsonLines), (io.StringIO(), False, console.Logfmt)],
+    [
+        (Terminal(), False, terminal.Lines),
+        (Terminal(), True, terminal.JsonLines),
+        (io.StringIO(), False, terminal.Logfmt),
+    ],
 )
 def test_the_format_follows_the_stream(
     stream: io.StringIO, json_logs: bool, formatter: type[logging.Formatter]

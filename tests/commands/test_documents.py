@@ -10,14 +10,14 @@ import pytest
 from django.utils import timezone
 
 from django_rmq_retry import management
-from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import OutboxMessage, State
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.switching import pause
-from django_rmq_retry.outbox.rows import insert
-from django_rmq_retry.publishing import message_of
-from django_rmq_retry.switching.table import Table
+from django_rmq_retry.parked.controls import pause
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.publishing.outbox_rows import insert
+from django_rmq_retry.publishing.publish import message_of
 from tests.admin.made import attempt, blocked_key
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
@@ -62,8 +62,10 @@ def outgoing() -> int:
     return OutboxMessage.objects.filter(routing_key="stuck").update(stuck_at=timezone.now())
 
 
+LISTED = Path(__file__).parent / "listed.txt"
 WORDS: dict[str, tuple[str, Prepared]] = {
     "parked_list/1": ("rmq_parked list", parked),
+    "parked_keys/1": (f"rmq_parked keys {LISTED}", parked),
     "parked_groups/1": ("rmq_parked groups", parked),
     "parked_show/1": ("rmq_parked show {} --body exact --tries all", tried),
     "parked_runs/1": ("rmq_parked runs", running),

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import State
-from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
 from tests.operating.made import ANN, record
 
@@ -63,7 +63,7 @@ def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupted(_drive: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("django_rmq_retry.management.progress.Drive.step", interrupted)
+    monkeypatch.setattr("django_rmq_retry.management.parked_actions.Drive.step", interrupted)
 
     assert run("rmq_parked", "run", str(made.pk)).code == Exit.INTERRUPTED
 
@@ -80,7 +80,7 @@ def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
             signal.raise_signal(signal.SIGINT)
         done.append("noted")
 
-    monkeypatch.setattr("django_rmq_retry.management.progress.Drive.step", step)
+    monkeypatch.setattr("django_rmq_retry.management.parked_actions.Drive.step", step)
     told = run("rmq_parked", "run", str(made.pk))
 
     assert (told.code, done) == (Exit.INTERRUPTED, noted)

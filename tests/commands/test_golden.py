@@ -7,20 +7,27 @@ from typing import Any
 import pytest
 from django.utils import timezone, translation
 
-from django_rmq_retry.core.breaking import Circuit
+from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import RequeueRun, RunState, Verb
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
-from django_rmq_retry.switching.table import Table
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.policies.breaker import Circuit
 from tests.admin.made import attempt, blocked_key, outgoing
-from tests.commands.keeping import WAYS, golden, into_pipes, on_terminal
+from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
 from tests.operating.made import QUEUE, group, record
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
+LISTED = str(FOLDER.parent / "listed.txt")
+NOBODY = str(FOLDER.parent / "nobody.txt")
 DATABASE = {
     "list": ("rmq_parked", "list"),
     "list_none": ("rmq_parked", "list", "--key", "PAY-1"),
+    "keys": ("rmq_parked", "keys", LISTED),
+    "keys_none": ("rmq_parked", "keys", NOBODY),
+    "requeue_keys": ("rmq_parked", "requeue", "--keys-from", LISTED, "--dry-run"),
+    "discard_keys": ("rmq_parked", "discard", "--keys-from", LISTED, "--why", "test", "--yes"),
+    "hold_except": ("rmq_parked", "hold", "--group", "41", "--for", "2h", "--except-from", LISTED, "--dry-run"),
     "groups": ("rmq_parked", "groups"),
     "show": ("rmq_parked", "show", "812", "--body", "pretty", "--tries", "all"),
     "show_none": ("rmq_parked", "show", "1"),

@@ -10,9 +10,9 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry.models import OperatorAction
-from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS, refusal
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
+from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
 from tests.operating.made import ANN, BOB, record
 

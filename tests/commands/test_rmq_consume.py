@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import django
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.shop.running import ROOT, Shop
+from tests.tooling import databases
+from tests.tooling.filled import Own
 from tests.tooling.waiting import wait_until
 
 ORDERS, LEDGER = "shop.orders", "shop.ledger"
@@ -74,6 +77,51 @@ def test_burst_works_off_every_queue_and_ends(shop: Shop, send: Send, amqp: Bloc
     assert depth(amqp, "shop.orders.parked") == 1
     assert "event=park queue=shop.orders handler=tests.shop.handlers.order" in told.stdout
     assert told.stderr == ""
+
+
+@pytest.mark.parametrize("kind", databases.KINDS)
+def test_a_start_without_its_database_runs_handlers_and_keeps_what_is_parked(
+    shop: Shop, send: Send, amqp: BlockingChannel, kind: str
+) -> None:
+    if why := databases.KINDS[kind].undriven():
+        pytest.skip(why)
+    send("a", "park")
+    closed = {**databases.KINDS[kind].settings(), "HOST": "127.0.0.1", "PORT": "1"}
+    told = shop.run("rmq_consume", "--burst", **Own(settings=closed).environment)
+
+    assert (told.returncode, shop.noted("end")) == (0, ["end a"])
+    assert (depth(amqp), depth(amqp, "shop.orders.parked")) == (0, 1)
+    assert "Parked messages stay in their queues: The database 'default' does not answer" in told.stdout
+    assert "Traceback" not in told.stdout + told.stderr
+    # Only MariaDB is asked by Django's checks.
+    unchecked = (
+        "The types of model fields are not checked for a database that does not answer: 'default' (Can't connect"
+    )
+    assert told.stderr.startswith(unchecked if kind == databases.MARIADB and django.VERSION >= (6, 1) else "")
+    assert told.stderr.count("\n") == (kind == databases.MARIADB and django.VERSION >= (6, 1))
+
+
+def test_a_check_that_asks_a_closed_database_ends_in_one_sentence(shop: Shop) -> None:
+    if why := databases.KINDS[databases.POSTGRESQL].undriven():
+        pytest.skip(why)
+    closed = {**databases.KINDS[databases.POSTGRESQL].settings(), "HOST": "127.0.0.1", "PORT": "1"}
+    apps = {"SHOP_APPS": "tests.shop tests.shop.asking"}
+    told = shop.run("rmq_consume", "--burst", **Own(settings=closed).environment, **apps)
+
+    assert (told.returncode, told.stdout) == (1, "")
+    said = "CommandError: A system check queries a database while 'default' does not answer: "
+    assert told.stderr.startswith(said)
+    assert told.stderr.endswith(". Start the database, or leave the checks out: --skip-checks.\n")
+    assert told.stderr.count("\n") == 1
+
+
+def test_a_check_that_lacks_a_table_ends_the_command_before_any_handler(shop: Shop, send: Send) -> None:
+    send("a")
+    told = shop.run("rmq_consume", "--burst", SHOP_APPS="tests.shop tests.shop.lacking")
+
+    assert (told.returncode, told.stdout, shop.noted("end")) == (1, "", [])
+    assert told.stderr.endswith("OperationalError: no such table: shop_limit\n")
+    assert "does not answer" not in told.stderr
 
 
 def test_the_first_signal_lets_handlers_finish(shop: Shop, send: Send, amqp: BlockingChannel, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry import __version__
 from tests.commands.terminals import screen
 from tests.shop.running import ROOT, Shop
+from tests.tooling.machine import open_terminal
 
 CLOCK = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
 TOOK = re.compile(r"\d+\.?\d* m?s\b")
@@ -33,7 +34,7 @@ def shop(broker_url: str, tmp_path: Path, amqp: BlockingChannel) -> Shop:
 
 def seen(shop: Shop, *words: str, **changed: str) -> str:
     """The output of a command that ends by itself, as a terminal gets it."""
-    master, slave = os.openpty()
+    master, slave = open_terminal()
     command = shop.command(("rmq_consume", "shop.orders", "--burst", "--threads", "1", *words))
     process = subprocess.Popen(command, env=shop.environment(**changed), cwd=ROOT, stdout=slave, stderr=slave)
     os.close(slave)

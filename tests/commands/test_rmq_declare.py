@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import DeadLetter, Queue, RetryThenPark, handler
-from django_rmq_retry.broker import holding
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.amqp import inspection
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.messages.message import Delivery
 from tests.commands.running import Terminal, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -29,7 +30,7 @@ def differing(channel: BlockingChannel, messages: int = 0) -> None:
 @pytest.fixture
 def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project knows the management API."""
-    monkeypatch.setattr(holding, "LAG", 1.0)
+    monkeypatch.setattr(inspection, "LAG", 1.0)
     project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
 
 
@@ -169,11 +170,12 @@ def test_an_unknown_queue_is_answered_with_the_nearest() -> None:
     assert ran.err == "There is no queue 'payment.charge'. Did you mean payments.charge?"
 
 
-def test_pruning_needs_the_management_api() -> None:
+def test_pruning_needs_the_database_or_the_management_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
     ran = run("rmq_declare", "--prune", "--yes")
 
     assert ran.code == Exit.DRIFT
-    assert 'set RMQ_RETRY["MANAGEMENT_URL"]' in ran.err
+    assert "by the database (manage.py migrate) or by the management API" in ran.err
 
 
 @pytest.mark.usefixtures("seen")

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import handler, wiring
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry import handler
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.records.outcomes import succeeded
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.parked.claims import succeeded
+from django_rmq_retry.parked.record import Ticket
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import Ran, Terminal, run
 from tests.operating.made import ANN, QUEUE, again, group, record
+from tests.records.arrivals import by_us, store
 
 pytestmark = pytest.mark.django_db(transaction=True)
+NOON = "2026-11-22T12:00:00.000Z"
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +37,11 @@ def charge() -> None:
 
 @pytest.fixture
 def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20, "EDITABLE": {"*": True}}
     amqp.queue_declare(QUEUE)
     yield amqp
-    wiring.close()
+    broker_connections.close()
 
 
 @pytest.fixture
@@ -145,6 +148,36 @@ class TestLooking:
         assert '{"card":{"pan":"4111222233334444"},"amount":1.10}' in revealed.out
         assert [one.verb for one in OperatorAction.objects.all()] == ["reveal"]
 
+    def test_what_the_broker_wrote_is_shown_of_a_message_that_we_parked(self) -> None:
+        told: dict[str, object] = {
+            "queue": "payments.wait", "reason": "expired", "count": 3, "exchange": "a", "routing-keys": ["pay"],
+            "time": datetime(2026, 11, 22, 12, tzinfo=UTC), "original-expiration": "7",
+        }  # fmt: skip
+        rejected = {"queue": "payments", "reason": "rejected", "count": 3, "exchange": "", "routing-keys": []}
+        store(by_us(headers={"x-death": [told, rejected]}))
+        one = str(ParkedMessage.objects.get().pk)
+
+        assert [line for line in parked("show", one).out.splitlines() if line.startswith("x-death")] == [
+            f"x-death          payments.wait expired x3, exchange a, key pay, first {NOON}, original expiration 7 ms",
+            "x-death          payments rejected x3",
+        ]
+        first, second = parked("show", one, "--json").data["deaths"]
+        assert (first["at"], first["routing_keys"], first["expiration"]) == (NOON, ["pay"], "7")
+        assert (second["queue"], second["count"], second["at"]) == ("payments", 3, None)
+
+    def test_an_x_death_that_no_broker_writes_is_not_readable(self) -> None:
+        one = str(record(headers={"x-death": [{"queue": "\x1b[2J"}]}).pk)
+
+        assert "x-death          not readable" in parked("show", one).out
+        assert parked("show", one, "--json").data["deaths"] is None
+
+    def test_a_body_that_would_be_endless_in_lines_is_written_as_it_came(self) -> None:
+        body = b"[" * 8000 + b"]" * 8000
+        shown = parked("show", str(record(body=body).pk), "--body", "pretty", "--reveal")
+
+        assert body.decode() in shown.out
+        assert len(shown.out) < 20_000
+
     def test_what_steers_a_terminal_is_written_out(self) -> None:
         record(error="\x1b[2J", error_text="\x1b]0;x\x07")
 
@@ -173,13 +206,13 @@ class TestRequeue:
         self, wired: BlockingChannel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = record()
-        publish = wiring.publisher().send
+        publish = broker_connections.publisher().send
 
         def handled(message: Any, done: Any, *, timeout: float | None = None) -> None:
             publish(message, done, timeout=timeout)
             succeeded(Ticket(record=one.pk, cycle=2), timezone.now())
 
-        monkeypatch.setattr(wiring.publisher(), "send", handled)
+        monkeypatch.setattr(broker_connections.publisher(), "send", handled)
         told = parked("requeue", str(one.pk), "--reason", "INC-553")
         made = RequeueRun.objects.get()
 
@@ -215,7 +248,7 @@ class TestRequeue:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ((), 2, "numbers, a filter, or --all"),
+            ((), 2, "numbers, a filter, --keys-from or --all"),
             (("5", "--all"), 2, "by number or by a filter, not by both"),
             (("x",), 2, "named by the numbers"),
             (("--all", "--to", "payments.chrge"), 2, "is no queue to requeue to"),

@@ -82,7 +82,7 @@ def test_a_limit_is_a_number_from_1_on(words: str) -> None:
 
 
 def test_lines_are_read_a_page_at_a_time_and_without_bodies(seven: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.operating.walking.PAGE", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.selection.PAGE", 2)
     with CaptureQueriesContext(
         connection,
     ) as asked:

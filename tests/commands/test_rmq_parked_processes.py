@@ -11,10 +11,10 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import handler
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import AuditHead, Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, record
 from tests.shop.running import ROOT, Shop
 from tests.tooling.filled import Own

@@ -70,6 +70,20 @@ def test_properties_and_headers_are_as_said(shop: Shop, amqp: BlockingChannel) -
     assert (properties.correlation_id, properties.message_id) == ("c", "m")
 
 
+def test_every_other_property_is_as_said(shop: Shop, amqp: BlockingChannel) -> None:
+    words = (
+        "--app-id scanner --user-id guest --reply-to answers --timestamp 2026-11-22T10:00:00Z "
+        "--raw --content-type image/png --content-encoding gzip"
+    )
+    told = shop.run("rmq_publish", "--queue", ORDERS, *words.split(), given=b"\x1f\x8b")
+    properties, _ = arrived(amqp)
+
+    assert (told.returncode, told.stderr) == (0, "")
+    assert (properties.app_id, properties.user_id, properties.reply_to) == ("scanner", "guest", "answers")
+    assert (properties.content_type, properties.content_encoding) == ("image/png", "gzip")
+    assert properties.timestamp == 1795341600
+
+
 def test_to_an_exchange_by_its_key(shop: Shop, amqp: BlockingChannel) -> None:
     amqp.exchange_declare("photos", "topic")
     amqp.queue_bind(ORDERS, "photos", "photo.*")
@@ -124,6 +138,13 @@ def test_without_a_broker_nothing_was_stored(no_broker: Shop) -> None:
         (("--queue", ORDERS, "--header", "oops"), "{}", "takes NAME=text or NAME:=json"),
         (("--queue", ORDERS, "--priority", "256"), "{}", "takes a whole number from 0 to 255, not '256'"),
         (("--queue", ORDERS, "--priority", "high"), "{}", "takes a whole number from 0 to 255, not 'high'"),
+        (
+            ("--queue", ORDERS, "--timestamp", "now"),
+            "{}",
+            "takes 2026-11-22T10:00:00Z or seconds since 1970, not 'now'",
+        ),
+        (("--queue", ORDERS, "--content-encoding", "gzip"), "{}", "--content-encoding goes with --raw"),
+        (("--queue", ORDERS, "--user-id", "root"), "{}", "user_id='root' is refused by the broker"),
         (("--queue", ORDERS, "/none"), "", "/none cannot be read"),
         (("--queue", ORDERS, "--routing-key", "x"), "{}", "no routing key beside its name"),
         (("--handler", "tests.shop.handlers.orders"), "{}", "Did you mean tests.shop.handlers.order?"),

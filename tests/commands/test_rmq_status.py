@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.management.command import Exit
 from tests.commands.running import Terminal, run
 from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.management.command import Exit
 from tests.commands.running import run
 from tests.tooling.vhosts import Vhost
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django_rmq_retry.core.carriers import Hop, Route
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import Policy
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.stamps import Stamp
-from django_rmq_retry.core.subscription import Match, Subscription
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.handlers.subscription import Match, Subscription
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.stamp import Stamp
+from django_rmq_retry.policies.carriers import Hop, Route
+from django_rmq_retry.policies.policy import Policy
+from django_rmq_retry.topology.queues import Queue
 
 NOW = 1_700_000_000_000
 
@@ -58,8 +58,9 @@ def hop(delay: float = 30.0, **stamp: Any) -> Hop:
 
 def route(name: str = "payments", *, park: str = "payments.parked", **options: Any) -> Route:
     """A route; what is not a part of it belongs to its queue."""
-    parts = {part: options.pop(part) for part in ("attempts", "backoffs") if part in options}
-    return Route(work=Queue(name, **options), park=park, **parts)
+    attempts = options.pop("attempts", None)
+    waits = tuple((backoff, attempts) for backoff in options.pop("backoffs", ()))
+    return Route(work=Queue(name, **options), park=park, attempts=attempts, waits=waits)
 
 
 def subscription(

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import LONGEST, Backoff, Exponential, Fixed, Steps
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.seconds import LONGEST
+from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
 
 SECONDS = st.floats(min_value=0.001, max_value=LONGEST)
 JITTER = st.floats(min_value=0, max_value=1)
@@ -64,6 +65,18 @@ def test_the_steps_of_a_back_off_are_its_different_waits() -> None:
     assert Steps([60, 10, 60]).steps(9) == (10, 60)
     assert Fixed(30).steps(5) == (30,)
     assert Fixed(30).steps(1) == ()
+
+
+def test_the_longest_wait_of_a_back_off_includes_its_jitter() -> None:
+    assert Exponential(10, factor=3, jitter=0.2).longest(5) == 324
+    assert Exponential(10, factor=3, cap=60).longest(None) == 60
+    assert Exponential(10, factor=1).longest(None) == 10
+    assert Exponential(10).longest(None) == LONGEST
+    assert Exponential(1, factor=1.1).longest(100) == pytest.approx(1.1**98)
+    assert Steps([60, 10, 600]).longest(3) == 60
+    assert Steps([*range(1, 71), 3600]).longest(None) == 3600
+    assert Fixed(30, jitter=0.5).longest(2) == 45
+    assert Fixed(30).longest(1) == 0
 
 
 def test_a_back_off_of_a_million_attempts_is_looked_through_at_once() -> None:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import Backoff, Exponential, Fixed, Steps
-from django_rmq_retry.core.carriers import Ladder
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.policy import RetryThenPark, Schedule
-from django_rmq_retry.core.settlement import Tell
-from django_rmq_retry.core.settling import settle, waits_on
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue, milliseconds
-from django_rmq_retry.core.verdict import retry
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.settlement import settle, waits_on
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.message import Message, Tell
+from django_rmq_retry.messages.seconds import milliseconds
+from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
+from django_rmq_retry.policies.carriers import Ladder
+from django_rmq_retry.policies.policy import RetryThenPark, Schedule
+from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery, hop, route, subscription
 
 

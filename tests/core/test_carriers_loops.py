@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.core.carriers.base import Carrier
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.settlement import Settlement, Tell
-from django_rmq_retry.core.settling import settle
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
-from django_rmq_retry.core.verdict import retry
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message, Settlement, Tell
+from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
+from django_rmq_retry.policies.carriers.carrier import Carrier
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.made import NOW, arrived, delivery, hop, subscription
 
 MAIN = Exchange("main", "direct")
@@ -107,6 +106,12 @@ def test_an_x_death_that_cannot_even_be_read_counts_as_nothing_and_never_travels
 def test_a_message_is_rejected_and_nothing_is_republished() -> None:
     assert retried() == Settlement(tell=Tell.REJECT)
     assert retried(headers={"x-death": [death(count=2)], "own": 1}) == Settlement(tell=Tell.REJECT)
+
+
+def test_a_headers_exchange_as_the_way_of_a_loop_takes_every_key() -> None:
+    via = DeadLetter(exchange=Exchange("retry", "headers"), queue="payments.wait", after=30)
+
+    assert retried(via) == Settlement(tell=Tell.REJECT)
 
 
 def test_a_key_that_no_binding_takes_would_be_dropped_on_the_way_back_so_a_copy_gets_one_that_is_bound() -> None:

@@ -5,18 +5,26 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.carriers import AckFirst, Carrier, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
-from django_rmq_retry.core.carriers.base import InPlace
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.policy import RetryThenPark, Schedule, StopTheLine
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.settlement import Settlement, Tell
-from django_rmq_retry.core.settling import settle, waits_on
-from django_rmq_retry.core.topology import Exchange, Queue
-from django_rmq_retry.core.verdict import retry
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.settlement import settle, waits_on
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message, Settlement, Tell
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
+from django_rmq_retry.policies.carriers import (
+    AckFirst,
+    Carrier,
+    DeadLetter,
+    Ladder,
+    Native,
+    Republish,
+    Requeue,
+    WaitQueue,
+)
+from django_rmq_retry.policies.carriers.in_place import InPlace
+from django_rmq_retry.policies.policy import RetryThenPark, Schedule, StopTheLine
+from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.made import NOW, arrived, delivery, hop, route, subscription
 
 COPYING: list[Carrier] = [
@@ -97,7 +105,8 @@ def test_only_ack_first_acks_first(via: Carrier) -> None:
 
 @pytest.mark.parametrize("via", COPYING, ids=named)
 def test_each_copy_counts_one_attempt_more(via: Carrier) -> None:
-    charge = subscription(RetryThenPark(attempts=9, via=via), queue=BOUND)
+    backoff = None if via.pace else Fixed(30)
+    charge = subscription(RetryThenPark(attempts=9, backoff=backoff, via=via), queue=BOUND)
     counted, one = [], delivery()
     for _ in range(5):
         one.attempt = via.attempt(charge.route, one)
@@ -225,18 +234,74 @@ def test_in_place_attempts_are_those_of_the_consumer_that_holds_the_message() ->
 
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
-def test_a_wait_longer_than_the_broker_lets_anybody_hold_a_message_is_made_of_several(via: Carrier) -> None:
-    charge = subscription(RetryThenPark(attempts=4, via=via))
-    held, one = [], delivery()
-    settlement: Settlement | None = settle(retry(2000), one, charge, now=NOW)
-    while settlement is not None:
-        held.append(settlement.hold)
-        assert settlement.copy is not None
-        one = arrived(settlement.copy, queue="payments")
-        settlement = waits_on(one, charge)
+def test_a_forged_rest_of_a_wait_keeps_no_place_in_the_prefetch(via: Carrier) -> None:
+    forged = delivery(headers={"rmq-retry-attempts": 1, "rmq-retry-wait": 86_400_000})
 
-    assert held == [900, 900, 200]
-    assert via.attempt(charge.route, one) == 2
+    assert waits_on(forged, subscription(RetryThenPark(attempts=4, via=via))) is None
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
+def test_a_handler_that_asks_for_hours_waits_in_hand_for_15_minutes(via: Carrier) -> None:
+    settlement = settle(retry(2000), delivery(), subscription(RetryThenPark(attempts=4, via=via)), now=NOW)
+
+    assert settlement.hold == 900
+    assert settlement.copy is not None
+    assert "rmq-retry-wait" not in settlement.copy.headers
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
+@pytest.mark.parametrize(
+    ("backoff", "longest"), [(Fixed(1000), 1000), (Fixed(800, jitter=0.25), 1000), (Steps([10, 1000]), 1000)]
+)
+def test_a_back_off_longer_than_15_minutes_is_refused_in_hand(via: Carrier, backoff: Backoff, longest: int) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        subscription(RetryThenPark(attempts=4, backoff=backoff, via=via))
+
+    assert (
+        f"{named(via)} waits with the message in hand, for at most 900 s, and the back-off asks for {longest} s"
+        in str(refused.value)
+    )
+
+
+SHORT = RetryThenPark(attempts=None, backoff=Fixed(1), schedules={OSError: Schedule(2, Exponential(10))})
+LONG = RetryThenPark(attempts=3, backoff=Fixed(1), schedules={OSError: Schedule(20, Exponential(10))})
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
+def test_a_back_off_in_hand_is_judged_by_the_attempts_of_its_own_schedule(via: Carrier) -> None:
+    with pytest.raises(ConfigurationError, match=r"for at most 900 s, and the back-off asks for 2621440 s"):
+        subscription(replace(LONG, via=via))
+
+    assert subscription(replace(SHORT, via=via)).policy.via == via
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
+@pytest.mark.parametrize(
+    ("attempts", "backoff"), [(None, Steps([*range(1, 71), 3600])), (100, Exponential(1, factor=1.1))]
+)
+def test_a_long_wait_after_many_short_ones_is_refused_in_hand(
+    via: Carrier, attempts: int | None, backoff: Backoff
+) -> None:
+    with pytest.raises(ConfigurationError, match="waits with the message in hand, for at most 900 s"):
+        subscription(RetryThenPark(attempts=attempts, backoff=backoff, via=via))
+
+
+@pytest.mark.parametrize("via", [Republish(), AckFirst(), InPlace()], ids=named)
+@pytest.mark.parametrize("attempts", [6, 100, None])
+def test_the_default_back_off_stays_within_15_minutes_in_hand(via: Carrier, attempts: int | None) -> None:
+    policy = subscription(RetryThenPark(attempts=attempts, via=via)).policy
+    waits = [wait.nominal(attempt) for wait in policy.backoffs for attempt in (1, 2, 3, 4, 5, 99)]
+
+    assert waits == [10, 30, 90, 270, 750, 750]
+    assert [wait.delay(99, chance=1.0) for wait in policy.backoffs] == [900]
+    assert replace(RetryThenPark(attempts=attempts), via=via) == policy
+
+
+@pytest.mark.parametrize(("attempts", "backoff"), [(2, Exponential(600, factor=3)), (1, Fixed(3600))])
+def test_requeue_takes_a_back_off_whose_long_waits_it_never_reaches(attempts: int, backoff: Backoff) -> None:
+    policy = RetryThenPark(attempts=attempts, backoff=backoff, via=Requeue())
+
+    assert subscription(policy).policy == policy
 
 
 def test_requeue_holds_a_message_no_longer_than_the_broker_lets_it() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.codec import JSON, Raw
-from django_rmq_retry.core.errors import UndecodableBody, UnencodableData
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.errors import UndecodableBody, UnencodableData
+from django_rmq_retry.messages.codecs import JSON, Raw
+from django_rmq_retry.messages.properties import Properties
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(exclude_categories=["Cs"])),

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.deaths import Death, dead_letter, deaths, reason_of, rejections, returns, well_formed
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.messages.deaths import (
+    Death,
+    Reason,
+    dead_letter,
+    deaths,
+    reason_of,
+    rejections,
+    returns,
+    well_formed,
+)
+from django_rmq_retry.messages.headers import Headers
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),

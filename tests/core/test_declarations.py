@@ -2,7 +2,8 @@
 
 import pytest
 
-from django_rmq_retry.core.declarations import (
+from django_rmq_retry.errors import TopologyConflict
+from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,
     QueueDeclaration,
@@ -11,8 +12,7 @@ from django_rmq_retry.core.declarations import (
     differences,
     exchanges_of,
 )
-from django_rmq_retry.core.errors import TopologyConflict
-from django_rmq_retry.core.topology import Exchange
+from django_rmq_retry.topology.queues import Exchange
 
 QUEUE = QueueDeclaration(name="q", role=Role.WORK, arguments={"x-queue-type": "quorum"})
 BOUND = BindingDeclaration(source="e", destination="q", key="a")

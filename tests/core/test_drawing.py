@@ -5,15 +5,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from django_rmq_retry.core.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.core.drawing import Shape, definitions, mermaid, svg, text
-from django_rmq_retry.core.drawing.placing import families, places
-from django_rmq_retry.core.drawing.shape import Way, duration
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.policy import Policy, RetryThenPark
-from django_rmq_retry.core.subscription import Intake, Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
+from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
+from django_rmq_retry.policies.policy import Policy, RetryThenPark
+from django_rmq_retry.topology.declarations import (
+    BindingDeclaration,
+    ExchangeDeclaration,
+    QueueDeclaration,
+    Role,
+    Topology,
+)
+from django_rmq_retry.topology.drawings import definitions, mermaid, svg, text
+from django_rmq_retry.topology.graph import Shape, Way, duration, families, places
+from django_rmq_retry.topology.queues import Exchange, Queue
 
 HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\x00|]]>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,8 +102,12 @@ def test_durations_are_told_in_the_largest_unit(milliseconds: int, said: str) ->
 
 
 def test_a_hostile_name_is_inert_in_every_drawing() -> None:
-    hostile = Exchange(HOSTILE, "topic")
-    topology = layout((), extra=[Queue(HOSTILE, bindings=[hostile.bind(HOSTILE)])])
+    # A handler's names are refused at import; a declaration's may be the broker's.
+    topology = Topology(
+        exchanges={HOSTILE: ExchangeDeclaration(name=HOSTILE, type="topic")},
+        queues={HOSTILE: QueueDeclaration(name=HOSTILE)},
+        bindings=(BindingDeclaration(source=HOSTILE, destination=HOSTILE, key=HOSTILE),),
+    )
     shape = Shape.of(topology)
 
     drawn = svg(shape, title=HOSTILE)

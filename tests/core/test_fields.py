@@ -6,7 +6,7 @@ from decimal import Decimal, localcontext
 
 import pytest
 
-from django_rmq_retry.core.headers import Headers
+from django_rmq_retry.messages.headers import Headers
 
 
 def entry(key: bytes, value: bytes) -> bytes:

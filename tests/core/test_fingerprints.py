@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq_retry.core.fingerprints import Grouping, named, traced, untraced
-from django_rmq_retry.core.tracing import trace
+from django_rmq_retry.messages.tracebacks import Grouping, named, trace, traced, untraced
 from tests.core.raising import BankDown, Unprintable, ask, caught, circle, deep, members, odd_names, own, post, syntax
 
 REASON = "retries exhausted"

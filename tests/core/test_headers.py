@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.errors import UndecodableHeaders
-from django_rmq_retry.core.headers import EMPTY, Headers
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.headers import EMPTY, Headers
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda key: len(key.encode()) <= 255)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.indenting import indented
+from django_rmq_retry.messages.masking import indented
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -17,9 +17,21 @@ VALUES = st.recursive(
 def test_every_entry_has_its_line_and_numbers_stay() -> None:
     text = '{"amount":1.10,"ids":[12345678901234567890,1E400],"none":{},"list":[]}'
 
-    assert indented(text) == (
+    assert indented(text, most=1000) == (
         '{\n  "amount": 1.10,\n  "ids": [\n    12345678901234567890,\n    1E400\n  ],\n  "none": {},\n  "list": []\n}'
     )
+
+
+def test_a_text_of_too_many_levels_is_not_set_out() -> None:
+    assert indented("[" * 100 + "]" * 100, most=30_000) is not None
+    assert indented("[" * 101 + "]" * 101, most=30_000) is None
+
+
+def test_a_text_that_would_grow_too_long_is_not_set_out() -> None:
+    text = "[" * 50 + ",".join("1" * 100) + "]" * 50
+
+    assert len(indented(text, most=50_000) or "") == 15_398
+    assert indented(text, most=15_000) is None
 
 
 @given(VALUES)
@@ -27,4 +39,4 @@ def test_it_looks_as_json_dumps_would_set_it_out(value: object) -> None:
     for ascii_only in (True, False):
         text = json.dumps(value, ensure_ascii=ascii_only)
 
-        assert indented(text) == json.dumps(value, ensure_ascii=ascii_only, indent=2)
+        assert indented(text, most=1_000_000) == json.dumps(value, ensure_ascii=ascii_only, indent=2)

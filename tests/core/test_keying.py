@@ -5,12 +5,11 @@ from uuid import UUID
 
 import pytest
 
-from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.keying import NoKey, key_of
-from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.subscription import Intake, Subscription
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, key_of
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 
 ODD = UUID("12345678123456781234567812345678")

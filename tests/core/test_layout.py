@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
-from django_rmq_retry.core.declarations import BindingDeclaration, ExchangeDeclaration, Topology
-from django_rmq_retry.core.errors import ConfigurationError, TopologyConflict
-from django_rmq_retry.core.layout import layout, needed, parks
-from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.subscription import Match, Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.errors import ConfigurationError, TopologyConflict
+from django_rmq_retry.handlers.layout import layout, needed, parks
+from django_rmq_retry.handlers.subscription import Match, Subscription, intakes
+from django_rmq_retry.policies.backoff import Fixed, Steps
+from django_rmq_retry.policies.carriers import DeadLetter, Native, Requeue
+from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, Topology
+from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.made import subscription
 
 SHORT = RetryThenPark(attempts=3, backoff=Steps([5, 60]))

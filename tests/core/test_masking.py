@@ -2,12 +2,13 @@
 
 import json
 import string
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.masking import hides, masked, without
+from django_rmq_retry.messages.masking import hides, masked, without
 
 PATHS = ("card.pan", "*.iban", "*.token")
 SECRET = "4111111111111111"
@@ -55,6 +56,20 @@ def test_one_place_is_shown_and_its_neighbours_are_not() -> None:
 )
 def test_what_is_no_json_cannot_be_shown_in_part(body: bytes) -> None:
     assert masked(body, "application/json", PATHS) == (None, ())
+
+
+def test_a_text_of_too_many_levels_is_hidden_whole() -> None:
+    assert masked('{"a":' * 100 + '"b"' + "}" * 100, "", PATHS)[0] is not None
+    assert masked('{"a":' * 101 + '"b"' + "}" * 101, "", PATHS) == (None, ())
+
+
+def test_many_fields_deep_inside_cost_no_more_than_many_on_top() -> None:
+    fields = ",".join(f'"f{number}":{number}' for number in range(20_000))
+    text = '{"a":' * 90 + "{" + fields + "}" + "}" * 90
+    begun = time.process_time()
+
+    assert masked(text, "", [f"*.secret{number}" for number in range(20)]) == (text, ())
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(

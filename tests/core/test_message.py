@@ -4,10 +4,10 @@ import struct
 
 import pytest
 
-from django_rmq_retry.core.errors import UndecodableHeaders
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties
 from tests.core.made import delivery
 
 

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.naming import name_of, nameless
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.settlement import copy_of
-from django_rmq_retry.core.stamps import Stamp
+import pytest
+
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked import name_of, nameless
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.stamp import Stamp, copy_of
 
 SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
 
@@ -23,8 +24,9 @@ def test_a_message_is_called_by_its_id() -> None:
     assert not nameless(name)
 
 
-def test_without_an_id_its_retry_is_called_as_it_is_itself() -> None:
-    first = delivered()
+@pytest.mark.parametrize("reply_to", [None, "answers", "amq.rabbitmq.reply-to"])
+def test_without_an_id_its_retry_is_called_as_it_is_itself(reply_to: str | None) -> None:
+    first = delivered(replace(SENT, reply_to=reply_to))
     copy = copy_of(first, Stamp(attempts=2, since=5, queue="work"), exchange="", routing_key="work.retry.10s")
     again = Delivery(
         queue="work", body=copy.body, raw=encode_properties(copy.properties), exchange="in", routing_key="pay"

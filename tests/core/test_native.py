@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.carriers import Native
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.settlement import Settlement, Tell
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.message import Settlement, Tell
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.carriers import Native
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery, hop, route, subscription
 
 

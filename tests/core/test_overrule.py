@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.overrule import Discard, Overrule, Park, Retry
+from django_rmq_retry.policies.policy import Discard, Overrule, Park, Retry
 
 
 def test_an_overrule_keeps_its_reason() -> None:

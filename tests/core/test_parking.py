@@ -11,20 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.carriers import DeadLetter, Ladder
-from django_rmq_retry.core.deaths import BROKERS_OWN, deaths
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.homes import homes_of
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.parking import ADDED, TICKET, By, Parked, identity, read_parked, set_aside
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
-from django_rmq_retry.core.requeued import Original, requeued
-from django_rmq_retry.core.settling import KEPT, ROOM, parked
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.deaths import BROKERS_OWN, Reason, deaths
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked import (
+    ADDED,
+    KEPT,
+    ROOM,
+    TICKET,
+    By,
+    Original,
+    Parked,
+    identity,
+    read_parked,
+    requeued,
+    set_aside,
+)
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.carriers import DeadLetter, Ladder
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery, subscription
 
 HOMES = {"payments.parked": "payments", "payments.suspects": "payments", "payments.retry.30s": "payments"}

@@ -8,12 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import Exponential, Fixed, Steps
-from django_rmq_retry.core.carriers import DeadLetter, Ladder, Native
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.overrule import Discard, Park, Retry
-from django_rmq_retry.core.policy import Failure, OneShot, Policy, RetryThenPark, Schedule, StopTheLine
-from django_rmq_retry.core.verdict import ErrorNote, Kind, Reason, Verdict
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.backoff import Exponential, Fixed, Steps
+from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native
+from django_rmq_retry.policies.policy import (
+    Discard,
+    Failure,
+    OneShot,
+    Park,
+    Policy,
+    Retry,
+    RetryThenPark,
+    Schedule,
+    StopTheLine,
+)
+from django_rmq_retry.policies.verdict import Kind, Verdict
 from tests.core.made import delivery
 
 
@@ -347,5 +358,6 @@ def test_the_back_offs_of_a_policy_are_all_it_may_wait() -> None:
     policy = RetryThenPark(backoff=Fixed(60), schedules={BankDown: Schedule(attempts=2, backoff=Fixed(5))})
 
     assert policy.backoffs == (Fixed(60), Fixed(5))
+    assert policy.waits == ((Fixed(60), 5), (Fixed(5), 2))
     assert RetryThenPark(via=Native(5)).backoffs == (Fixed(5),)
     assert StopTheLine().backoffs == ()

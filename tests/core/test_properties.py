@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.errors import UndecodableHeaders
-from django_rmq_retry.core.headers import EMPTY, Headers
-from django_rmq_retry.core.properties import (
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.properties import (
     Properties,
     decode_properties,
     encode_properties,

@@ -5,15 +5,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.requeued import Original, requeued
-from django_rmq_retry.core.settling import settle
-from django_rmq_retry.core.stamps import story
-from django_rmq_retry.core.verdict import retry
+from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.parked import Original, requeued
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.stamp import story
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 TICKET = "7.2:signature"
@@ -82,7 +82,9 @@ def test_properties_that_cannot_be_read_leave_the_id_and_the_ticket() -> None:
 
 
 def test_an_answer_to_a_caller_that_is_gone_closes_nobodys_channel() -> None:
-    assert copy(Properties(reply_to="amq.rabbitmq.reply-to")).properties.reply_to is None
+    bare = copy(Properties(reply_to="amq.rabbitmq.reply-to"))
+
+    assert (bare.properties.reply_to, bare.headers["rmq-retry-reply-to"]) == (None, "amq.rabbitmq.reply-to")
     assert copy(Properties(reply_to="amq.rabbitmq.reply-to.g1.x")).properties.reply_to == "amq.rabbitmq.reply-to.g1.x"
 
 

@@ -3,24 +3,25 @@
 import random
 import struct
 import zlib
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.carriers import DeadLetter, Ladder, Republish
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.overrule import Park
-from django_rmq_retry.core.policy import Failure, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.settlement import DONE, STAMPED, Settlement, Tell
-from django_rmq_retry.core.settling import settle, unhandled, waits_on
-from django_rmq_retry.core.stamps import OURS, Stamp
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Reason, Verdict, discard, halt, park, retry
+from django_rmq_retry.handlers.settlement import settle, unhandled, waits_on
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.stamp import OURS, STAMPED, Stamp
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Republish
+from django_rmq_retry.policies.policy import Failure, Park, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.policies.verdict import ACK, Verdict, discard, halt, park, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
@@ -111,6 +112,34 @@ class TestVerdicts:
         assert copy.headers["rmq-retry-routing-key"] == b"a\x80"
         again = Stamp.read(copy.headers)
         assert (again.exchange, again.routing_key) == ("\udcff", "a\udc80")
+
+
+class TestFirstFailure:
+    @staticmethod
+    def since(*deaths: tuple[str, str, int], **stamped: object) -> object:
+        """What the parked copy tells; each death is a queue, a reason and so many seconds before now."""
+        told = [
+            {"count": 1, "queue": queue, "reason": reason, "time": datetime.fromtimestamp(NOW / 1000 - ago, UTC)}
+            for queue, reason, ago in deaths
+        ]
+        return parked_copy(delivery(headers={"x-death": told, **stamped})).headers["rmq-retry-since"]
+
+    def test_the_brokers_first_reject_is_the_first_failure_where_no_stamp_says_it(self) -> None:
+        waited = ("payments.wait", "expired", 5)
+
+        assert self.since(waited, ("payments", "rejected", 6)) == NOW - 6_000
+        assert self.since(("payments", "rejected", 2), waited, ("payments", "rejected", 6)) == NOW - 6_000
+        assert self.since(waited, ("ledger", "rejected", 6), ("payments", "expired", 6)) == NOW
+
+    def test_a_stamp_of_the_first_failure_goes_before_x_death(self) -> None:
+        stamped = {"rmq-retry-since": NOW - 9_000, "rmq-retry-queue": "payments"}
+
+        assert self.since(("payments", "rejected", 6), **stamped) == NOW - 9_000
+
+    @pytest.mark.parametrize("ago", [-1, -(10**9), 366 * 86_400, 1_700_000_000])
+    def test_a_time_of_the_broker_that_cannot_be_is_left_out(self, ago: int) -> None:
+        assert self.since(("payments", "rejected", ago)) == NOW
+        assert self.since(("payments", "rejected", ago), ("payments", "rejected", 6)) == NOW - 6_000
 
 
 class TestWaitingOn:

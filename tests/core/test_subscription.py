@@ -1,19 +1,22 @@
 """Who takes which message of a queue, and which handlers cannot share one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.carriers import DeadLetter, Ladder, Republish
-from django_rmq_retry.core.errors import ConfigurationError, UndecodableHeaders
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.subscription import Match, Subscription, intakes
-from django_rmq_retry.core.topology import Exchange, Queue
+from django_rmq_retry.errors import ConfigurationError, UndecodableHeaders
+from django_rmq_retry.handlers.subscription import Match, Subscription, intakes
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.breaker import Breaker
+from django_rmq_retry.policies.carriers import DeadLetter, InPlace, Ladder, Republish
+from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.topology.queues import Broadcast, Exchange, Queue
 from tests.core.made import delivery, subscription
 
 USUAL = RetryThenPark()
+COPY = Broadcast("prices", bindings=[Exchange("prices", "fanout").bind()])
 
 
 def handler(name: str, policy: Policy = USUAL, *, queue: Queue | str = "payments", **match: Any) -> Subscription:
@@ -154,6 +157,78 @@ class TestContradictions:
             subscription(USUAL, name="a", park="payments")
 
         assert str(caught.value) == "Handler a parks into its own queue 'payments'; name another one."
+
+
+def test_a_dead_letter_loop_cannot_drop_what_expires() -> None:
+    loop = RetryThenPark(via=DeadLetter(exchange="again", queue="again", after=5, back=""))
+
+    with pytest.raises(ConfigurationError) as caught:
+        subscription(loop, name="a", queue=Queue("payments", expired="drop"))
+
+    assert str(caught.value) == (
+        "Handler a: DeadLetter sends what expires round its loop, so Queue(expired='drop') cannot drop it. "
+        "Use via=Ladder(), or leave expired out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "options", "said"),
+    [
+        (
+            COPY,
+            {"policy": RetryThenPark(via=Ladder([1, 2]))},
+            (
+                "Ladder sends retries back by the queue's name, and queue 'prices' may have gone by then. Use "
+                "via=InPlace(), which keeps the message in the consumer's hand."
+            ),
+        ),
+        (
+            Queue("prices", type="classic", auto_delete=True),
+            {"policy": RetryThenPark(via=Republish(), backoff=Fixed(1))},
+            (
+                "Republish sends retries back by the queue's name, and queue 'prices' may have gone by then. Use "
+                "via=InPlace(), which keeps the message in the consumer's hand."
+            ),
+        ),
+        (
+            Queue("prices", type="classic", auto_delete=True),
+            {"breaker": Breaker(on=OSError)},
+            (
+                "breaker=… stops consuming while it is open, and queue 'prices' with auto_delete=True would end with "
+                "that. Use Broadcast, or exclusive=True."
+            ),
+        ),
+        (
+            Queue("prices", type="classic", auto_delete=True),
+            {"policy": StopTheLine()},
+            (
+                "StopTheLine subscribes anew in a long wait, and queue 'prices' with auto_delete=True would end with "
+                "that. Use Broadcast, or exclusive=True."
+            ),
+        ),
+        (
+            COPY,
+            {"order_by": len},
+            "order_by keeps messages for queue 'prices', which ends with its consumer. Leave it out.",
+        ),
+        (
+            COPY,
+            {"once": True},
+            (
+                "once=… lets one process handle a message, and Broadcast gives it to each. Leave once out, or use a "
+                "Queue that the processes share."
+            ),
+        ),
+    ],
+)
+def test_what_a_transient_queue_cannot_keep(queue: Queue, options: dict[str, Any], said: str) -> None:
+    policy = options.pop("policy", RetryThenPark(via=InPlace()))
+    fine = subscription(RetryThenPark(via=InPlace()), name="a", queue=queue)
+
+    with pytest.raises(ConfigurationError) as caught:
+        replace(fine, policy=policy, **options)
+
+    assert str(caught.value) == f"Handler a: {said}"
 
 
 class TestOrder:

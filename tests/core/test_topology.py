@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.topology import Binding, Exchange, Queue, check_name, matches, milliseconds
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.seconds import milliseconds
+from django_rmq_retry.topology.queues import Binding, Broadcast, Exchange, Queue, check_name, matches
 
 WORDS = st.sampled_from(["a", "b", "c", "", "a+", "[a]", "\\", "é"])
 KEYS = st.lists(WORDS, max_size=5).map(".".join)
@@ -87,6 +88,28 @@ def test_a_headers_exchange_is_bound_by_headers() -> None:
     assert binding == Binding(source=Exchange("e", "headers"), arguments={"x-match": "any", "country": "NO"})
 
 
+def test_a_headers_exchange_is_not_bound_by_a_key_alone() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Exchange("e", "headers").bind("order.#")
+
+    assert str(caught.value) == (
+        "Exchange 'e' has the type 'headers', which ignores the key 'order.#': the binding would take every message. "
+        "Use bind(headers={…}), or bind() for all of them."
+    )
+
+
+def test_a_headers_exchange_is_bound_for_every_message_by_an_empty_bind() -> None:
+    headers = Exchange("e", "headers")
+
+    assert headers.bind() == Binding(source=headers)
+    assert headers.bind("k", headers={}) == Binding(source=headers, key="k", arguments={"x-match": "all"})
+
+
+@pytest.mark.parametrize("name", ["a b", "zahlungen.größe", "платежи", "支付", "a\u200bb", "a\u00a0b", "😀"])
+def test_names_of_any_script_are_taken(name: str) -> None:
+    assert (Queue(name).name, Exchange(name).bind(name).key) == (name, name)
+
+
 def test_other_exchanges_cannot_be_bound_by_headers() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Exchange("e", "topic").bind(headers={"country": "NO"})
@@ -130,7 +153,30 @@ def test_a_queue_in_the_brokers_words(options: dict[str, Any], arguments: dict[s
                 "Use type='classic', or leave max_priority out."
             ),
         ),
+        (
+            lambda: Queue("q", auto_delete=True),
+            (
+                "Queue 'q' is transient (durable=False, exclusive or auto_delete), and quorum queues are not. "
+                "Say type='classic'."
+            ),
+        ),
+        (
+            lambda: Queue("q", type="classic", exclusive=True, existing=True),
+            "Queue 'q' is transient, so its consumer declares it. Leave existing=True out.",
+        ),
+        (
+            lambda: Broadcast("q"),
+            (
+                "Broadcast('q') has no binding, and its queues have names that no publisher knows. "
+                "Bind it to an exchange: bindings=[Exchange('prices', 'fanout').bind()]."
+            ),
+        ),
         (lambda: Queue("q", message_ttl=0), "Queue 'q': message_ttl must be above 0 s, not 0."),
+        (lambda: Queue("q", expired=True), "Queue 'q': expired is 'park' or 'drop', not True."),  # type: ignore[arg-type]
+        (
+            lambda: Queue("q", overflow="drop_head"),  # type: ignore[arg-type]
+            "Queue 'q': overflow is 'reject-publish' or 'drop-head', not 'drop_head'.",
+        ),
         (
             lambda: Queue("q", delivery_limit=-1),
             (

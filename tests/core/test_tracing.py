@@ -5,8 +5,8 @@ from types import FunctionType
 
 import pytest
 
-from django_rmq_retry.core import tracing
-from django_rmq_retry.core.tracing import CAUSES, INNERMOST, OUTERMOST, REMEMBERED, Cause, stack_of, trace
+from django_rmq_retry.messages import tracebacks
+from django_rmq_retry.messages.tracebacks import CAUSES, INNERMOST, OUTERMOST, REMEMBERED, Cause, stack_of, trace
 from tests.core.raising import (
     Unprintable,
     ask,
@@ -89,7 +89,7 @@ def test_only_so_many_places_are_remembered() -> None:
         made = FunctionType(compile(f"{number}/0", f"/srv/{number}.py", "exec"), {"__name__": f"m{number}"})
         assert trace(caught(made), own)[0].stack.frames[-1].place == f"m{number}:<module>"
 
-    assert len(tracing._stacks) <= REMEMBERED
+    assert len(tracebacks._stacks) <= REMEMBERED
 
 
 def test_an_exception_that_refuses_to_be_looked_at_is_told_by_its_class() -> None:

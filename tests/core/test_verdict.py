@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.core.verdict import DETAIL_LIMIT, ErrorNote, Kind, Reason, discard, halt, park, retry, short
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.policies.verdict import DETAIL_LIMIT, Kind, discard, halt, park, retry
 
 
 class BankDown(Exception):

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
-from django_rmq_retry.embedded.engine.events import Ack, Cancel, Deliver, Got, Nack, Return
+from django_rmq_retry.embedded.engine.messages import Ack, Cancel, Deliver, Got, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.vhost import Vhost
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 from tests.embedded.rig import SOON, Arrival, Declared, Refusal
 
 EPOCH = 1_700_000_000.0
@@ -163,7 +163,7 @@ class EngineClient:
                     self.delivered.append(_arrival(event))
                 case Cancel():
                     self.ended.append(event.consumer)
-                case Return():
+                case Returned():
                     self.outcome = "returned"
                 case Ack() | Nack():
                     self.outcome = self.outcome or type(event).__name__.lower()

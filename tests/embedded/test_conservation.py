@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.embedded.engine.channels import Channel
-from django_rmq_retry.embedded.engine.events import Deliver
+from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.messages import Deliver
 from django_rmq_retry.embedded.engine.vhost import Session
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from tests.embedded.engine_rig import EngineRig
 
 CAREFUL = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -193,16 +193,11 @@ class Clients(RuleBasedStateMachine):
                 self.handled[entry.message.body] += 1
 
 
-class Clients310(Clients):
-    version = "3.10"
-
-
 class Clients40(Clients):
     version = "4.0"
 
 
 TestConservation43 = Clients.TestCase
-TestConservation310 = Clients310.TestCase
 TestConservation40 = Clients40.TestCase
 THOROUGH = settings(max_examples=60, stateful_step_count=60, deadline=None)
-TestConservation43.settings = TestConservation310.settings = TestConservation40.settings = THOROUGH
+TestConservation43.settings = TestConservation40.settings = THOROUGH

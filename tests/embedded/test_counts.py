@@ -92,6 +92,22 @@ def test_a_count_goes_through_a_classic_queue_unseen(rig: Rig) -> None:
     )
 
 
+@pytest.mark.parametrize("wait", sorted(BOTH))
+def test_the_count_goes_on_through_wait_queues_since_version_4(rig: Rig, wait: str) -> None:
+    client = rig.connect()
+    client.queue("main", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "wait"})
+    back = {"x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "main"}
+    client.queue("wait", {**BOTH[wait], **back})
+    client.publish("main", "x")
+    counts = []
+    for _ in range(6):
+        arrival = taken(client, "main")
+        counts.append(arrival.headers.get("x-delivery-count"))
+        client.reject(arrival, requeue=False)
+
+    assert counts == ([None, 1, 2, 3, 4, 5] if rig.version >= (4, 0) else [0, 0, 0, 0, 0, 0])
+
+
 def test_the_delivery_limit_counts_what_other_queues_did_only_since_version_4_3(rig: Rig) -> None:
     client = rig.connect()
     client.queue("a", {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})

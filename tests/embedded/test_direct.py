@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.broker.base import Line, Outcome, Server
-from django_rmq_retry.core.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.core.errors import CallUnanswered, MessageReturned, MessageUnsent, PublishUnknown
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
+from django_rmq_retry.amqp.contracts import Line, Outcome
 from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.calling import DirectCaller
-from django_rmq_retry.embedded.direct.consuming import DirectSource
-from django_rmq_retry.embedded.direct.publishing import DirectPublisher
+from django_rmq_retry.embedded.direct.publisher import DirectCaller, DirectPublisher
+from django_rmq_retry.embedded.direct.source import DirectSource
+from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, PublishUnknown
+from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.versions import Server
 
 WORK = Line(queue="work", prefetch=2)
 LEDGER = Line(queue="work", prefetch=1, ordered=True)

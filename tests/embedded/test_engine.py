@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.events import Ack, Nack
+from django_rmq_retry.embedded.engine.messages import Ack, Nack
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Detail, NullStore, Place
 from django_rmq_retry.embedded.engine.vhost import Vhost
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 from tests.embedded.engine_rig import EPOCH, EngineRig
 from tests.embedded.rig import QUORUM
 

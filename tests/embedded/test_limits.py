@@ -3,6 +3,7 @@
 import pytest
 
 from tests.embedded.rig import BOTH, QUORUM, Client, Rig
+from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 
@@ -48,6 +49,42 @@ def test_a_full_queue_refuses(rig: Rig, kind: str, limit: dict[str, object]) -> 
     assert outcomes == ["ack"] * taken + ["nack"] * (5 - taken)
     assert texts(client, "q", 4) == "abc-" if too_many else "ab--"
     assert client.get("dead", within=0.1) is None
+
+
+@pytest.mark.parametrize(("target", "full", "after"), [("classic", 2, 2), ("quorum", 3, 6)])
+def test_a_full_queue_takes_dead_letters_if_it_is_a_quorum_queue(
+    rig: Rig, kind: str, target: str, full: int, after: int
+) -> None:
+    client = rig.connect()
+    filled(rig, client, "abcde", **{**BOTH[target], "x-max-length": 2, "x-overflow": "reject-publish"})
+    client.queue("source", {**BOTH[kind], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    before = client.queue("q", passive=True).messages
+    for body in "fgh":
+        client.publish("source", body)
+        found = client.get("source")
+        assert found is not None
+        client.reject(found, requeue=False)
+    rig.wait(0.3)
+    wait_until(lambda: client.queue("q", passive=True).messages == after)
+
+    assert before == full
+    assert client.queue("source", passive=True).messages == 0
+
+
+def test_a_full_queue_refuses_dead_letters_that_must_not_be_lost(rig: Rig) -> None:
+    client = rig.connect()
+    filled(rig, client, "abcd", **{**QUORUM, "x-max-length": 2, "x-overflow": "reject-publish"})
+    careful = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    client.queue("source", {**QUORUM, **careful, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    # The worker that carries such dead letters learns from its first that the queue is full.
+    for body in "ef":
+        client.publish("source", body)
+        found = client.get("source")
+        assert found is not None
+        client.reject(found, requeue=False)
+        rig.wait(0.3)
+
+    assert client.queue("q", passive=True).messages in (3, 4)
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["length", "bytes"])

@@ -309,6 +309,48 @@ def test_an_argument_of_the_other_type_is_refused(rig: Rig, kind: str, argument:
     assert told == f"PRECONDITION_FAILED - invalid arg '{name}' for {place} of queue type rabbit_{kind}_queue"
 
 
+OF_ONE_TYPE: Mapping[str, Mapping[str, object]] = {
+    "classic": {
+        "x-dead-letter-strategy": "at-least-once",
+        "x-quorum-initial-group-size": 1,
+        "x-delivery-limit": 5,
+        "x-max-in-memory-length": 5,
+        "x-max-in-memory-bytes": 5,
+        "x-delayed-retry-type": "all",
+        "x-consumer-timeout": 60_000,
+        "x-consumer-disconnected-timeout": 60_000,
+    },
+    "quorum": {
+        "x-max-priority": 5,
+        "x-queue-mode": "lazy",
+        "x-queue-version": 2,
+        "x-queue-master-locator": "min-masters",
+    },
+}
+"""Arguments that mean nothing to a queue of this type."""
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_an_argument_of_the_other_type_is_not_compared(rig: Rig, kind: str) -> None:
+    client = rig.connect()
+    client.queue("q", {"x-queue-type": kind})
+    for name, value in OF_ONE_TYPE[kind].items():
+        assert client.queue("q", {"x-queue-type": kind, name: value}).queue == "q"
+
+
+@pytest.mark.parametrize("argument", ["consumer_timeout", "consumer_disconnected_timeout"])
+def test_timeouts_of_consumers_are_compared_from_version_4_3_on(rig: Rig, argument: str) -> None:
+    asked = codes(
+        rig,
+        declare("classic", **{argument: 5000}),
+        declare("wrong", queue_type="quorum", **{argument: "5000"}),
+        declare("quorum", queue_type="quorum", **{argument: 5000}),
+        declare("quorum", queue_type="quorum", **{argument: 6000}),
+    )
+
+    assert asked == ([406, 406, 0, 406] if rig.version >= (4, 3) else [0, 0, 0, 0])
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize(
     ("argument", "value", "since"),

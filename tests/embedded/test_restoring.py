@@ -10,15 +10,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis.stateful import precondition, rule
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, encode_properties
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.queues import Queue
-from django_rmq_retry.embedded.engine.restoring import restore
-from django_rmq_retry.embedded.engine.vhost import Vhost
-from django_rmq_retry.embedded.filing.store import FileStore
+from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.vhost import Vhost, restore
+from django_rmq_retry.embedded.file_store import FileStore
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from tests.embedded.engine_rig import EPOCH, EngineRig
 from tests.embedded.test_conservation import THOROUGH, Clients
 
@@ -103,18 +102,13 @@ class Restarts(Clients):
         self.folder.cleanup()
 
 
-class Restarts310(Restarts):
-    version = "3.10"
-
-
 class Restarts40(Restarts):
     version = "4.0"
 
 
 TestRestarts43 = Restarts.TestCase
-TestRestarts310 = Restarts310.TestCase
 TestRestarts40 = Restarts40.TestCase
-TestRestarts43.settings = TestRestarts310.settings = TestRestarts40.settings = THOROUGH
+TestRestarts43.settings = TestRestarts40.settings = THOROUGH
 
 
 def test_what_clients_held_comes_back_as_redelivered_in_its_order(store: FileStore) -> None:
@@ -307,22 +301,6 @@ def test_bindings_whose_values_are_of_two_types_stay_two(store: FileStore) -> No
     kept = [one.arguments["a"] for one in restored(store).router.exchanges["amq.headers"].bindings]
 
     assert list(map(repr, kept)) == ["1", "Decimal('1')", "1.0", "[1]", "[True]", "'z'", "b'z'"]
-
-
-def test_what_was_put_behind_all_others_stays_there(store: FileStore) -> None:
-    vhost = EngineRig("3.10", store).vhost
-    channel = vhost.connect().channel(1)
-    channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
-    for body in (b"1", b"2"):
-        channel.publish("", "q", LASTING, body)
-    got = channel.get("q")
-    assert got is not None
-    channel.nack(got.tag)
-    channel.publish("", "q", LASTING, b"3")
-    found = restored(store, version="3.10").router.queues["q"]
-
-    assert [(one.message.body, one.count) for one in found.ready] == [(b"2", 0), (b"1", 1), (b"3", 0)]
-    assert contents(found) == contents(vhost.router.queues["q"])
 
 
 def test_the_keys_of_copies_and_the_way_so_far_come_back(store: FileStore) -> None:

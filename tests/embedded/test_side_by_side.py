@@ -47,7 +47,10 @@ class Work:
     queues = QUEUES
     exchanges: Sequence[str] = EXCHANGES
 
-    def __init__(self, seed: int, client: Client, awaited: Sequence[object] = ()) -> None:
+    def __init__(
+        self, seed: int, client: Client, awaited: Sequence[object] = (), look: Callable[[Arrival], object] | None = None
+    ) -> None:
+        self.look = look or seen_on_4
         self.chance = random.Random(seed)
         self.client = client
         self.awaited = awaited
@@ -82,7 +85,7 @@ class Work:
         if found is None:
             return None
         self.held.append(found.tag)
-        return look(found)
+        return self.look(found)
 
     def ack(self) -> object:
         multiple = self.chance.random() < 0.3
@@ -164,20 +167,33 @@ class QuorumWork(Work):
         self.client.unbind(self.chance.choice(list(self.queues)), "headers", "", self.chance.choice(ASKED))
 
 
-def look(arrival: Arrival) -> tuple[object, ...]:
+def seen_on_4(arrival: Arrival) -> tuple[object, ...]:
     counts = [(death["queue"], death["reason"], death["count"]) for death in arrival.headers.get("x-death", [])]
     keys = [death["routing-keys"] for death in arrival.headers.get("x-death", [])]
     others = {name: value for name, value in arrival.headers.items() if name != "x-death"}
     return (arrival.text, arrival.exchange, arrival.key, arrival.redelivered, counts, keys, others)
 
 
+def seen_since_3(arrival: Arrival) -> tuple[object, ...]:
+    """Leave out what differs between RabbitMQ 3 and 4: the order in x-death, x-last-death-*, and when CC goes."""
+    *place, counts, keys, others = seen_on_4(arrival)
+    assert isinstance(others, dict)
+    assert isinstance(counts, list)
+    assert isinstance(keys, list)
+    same = {name: value for name, value in others.items() if name != "CC" and not name.startswith("x-last-death-")}
+    return (*place, sorted(zip(counts, keys, strict=True)), same)
+
+
 @pytest.mark.parametrize("work", [Work, QuorumWork])
 @pytest.mark.parametrize("seed", range(12))
 def test_made_up_work_looks_the_same_on_both(vhost: Vhost, seed: int, work: type[Work]) -> None:
     rabbit = RabbitRig(vhost.url, vhost.version)
-    version = ".".join(vhost.version.split(".")[:2])
-    ours = work(seed, EngineRig(version).connect()).run()
-    theirs = work(seed, rabbit.connect(), awaited=ours).run()
+    if rabbit.version < (4, 0) and work is QuorumWork:
+        pytest.skip("quorum queues of RabbitMQ 3 have other orders and counts, which are not emulated")
+    look = seen_on_4 if rabbit.version >= (4, 0) else seen_since_3
+    engine = EngineRig(".".join(map(str, max(rabbit.version, (4, 0)))))
+    ours = work(seed, engine.connect(), look=look).run()
+    theirs = work(seed, rabbit.connect(), awaited=ours, look=look).run()
     rabbit.close()
 
     for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):

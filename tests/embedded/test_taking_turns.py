@@ -121,3 +121,74 @@ def test_who_gives_way_may_leave_with_what_it_holds(rig: Rig) -> None:
     client.nack(held)
 
     assert given(client, 1) == [("high", "a")]
+
+
+def six(rig: Rig, kind: str) -> tuple[Client, Client, str, list[Arrival]]:
+    """Six messages for a single active consumer that holds three of them, and another that waits for its turn."""
+    first, second = rig.connect(), rig.connect()
+    # Without a limit a quorum queue of RabbitMQ 3 puts returned messages last.
+    limit = {"x-delivery-limit": 9} if kind == "quorum" else {}
+    first.queue("q", {**BOTH[kind], **limit, "x-single-active-consumer": True})
+    for body in "123456":
+        first.publish("q", body)
+    tag = first.consume("q", prefetch=3)
+    held = first.arrivals(3)
+    second.consume("q", prefetch=9)
+    return first, second, tag, held
+
+
+def rest(client: Client) -> str:
+    """What a client gets, one after the other, settling each."""
+    found = ""
+    while arrived := client.arrivals(1, within=1):
+        found += arrived[0].text
+        client.ack(arrived[0])
+    return found
+
+
+def hands_over(rig: Rig, kind: str) -> bool:
+    """Classic queues of RabbitMQ 3 give the next consumer nothing when an active one is cancelled."""
+    return kind == "quorum" or rig.version >= (4, 0)
+
+
+@pytest.mark.parametrize("way", ["close", "cut", "nack"])
+def test_what_a_cancelled_consumer_held_comes_back_in_order(rig: Rig, kind: str, way: str) -> None:
+    first, second, tag, held = six(rig, kind)
+    first.ack(held[0])
+    held += first.arrivals(1)
+    first.cancel(tag)
+    taken = [one.text for one in second.arrivals(2, within=1)]
+    if way == "close":
+        first.close_channel()
+    elif way == "cut":
+        first.cut()
+    else:
+        first.nack(held[-1], multiple=True)
+
+    assert (taken, rest(second)) == ((["5", "6"], "234") if hands_over(rig, kind) else ([], "23456"))
+
+
+def test_what_is_given_back_before_a_channel_ends_comes_before_the_rest(rig: Rig, kind: str) -> None:
+    first, second, tag, held = six(rig, kind)
+    first.ack(held[0])
+    held += first.arrivals(1)
+    first.cancel(tag)
+    before = len(second.arrivals(2, within=1))
+    first.nack(held[-1])
+    between = len(second.arrivals(3, within=1))
+    first.close_channel()
+
+    assert (before, between, rest(second)) == ((2, 1, "23") if hands_over(rig, kind) else (0, 3, "23"))
+
+
+def test_what_a_single_consumer_returns_goes_back_to_it(rig: Rig, kind: str) -> None:
+    first, second, tag, held = six(rig, kind)
+    first.nack(held[-1], multiple=True)
+    again = first.arrivals(3)
+    first.cancel(tag)
+    taken = "".join(one.text for one in second.arrivals(3, within=1))
+    first.nack(again[-1], multiple=True)
+
+    assert ("".join(one.text for one in again), taken, rest(second)) == (
+        ("123", "456", "123") if hands_over(rig, kind) else ("123", "", "123456")
+    )

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.subscription import Intake, Subscription, intakes
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.backoff import Fixed, Steps
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.policy import Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.topology.queues import Queue
 from tests.faults import forking
 from tests.tooling.waiting import wait_until
 

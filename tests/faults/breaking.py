@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from django_rmq_retry import wiring
-from django_rmq_retry.broker import consuming
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.broker.lines import OpenLine
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.settlement import Tell
-from django_rmq_retry.core.subscription import Intake
+from django_rmq_retry.amqp import source
+from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.messages.message import Delivery, Message, Tell
+from django_rmq_retry.publishing import broker_connections
 from tests.faults.acting import Act
 
 Done = Callable[[Outcome, str], None]
@@ -134,7 +133,7 @@ def after_it_is_given_back(once: Once, intake: Intake) -> Intake:
     def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
         told(self, delivery, tell)
         if once.strikes(delivery.body):
-            wiring.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            broker_connections.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     OpenLine.tell = telling  # type: ignore[method-assign]
     return intake
@@ -155,7 +154,7 @@ def the_loop_raises(once: Once, intake: Intake) -> Intake:
 
 
 def the_loop_stands_still(once: Once, intake: Intake) -> Intake:
-    consuming.DEAF = 4
+    source.DEAF = 4
 
     def stand_still() -> None:
         threading.Event().wait()
@@ -166,7 +165,7 @@ def the_loop_stands_still(once: Once, intake: Intake) -> Intake:
 def _on_the_loop(once: Once, intake: Intake, call: Callable[[], None]) -> Intake:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         if once.strikes(message.body):
-            wiring.io("rmq-io").call(call)
+            broker_connections.io("rmq-io").call(call)
         return inner(message)
 
     return _around(intake, run)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
 from tests.faults.scene import Scene
 from tests.tooling.vhosts import Vhost
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from django_rmq_retry.publishing import publish
+from django_rmq_retry.publishing.publish import publish
 
 CHILDS_QUEUE = "child"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishError
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import PublishError
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until

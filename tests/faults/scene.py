@@ -15,7 +15,7 @@ from typing import Any
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.layout import layout
+from django_rmq_retry.handlers.layout import layout
 from tests.broker.declared import declare, ready
 from tests.faults.acting import PARKED, QUEUE, Diary, intake
 from tests.tooling.vhosts import Vhost

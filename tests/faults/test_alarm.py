@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import MessageUnsent, PublishError, PublishUnknown
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import MessageUnsent, PublishError, PublishUnknown
+from django_rmq_retry.messages.message import Message
 from tests.faults.acting import PARKED, QUEUE
 from tests.faults.conftest import DEADLINE
 from tests.faults.scene import Scene

@@ -9,12 +9,12 @@ import pytest
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import publishing, wiring
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishUnknown
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import PublishUnknown
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.publishing import broker_connections, publish
 from tests.broker.declared import has
 from tests.faults.scene import Scene
 
@@ -66,15 +66,15 @@ def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(
     amqp.queue_declare("here", durable=True)
 
     async def impatient() -> None:
-        await asyncio.wait_for(publishing.apublish({"n": 1}, routing_key="here"), 0.001)
+        await asyncio.wait_for(publish.apublish({"n": 1}, routing_key="here"), 0.001)
 
     with override_settings(RMQ_RETRY={"URL": broker_url}):
         try:
             with pytest.raises(TimeoutError):
                 asyncio.run(impatient())
 
-            assert publishing.publish({"n": 2}, routing_key="here", at_once=True)
-            assert wiring.io("test").alive
+            assert publish.publish({"n": 2}, routing_key="here", at_once=True)
+            assert broker_connections.io("test").alive
             has(amqp, "here", 2)
         finally:
-            wiring.close()
+            broker_connections.close()

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishError
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import PublishError
+from django_rmq_retry.messages.message import Message
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene, Worker
 from tests.tooling.node import Node

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from tests.broker.declared import ready
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene

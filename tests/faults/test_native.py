@@ -2,10 +2,10 @@
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.asking import Session
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.core.layout import layout
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.handlers.layout import layout
 from tests.faults.acting import intake
 from tests.faults.scene import Scene
 

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.base import ERRORS, Outcome
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishError
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import PublishError
+from django_rmq_retry.messages.message import Message
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, Proxy, proxy_to

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.deaths import reason_of
-from django_rmq_retry.core.errors import MessageNacked
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.verdict import Reason
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import MessageNacked
+from django_rmq_retry.messages.deaths import Reason, reason_of
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import has
 from tests.faults.acting import PARKED, QUEUE, intake

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.broker.address import Access
-from django_rmq_retry.broker.looping import IoThread
-from django_rmq_retry.broker.publishing import PikaPublisher
-from django_rmq_retry.core.errors import PublishError
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.errors import PublishError
+from django_rmq_retry.messages.message import Message
 from tests.faults.scene import Scene, Worker
 from tests.tooling.waiting import wait_until
 

@@ -20,10 +20,10 @@ def main(folder: Path, number: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(threadName)s %(message)s")
     logging.getLogger("pika").setLevel(logging.WARNING)
     # What these import reads the settings.
-    from django_rmq_retry.consuming import consumer  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime import shutdown  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime.events import Events  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime.limits import Limits  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer import supervisor  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer.assembly import consumer  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer.consumer import Limits  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer.events import Events  # noqa: PLC0415 - as above
     from tests.faults import acting, breaking  # noqa: PLC0415 - as above
 
     intake = acting.intake(said["policy"], folder, **said["queue"])
@@ -41,7 +41,7 @@ def main(folder: Path, number: str) -> int:
     )
     told = {"longest_hold": said["longest_hold"], **({} if said["parks"] else {"parks": False})}
     made._lines = tuple(replace(line, **told) for line in made._lines)
-    shutdown.listen(made.stop)
+    supervisor.listen(made.stop)
     return made.run()
 
 

@@ -9,11 +9,12 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, Queue, handler, registry
-from django_rmq_retry.inbox import ageing
-from django_rmq_retry.inbox.ageing import Ageing
+from django_rmq_retry import Delivery, Queue, handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.inbox import retention
+from django_rmq_retry.inbox.retention import Ageing
 from django_rmq_retry.models import InboxEntry, State
-from django_rmq_retry.models.messages import RESOLVED, UNRESOLVED
+from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
 from tests.records.made import group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
@@ -112,8 +113,8 @@ def test_what_the_broker_parked_in_their_queue_keeps_them_too() -> None:
 def test_what_has_to_stay_is_passed_in_the_next_part_and_looked_at_again_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ageing, "BATCH", 2)
-    monkeypatch.setattr(ageing, "TURN", 2)
+    monkeypatch.setattr(retention, "BATCH", 2)
+    monkeypatch.setattr(retention, "TURN", 2)
     one, age = group(), Ageing()
     for number in range(5):
         entry(f"kept {number}", days=150 - number)
@@ -164,6 +165,6 @@ def test_a_million_entries_are_looked_through_by_their_index() -> None:
         age._reached["default"] = found[-1][:2]
         following = age._next("default", ago(120))
 
-    assert (len(found), len(following), len({*found} & {*following})) == (ageing.BATCH, ageing.BATCH, 0)
+    assert (len(found), len(following), len({*found} & {*following})) == (retention.BATCH, retention.BATCH, 0)
     assert "rmq_inbox_handled" in "".join(explained)
     assert "Seq Scan" not in "".join(explained)

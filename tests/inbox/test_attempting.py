@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.breaking import Breaker
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.settlement import DONE, Settlement
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import DUPLICATE, Kind, Reason, Verdict, park
-from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.events import Events
-from django_rmq_retry.runtime.surroundings import Instead, Surroundings, Unready, tell_mishap
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers.attempt import Instead, Surroundings, Unready, tell_mishap
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement
+from django_rmq_retry.policies.breaker import Breaker
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import DUPLICATE, Kind, Verdict, park
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, delivery
 
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)

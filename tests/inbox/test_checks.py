@@ -8,8 +8,9 @@ from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 from django.test import override_settings
 
-from django_rmq_retry import AckFirst, Delivery, Exponential, Fixed, OneShot, RetryThenPark, handler, registry
-from django_rmq_retry.core.errors import ConfigurationError
+from django_rmq_retry import AckFirst, Delivery, Exponential, Fixed, OneShot, RetryThenPark, Schedule, handler
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
 
 
@@ -86,6 +87,14 @@ def test_a_table_that_was_not_migrated_is_a_warning_where_databases_are_asked() 
 
 def test_retries_that_outlast_the_memory_are_an_error() -> None:
     once(policy=RetryThenPark(attempts=8, backoff=Exponential(86400, factor=2)))
+
+    assert ids() == ["E032"]
+    assert ids(INBOX_DAYS=128) == []
+
+
+def test_retries_of_one_kind_of_error_that_outlast_the_memory_are_an_error() -> None:
+    longer = Schedule(attempts=8, backoff=Exponential(86400, factor=2))
+    once(policy=RetryThenPark(attempts=2, backoff=Fixed(1), schedules={OSError: longer}))
 
     assert ids() == ["E032"]
     assert ids(INBOX_DAYS=128) == []

@@ -9,13 +9,14 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
-from django_rmq_retry import Delivery, registry
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.core.topology import Queue
+from django_rmq_retry import Delivery
 from django_rmq_retry.errors import EffectsLost
-from django_rmq_retry.inbox.running import once
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]

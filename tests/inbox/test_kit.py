@@ -7,10 +7,11 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import SimpleTestCase, TestCase
 
-from django_rmq_retry import Delivery, Handler, handler, registry
+from django_rmq_retry import Delivery, Handler, handler
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.testing import RmqTest, RmqTestMixin
-from django_rmq_retry.testing.inbox import NoDatabase
+from django_rmq_retry.testing.driver import NoDatabase
 
 
 @pytest.fixture(autouse=True)

@@ -12,17 +12,17 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.core.parking import TICKET
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Named, Subscription
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import DUPLICATE, Reason
-from django_rmq_retry.inbox.entries import insert, present
-from django_rmq_retry.inbox.naming import LONGEST, name_for
-from django_rmq_retry.inbox.running import once
+from django_rmq_retry.handlers.attempt import Instead, Unready
+from django_rmq_retry.handlers.subscription import Named, Subscription
+from django_rmq_retry.inbox.names import LONGEST, insert, name_for, present
+from django_rmq_retry.inbox.once import once
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.records.tickets import Ticket, bearer
-from django_rmq_retry.runtime.surroundings import Instead, Unready
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import DUPLICATE
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 from tests.records.made import parked as recorded
 
@@ -173,7 +173,7 @@ def test_without_an_id_what_found_no_database_at_first_has_not_come_before(monke
     assert handled(body=b"1")
     fresh = arrival(body=b"1")
     with monkeypatch.context() as away:
-        away.setattr("django_rmq_retry.inbox.running.insert", Mock(side_effect=OperationalError("away")))
+        away.setattr("django_rmq_retry.inbox.once.insert", Mock(side_effect=OperationalError("away")))
         with pytest.raises(Unready):
             once(subscribed(), fresh)
 

@@ -8,7 +8,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import transaction
 
-from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, registry, signals
+from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.testing import RmqTest
 

@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ParkedMessage, State
 from tests.inbox.conftest import BY_ID, BY_NUMBER, Send, Till, done, left, wait_for_done
-from tests.tooling import databases
+from tests.tooling import clocks, databases
 from tests.tooling.filled import VARIABLE
 from tests.tooling.proxy import Mode, Proxy, proxy_to
 from tests.tooling.waiting import wait_until
@@ -139,6 +139,44 @@ def test_a_connection_killed_in_the_transaction_costs_no_attempt(
     assert [line for line in ran.stdout.splitlines() if "event=ack" in line and " attempt=1 " in line], ran.stdout
 
 
+def test_a_message_that_ends_its_connection_each_time_is_parked_and_blocks_no_other(
+    till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
+) -> None:
+    not_on("sqlite")
+    send(1, id="ends", do="end its connection", mark=str(tmp_path / "mark"))
+    send(2, id="good")
+    ran = till.run(*QUIET)
+
+    assert (ran.returncode, done(), left(amqp)) == (0, [2], 0)
+    assert parked() == [("retries exhausted", State.PARKED)]
+    # The policy has two attempts, and each forgives two losses.
+    assert (tmp_path / "mark").read_text() == "......"
+    record = ParkedMessage.objects.using("own").get()
+    assert (record.attempts, record.error.rpartition(".")[2]) == (2, "OperationalError")
+
+
+def test_a_consumer_whose_clock_is_years_ahead_forgets_nothing_and_doubles_nothing(
+    till: Till, send: Send, amqp: BlockingChannel
+) -> None:
+    not_on("sqlite")
+    for number in range(3):
+        send(number, id=f"m{number}")
+    assert till.run(*QUIET).returncode == 0
+    with till.running("rmq_consume", **{clocks.VARIABLE: str(8 * clocks.YEAR)}) as wrong:
+        wrong.says("is 2920 d ahead of the clock of database 'default'")
+        for number in range(5):
+            send(number, id=f"m{number}")
+        wrong.says("handled before", times=3)
+        wait_for_done(3, 4)
+        wrong.signal()
+        assert wrong.code() == 0
+    for number in range(5):
+        send(number, id=f"m{number}")
+    ran = till.run(*QUIET)
+
+    assert (ran.returncode, done(), left(amqp)) == (0, [0, 1, 2, 3, 4], 0)
+
+
 def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
     till: Till, send: Send, amqp: BlockingChannel, tmp_path: Path
 ) -> None:
@@ -171,8 +209,10 @@ def test_a_database_that_is_away_keeps_the_message_in_hand_and_parks_nothing(
     usual = 5432 if connections["own"].vendor == "postgresql" else 3306
     with proxy_to(int(settings["PORT"] or usual)) as proxy:
         through = {**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)}
-        proxy.refuse()
         with till.running("rmq_consume", **{VARIABLE: json.dumps(through)}) as consumer:
+            # Before it goes away: on MariaDB Django's own checks ask the server for its version.
+            consumer.says("event=connected")
+            proxy.refuse()
             send(1)
             consumer.says("Database 'default' cannot be used", times=2)
             assert (done(), left(amqp)) == ([], 0)

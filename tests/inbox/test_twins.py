@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, Queue, handler, registry
-from django_rmq_retry.inbox import twins
-from django_rmq_retry.inbox.twins import Twins
+from django_rmq_retry import Delivery, Queue, handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.inbox import retention
+from django_rmq_retry.inbox.retention import Twins
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
-from django_rmq_retry.publishing import publish
+from django_rmq_retry.publishing.publish import publish
 from django_rmq_retry.testing import RmqTest
 from tests.records.made import NOON, group, parked
 
@@ -96,8 +97,8 @@ def test_a_name_that_a_function_has_made_is_no_id(rmq: RmqTest) -> None:
 
 
 def test_it_goes_on_where_it_was_and_begins_anew_in_the_end(rmq: RmqTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "BATCH", 2)
-    monkeypatch.setattr(twins, "TURN", 2)
+    monkeypatch.setattr(retention, "BATCH", 2)
+    monkeypatch.setattr(retention, "TWINS_TURN", 2)
     one = group()
     records = [twin(message_id=f"m{n}", group=one, parked_at=NOON + timedelta(n // 2)) for n in range(7)]
     handled(rmq, "m0", "m5")

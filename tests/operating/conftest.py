@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import handler, registry, wiring
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry import handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.publishing import broker_connections
 from tests.operating.made import QUEUE
 
 
@@ -26,17 +28,17 @@ def project() -> Iterator[None]:
 @pytest.fixture
 def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
     """The broker has its queue; a publish may take a moment on a busy machine."""
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20}
     amqp.queue_declare(QUEUE)
     yield amqp
-    wiring.close()
+    broker_connections.close()
 
 
 @pytest.fixture
 def away(settings: Any) -> Iterator[None]:
     """Nobody listens where the broker should be."""
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "PUBLISH_TIMEOUT": 0.2, "CONNECT_TIMEOUT": 1}
     yield
-    wiring.close()
+    broker_connections.close()

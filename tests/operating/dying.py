@@ -13,25 +13,25 @@ from django.conf import settings
 from tests.tooling.filled import VARIABLE, given
 
 STEPS = {
-    "before a claim": ("running.claim", "before"),
-    "in a claim, before its commit": ("claiming._takes", "after"),
-    "after a claim": ("running.claim", "after"),
-    "after the first copy": ("running.publish", "first"),
-    "after a publish": ("running.publish", "after"),
-    "in a note, records changed": ("settling._settle_items", "before"),
-    "in a note, before its commit": ("settling._settle_items", "after"),
-    "after a note": ("running.settle", "after"),
-    "at the end": ("running.advance", "before"),
+    "before a claim": ("run.claim", "before"),
+    "in a claim, before its commit": ("claims._takes", "after"),
+    "after a claim": ("run.claim", "after"),
+    "after the first copy": ("run.publish", "first"),
+    "after a publish": ("run.publish", "after"),
+    "in a note, records changed": ("claims._settle_items", "before"),
+    "in a note, before its commit": ("claims._settle_items", "after"),
+    "after a note": ("run.settle", "after"),
+    "at the end": ("run.advance", "before"),
 }
 LISTING_STEPS = {
-    "before a part": ("running.list_part", "before"),
-    "in a part, before its commit": ("materialising._insert", "after"),
-    "after a part": ("running.list_part", "after"),
+    "before a part": ("run.list_part", "before"),
+    "in a part, before its commit": ("items._insert", "after"),
+    "after a part": ("run.list_part", "after"),
 }
 LETTING_GO_STEPS = {
-    "before a part": ("running.release", "before"),
-    "in a part, before its commit": ("ending.locked_run", "after"),
-    "after a part": ("running.release", "after"),
+    "before a part": ("run.release", "before"),
+    "in a part, before its commit": ("items.locked_run", "after"),
+    "after a part": ("run.release", "after"),
 }
 KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS}
 PART = 3
@@ -71,13 +71,12 @@ def main(run: int, kind: str, step: str, nth: int) -> None:
         RMQ_RETRY={"URL": os.environ["RMQ_URL"]},
     )
     django.setup()
-    for place in ("materialising", "ending"):
-        import_module(f"django_rmq_retry.operating.{place}").PART = PART  # type: ignore[attr-defined]
+    import_module("django_rmq_retry.parked.items").PART = PART  # type: ignore[attr-defined]
     path, when = KINDS[kind][step]
     module, name = path.split(".")
-    found = import_module(f"django_rmq_retry.operating.{module}")
+    found = import_module(f"django_rmq_retry.parked.{module}")
     setattr(found, name, dying(getattr(found, name), when, nth))
-    import_module("django_rmq_retry.operating.running").drive(run, "doomed", outcomes=False)
+    import_module("django_rmq_retry.parked.run").drive(run, "doomed", outcomes=False)
 
 
 if __name__ == "__main__":

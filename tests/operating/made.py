@@ -7,11 +7,11 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_rmq_retry.core.headers import EMPTY, Headers
-from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.records.counting import COUNTED_AS
+from django_rmq_retry.parked.groups import COUNTED_AS
+from django_rmq_retry.parked.operators import Actor
 
 ANN = Actor(name="ann", source="cli")
 BOB = Actor(name="bob", source="cli")

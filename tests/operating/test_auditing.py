@@ -13,13 +13,12 @@ from django.test import Client, modify_settings
 from django.urls import reverse
 
 from django_rmq_retry.models import AuditHead, OperatorAction, ParkedMessage, Verb
-from django_rmq_retry.models.actions import HistoryIsFixed
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note, verify
-from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.steering import stop
+from django_rmq_retry.models.audit import HistoryIsFixed
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.audit import note, verify
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start, stop
+from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
 from tests.operating.made import record
 

@@ -8,11 +8,11 @@ from django.core import signing
 from django.utils import timezone
 
 from django_rmq_retry.models import MessageVersion, ParkedMessage, State
-from django_rmq_retry.operating import filtering, selecting
-from django_rmq_retry.operating.checking import Report, Terms, report
-from django_rmq_retry.operating.refusals import NothingChosen, Outdated, Refused
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked import selection
+from django_rmq_retry.parked.findings import Report, Terms, report
+from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, group, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -52,7 +52,7 @@ class TestSelection:
             Selection.read(token + "x")
         with pytest.raises(Outdated, match="no selection of this site"):
             Selection.read(signing.dumps({"filter": PARKED}, salt="other"))
-        monkeypatch.setattr(selecting, "VALID_FOR", -1)
+        monkeypatch.setattr(selection, "VALID_FOR", -1)
 
         with pytest.raises(Outdated, match="older than an hour"):
             Selection.read(token)
@@ -84,7 +84,7 @@ class TestSelection:
     def test_all_messages_of_an_id_are_found_however_many_they_are(
         self, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filtering, "MOST_IDS", most)
+        monkeypatch.setattr(selection, "MOST_SEARCHED_IDS", most)
         alike = [record(key="order:1").pk, record(correlation_id="order:1").pk, record(message_id="order:1").pk]
         record(key="order:2")
         found = Selection.of_filter({"search": "order:1", "state": ["parked"]})

@@ -10,12 +10,11 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_rmq_retry.models import RequeueRun, RunState, State
-from django_rmq_retry.operating import driving
-from django_rmq_retry.operating.claiming import sweep
-from django_rmq_retry.operating.driving import RunDriver, undriven
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.steering import pause
+from django_rmq_retry.parked import driver as driving
+from django_rmq_retry.parked.claims import sweep
+from django_rmq_retry.parked.driver import RunDriver, undriven
+from django_rmq_retry.parked.requeue import pause, start
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, again, record
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed

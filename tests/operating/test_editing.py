@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 
 from django_rmq_retry import handler
-from django_rmq_retry.core.comparing import Line, Sign
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.properties import decode_properties
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
-from django_rmq_retry.operating.editing import Proposal, editable, propose, store, text_of
-from django_rmq_retry.operating.heading import Kind, rows
-from django_rmq_retry.operating.refusals import Outdated, Refused
-from django_rmq_retry.operating.sending import contents
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import Kind, Line, Proposal, Sign, editable, propose, rows, store, text_of
+from django_rmq_retry.parked.operators import Outdated, Refused
 from tests.operating.made import ANN, BOB, again, record
 
 pytestmark = pytest.mark.django_db
@@ -102,7 +100,7 @@ def test_the_difference_is_told_line_by_line() -> None:
 
 def test_headers_of_the_sender_can_change_and_the_rest_keep_their_bytes() -> None:
     one = payment(headers={"tenant": "acme", "tries": 3, "flag": True, "deep": {"a": 1}})
-    made = edited(one, headers={"tenant": "other", "tries": "4", "flag": None, "new": "x", "deep": "{'a': 1}"})
+    made = edited(one, headers={"tenant": "other", "tries": "4", "flag": None, "new": "x", "deep": "a = 1"})
     now = decode_properties(made.properties).headers
 
     assert made.problems == ()

@@ -10,9 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_rmq_retry.models import OperatorAction, ParkedMessage
-from django_rmq_retry.operating.exporting import Payload, audit_lines, export, neutral
-from django_rmq_retry.operating.importing import import_lines
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.transfer import Payload, audit_lines, export, import_lines, neutral
 from tests.operating.made import ANN, record
 
 pytestmark = pytest.mark.django_db
@@ -62,7 +61,7 @@ def test_masked_fields_are_absent() -> None:
 
 
 def test_an_export_reads_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.operating.exporting.CHUNK", 2)
+    monkeypatch.setattr("django_rmq_retry.parked.transfer.CHUNK", 2)
     ids = [record().pk for _ in range(5)]
     with CaptureQueriesContext(connection) as asked:
         told = [row["id"] for row in exported(Payload.WHOLE)]

@@ -7,16 +7,15 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.operating import ending, materialising, steering, words
-from django_rmq_retry.operating.claiming import claim
-from django_rmq_retry.operating.driving import undriven
-from django_rmq_retry.operating.materialising import list_part, listing
-from django_rmq_retry.operating.refusals import Outdated
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.running import Drive, drive
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.sending import copy_for
-from django_rmq_retry.operating.steering import pause, resume, stop
+from django_rmq_retry.parked import findings, items, requeue
+from django_rmq_retry.parked.claims import claim
+from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.driver import undriven
+from django_rmq_retry.parked.items import list_part, listing
+from django_rmq_retry.parked.operators import Outdated
+from django_rmq_retry.parked.requeue import pause, resume, start, stop
+from django_rmq_retry.parked.run import Drive, drive
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, BOB, QUEUE, again, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -25,9 +24,9 @@ PARKED = {"state": ["parked"]}
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(materialising, "AT_ONCE", 3)
-    monkeypatch.setattr(materialising, "PART", 3)
-    monkeypatch.setattr(ending, "PART", 3)
+    monkeypatch.setattr(items, "AT_ONCE", 3)
+    monkeypatch.setattr(items, "PART", 3)
+    monkeypatch.setattr(items, "PART", 3)
 
 
 def started(count: int = 8, **options: object) -> RequeueRun:
@@ -69,7 +68,7 @@ class TestStart:
         run = started(4)
         act = OperatorAction.objects.get()
 
-        assert (run.items.count(), run.total, run.state, run.why) == (0, 4, RunState.RUNNING, words.LISTING)
+        assert (run.items.count(), run.total, run.state, run.why) == (0, 4, RunState.RUNNING, findings.LISTING)
         assert (act.count, act.run, "left_out" in act.facts, "listing" in act.facts["selection"]) == (
             4, run.pk, False, False,
         )  # fmt: skip
@@ -160,7 +159,7 @@ class TestListing:
         careful, bold = started(6), begun(include=["unconfirmed"])
         careful, bold = all_parts(careful), all_parts(bold)
 
-        assert sorted(careful.items.filter(why=words.UNCONFIRMED).values_list("message_id", flat=True)) == doubtful
+        assert sorted(careful.items.filter(why=findings.UNCONFIRMED).values_list("message_id", flat=True)) == doubtful
         assert (careful.skipped, bold.skipped) == (2, 0)
 
     @pytest.mark.usefixtures("wired")
@@ -169,13 +168,13 @@ class TestListing:
         ParkedMessage.objects.filter(pk=run.items.get(place=4).message_id).update(revision=9)
         run = drive(run.pk, "me", outcomes=False)
 
-        assert (run.items.get(place=4).why, run.sent, run.skipped) == (words.CHANGED, 4, 1)
+        assert (run.items.get(place=4).why, run.sent, run.skipped) == (findings.CHANGED, 4, 1)
 
     def test_it_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
         run = drive(run.pk, "test", for_seconds=2)
 
-        assert (run.items.count(), run.state, run.why) == (8, RunState.PLANNED, words.BROKER_AWAY)
+        assert (run.items.count(), run.state, run.why) == (8, RunState.PLANNED, findings.BROKER_AWAY)
 
     def test_only_its_driver_lists_it(self) -> None:
         run = started(8)
@@ -218,7 +217,7 @@ class TestStop:
     def test_the_first_part_is_let_go_of_at_once_and_the_rest_by_whoever_drives(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(steering, "PATIENCE", -1.0)
+        monkeypatch.setattr(requeue, "PATIENCE", -1.0)
         run = all_parts(started(8))
         run = stop(run.pk, ANN, reason="wrong ones")
         assert (run.state, run.skipped, run.finished_at, undriven(5)) == (RunState.STOPPED, 3, None, [run.pk])
@@ -230,5 +229,5 @@ class TestStop:
 
         assert (run.skipped, run.total, run.why, undriven(5)) == (8, 8, "wrong ones", [])
         assert run.finished_at is not None
-        assert set(run.items.values_list("state", "why")) == {(ItemState.SKIPPED, words.STOPPED)}
+        assert set(run.items.values_list("state", "why")) == {(ItemState.SKIPPED, findings.STOPPED)}
         assert {again(one.message).state for one in run.items.all()} == {State.PARKED}

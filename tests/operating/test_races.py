@@ -18,16 +18,16 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.models.messages import OPEN
-from django_rmq_retry.operating import ending, materialising, steering
-from django_rmq_retry.operating.auditing import verify
-from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.requeueing import requeue, start
-from django_rmq_retry.operating.running import drive
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.steering import stop
-from django_rmq_retry.records.counting import recount
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked import items
+from django_rmq_retry.parked import requeue as steering
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.parked.requeue import requeue, start, stop
+from django_rmq_retry.parked.run import drive
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operating.made import ANN, QUEUE, record
 from tests.tooling.filled import Own
@@ -153,9 +153,9 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a few messages are as large as others of many thousands."""
-    monkeypatch.setattr(materialising, "AT_ONCE", 0)
-    monkeypatch.setattr(materialising, "PART", PART)
-    monkeypatch.setattr(ending, "PART", PART)
+    monkeypatch.setattr(items, "AT_ONCE", 0)
+    monkeypatch.setattr(items, "PART", PART)
+    monkeypatch.setattr(items, "PART", PART)
     monkeypatch.setattr(steering, "PATIENCE", -1.0)
 
 
@@ -190,9 +190,9 @@ def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     run = large(11)
-    while materialising.listing(RequeueRun.objects.get(pk=run.pk)):
+    while items.listing(RequeueRun.objects.get(pk=run.pk)):
         RequeueRun.objects.filter(pk=run.pk).update(driver="lister")
-        materialising.list_part(run.pk, "lister")
+        items.list_part(run.pk, "lister")
     stop(run.pk, ANN, reason="wrong ones")
     killed(own, broker_url, run, "letting go", step, str(nth))
     run = drive(run.pk, "heir")
@@ -225,13 +225,13 @@ def test_several_who_list_one_run_list_each_message_once() -> None:
 
     def act(_number: int) -> None:
         for _ in range(6):
-            materialising.list_part(run.pk, "each")
+            items.list_part(run.pk, "each")
 
     together(act, 3)
     run = RequeueRun.objects.get(pk=run.pk)
 
     assert sorted(run.items.values_list("place", flat=True)) == list(range(1, 31))
-    assert (run.total, materialising.listing(run)) == (30, False)
+    assert (run.total, items.listing(run)) == (30, False)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -7,12 +7,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RunState, State
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.refusals import NothingChosen, Outdated, Refused
-from django_rmq_retry.operating.requeueing import requeue, start
-from django_rmq_retry.operating.running import drive
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.parked.requeue import requeue, start
+from django_rmq_retry.parked.run import drive
+from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, QUEUE, again, group_of, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -63,7 +63,7 @@ def test_requeueing_again_what_is_under_way_sends_nothing(wired: BlockingChannel
     run = requeue([one], by="bob")
 
     assert depth(wired) == 1
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, words.RESOLVED)]
+    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, findings.RESOLVED)]
     assert run.state == RunState.FINISHED
 
 
@@ -73,7 +73,7 @@ def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) 
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
     run = drive(start(selection, ANN).pk, "test", outcomes=False)
 
-    assert [item.why for item in run.items.order_by("place")] == [words.CHANGED, ""]
+    assert [item.why for item in run.items.order_by("place")] == [findings.CHANGED, ""]
     assert depth(wired) == 1
 
 
@@ -84,7 +84,7 @@ def test_what_was_changed_after_the_start_is_left_out() -> None:
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
     run = drive(run.pk, "test", outcomes=False)
 
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, words.CHANGED)]
+    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, findings.CHANGED)]
     assert (run.state, run.skipped, again(one).state) == (RunState.FINISHED, 1, State.PARKED)
 
 
@@ -104,7 +104,10 @@ def test_a_queue_that_is_gone_leaves_the_message_parked_as_it_was(wired: Blockin
     now = again(one)
 
     assert (now.state, now.cycle, now.unconfirmed, now.claimed_until) == (State.PARKED, 1, False, None)
-    assert next((item.state, item.why) for item in run.items.order_by("place")) == (ItemState.SKIPPED, words.UNROUTABLE)
+    assert next((item.state, item.why) for item in run.items.order_by("place")) == (
+        ItemState.SKIPPED,
+        findings.UNROUTABLE,
+    )
     assert depth(wired) == 1
     assert (group_of(one).parked, group_of(one).requeued) == (1, 1)
 
@@ -115,9 +118,9 @@ def test_without_a_broker_messages_stay_parked_and_the_run_says_so() -> None:
     run = requeue([one], by="ann", wait=1)
     now = again(one)
 
-    assert (run.state, run.why, run.sent) == (RunState.RUNNING, words.BROKER_AWAY, 0)
+    assert (run.state, run.why, run.sent) == (RunState.RUNNING, findings.BROKER_AWAY, 0)
     assert (now.state, now.cycle, now.unconfirmed) == (State.PARKED, 1, False)
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.PENDING, words.NOT_SENT)]
+    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.PENDING, findings.NOT_SENT)]
 
 
 def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settings: Any) -> None:

@@ -6,11 +6,11 @@ import pytest
 from django.contrib.auth.models import User
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.running import Drive
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.run import Drive
+from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
 from tests.operating.made import QUEUE, record
 from tests.operating.test_running import Clock, Depths
@@ -31,7 +31,7 @@ def deleted(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"), [(sacked, words.REFUSED), (demoted, words.REFUSED), (deleted, words.ACCOUNT_GONE)]
+    ("loss", "why"), [(sacked, findings.REFUSED), (demoted, findings.REFUSED), (deleted, findings.ACCOUNT_GONE)]
 )
 def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
     wired: BlockingChannel, loss: Callable[[User], None], why: str

@@ -10,20 +10,17 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
 from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.operating import words
-from django_rmq_retry.operating.claiming import claim, sweep
-from django_rmq_retry.operating.pacing import Pace
-from django_rmq_retry.operating.refusals import Outdated, Refused
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.running import Drive, drive
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.sending import copy_for
-from django_rmq_retry.operating.steering import pause, resume, slow, stop
-from django_rmq_retry.records.counting import recount
-from django_rmq_retry.records.outcomes import failed, succeeded
-from django_rmq_retry.records.tickets import Ticket
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.claims import claim, failed, succeeded, sweep
+from django_rmq_retry.parked.copies import copy_for
+from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.record import Ticket
+from django_rmq_retry.parked.requeue import pause, resume, slow, start, stop
+from django_rmq_retry.parked.run import Drive, Pace, drive, tally, tripped
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.publishing import broker_connections
 from tests.operating.made import ANN, BOB, QUEUE, again, record
 from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
@@ -144,7 +141,7 @@ class TestSteering:
 
         assert states(run) == ["processed", "skipped"]
         assert (now(run).state, now(run).skipped, now(run).processed) == (RunState.STOPPED, 1, 1)
-        assert run.items.get(place=2).why == words.STOPPED
+        assert run.items.get(place=2).why == findings.STOPPED
         assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
 
     def test_what_has_ended_cannot_be_steered(self) -> None:
@@ -165,6 +162,16 @@ class TestSteering:
         assert facts == {"before": {"rate": 20.0}, "after": {"rate": 5.0}}
 
 
+class TestTimes:
+    @pytest.mark.usefixtures("wired")
+    def test_a_message_was_sent_before_its_copy_could_be_handled(self) -> None:
+        run = started(2, rate=100)
+        Drive(run.pk, "test", clock=Clock(), depths=Depths()).step()
+        item = Item.objects.filter(run=run, state="sent").select_related("message").get()
+
+        assert item.sent_at == item.message.requeued_at
+
+
 class TestGuards:
     @pytest.mark.usefixtures("wired")
     def test_a_run_stops_by_itself_when_too_many_fail_again(self) -> None:
@@ -179,15 +186,43 @@ class TestGuards:
         clock.now += 1
         one.step()
 
-        assert (now(other).state, now(other).why) == (RunState.PAUSED, words.GUARD)
+        assert (now(other).state, now(other).why) == (RunState.PAUSED, findings.GUARD)
         assert states(other)[6:] == ["pending", "pending"]
 
     @pytest.mark.usefixtures("wired")
-    def test_whoever_resumes_has_seen_it_and_the_guard_is_off(self) -> None:
-        run = started(2, stop_at=20, rate=100)
-        RequeueRun.objects.filter(pk=run.pk).update(failed=5, state=RunState.PAUSED, why=words.GUARD)
+    def test_a_run_that_is_resumed_is_stopped_again_by_what_fails_then(self) -> None:
+        run, clock = started(500, stop_at=20, rate=100), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        clock.now += 0.05
+        one.step()
+        for place in range(1, 6):
+            outcome(run, place, good=place > 2)
+        clock.now += 1
+        one.step()
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.GUARD)
+        resume(run.pk, ANN)
+        one.step()
+        clock.now += 1
+        one.step()
+        for place in range(7, 12):
+            outcome(run, place, good=place > 8)
+        one.step()
 
-        assert resume(run.pk, ANN).stop_at is None
+        assert states(run)[6:11] == ["failed", "failed", "processed", "processed", "processed"]
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.GUARD)
+
+    @pytest.mark.usefixtures("wired")
+    def test_what_a_guard_has_told_of_stops_a_resumed_run_no_more(self) -> None:
+        run = started(2, stop_at=20, rate=100)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, why=findings.GUARD)
+        resumed = resume(run.pk, ANN)
+
+        assert not tripped(resumed)
+        assert tally(resumed) == (0, 0)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=6, processed=5)
+        assert tally(now(run)) == (5, 1)
+        assert not tripped(now(run))
 
     @pytest.mark.usefixtures("wired")
     def test_the_rest_follows_when_the_first_was_processed(self) -> None:
@@ -197,7 +232,7 @@ class TestGuards:
             one.step()
             clock.now += 1
         assert states(run) == ["sent", "pending", "pending"]
-        assert now(run).why == words.CANARY_WAITS
+        assert now(run).why == findings.CANARY_WAITS
         outcome(run, 1, good=True)
         one.step()
 
@@ -212,7 +247,7 @@ class TestGuards:
         outcome(run, 1, good=False)
         clock.now += 1
         one.step()
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, words.CANARY_FAILED)
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.CANARY_FAILED)
         resume(run.pk, ANN)
         drive(run.pk, "test", outcomes=False)
 
@@ -227,7 +262,7 @@ class TestGuards:
         clock.now += 1
         one.step()
 
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, words.CANARY_SILENT)
+        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.CANARY_SILENT)
 
 
 class TestKeys:
@@ -239,13 +274,13 @@ class TestKeys:
             one.step()
             clock.now += 1
         assert states(run) == ["sent", "sent", "pending", "pending"]
-        assert now(run).why == words.KEYS_WAIT
+        assert now(run).why == findings.KEYS_WAIT
         outcome(run, 1, good=True)
         outcome(run, 2, good=False)
         one.step()
 
         assert states(run) == ["processed", "failed", "sent", "skipped"]
-        assert run.items.get(place=4).why == words.KEY_FAILED
+        assert run.items.get(place=4).why == findings.KEY_FAILED
 
     @pytest.mark.usefixtures("wired")
     def test_duplicates_that_were_included_do_not_wait(self) -> None:
@@ -263,7 +298,7 @@ class TestDepths:
         for _ in range(3):
             clock.now += 1
             one.step()
-        assert (now(run).sent, now(run).why) == (2, words.QUEUE_DEEP)
+        assert (now(run).sent, now(run).why) == (2, findings.QUEUE_DEEP)
         depths.depth = 0
         clock.now += 1
         one.step()
@@ -275,13 +310,13 @@ class TestDepths:
         run = started(max_depth=3)
         Drive(run.pk, "test", depths=Depths(None)).step()
 
-        assert (now(run).sent, now(run).why) == (0, words.DEPTH_UNKNOWN)
+        assert (now(run).sent, now(run).why) == (0, findings.DEPTH_UNKNOWN)
 
     def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
         for _ in range(3):
             wired.basic_publish("", QUEUE, b"{}")
         run = drive(started(2, max_depth=2).pk, "test", for_seconds=1)
-        assert (run.sent, run.why) == (0, words.QUEUE_DEEP)
+        assert (run.sent, run.why) == (0, findings.QUEUE_DEEP)
         wired.queue_purge(QUEUE)
 
         assert drive(run.pk, "test", outcomes=False).sent == 2
@@ -293,7 +328,7 @@ class TestBroker:
         run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
         one = Drive(run.pk, "test", clock=clock, depths=depths)
         one.step()
-        assert (now(run).state, now(run).why) == (RunState.PLANNED, words.BROKER_AWAY)
+        assert (now(run).state, now(run).why) == (RunState.PLANNED, findings.BROKER_AWAY)
         depths.reachable = True
         one.step()
         one.step()
@@ -305,9 +340,9 @@ class TestBroker:
     ) -> None:
         run = started(2, rate=100)
         drive(run.pk, "test", for_seconds=1)
-        assert (states(run), now(run).why) == (["pending", "pending"], words.BROKER_AWAY)
+        assert (states(run), now(run).why) == (["pending", "pending"], findings.BROKER_AWAY)
         amqp.queue_declare(QUEUE)
-        wiring.close()
+        broker_connections.close()
         settings.RMQ_RETRY = {"URL": broker_url}
         drive(run.pk, "test", outcomes=False)
 
@@ -318,7 +353,7 @@ class TestBroker:
         wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         run = started(2, rate=100)
         drive(run.pk, "test", for_seconds=1.5)
-        assert (sorted(states(run)), now(run).why) == (["pending", "sent"], words.QUEUE_FULL)
+        assert (sorted(states(run)), now(run).why) == (["pending", "sent"], findings.QUEUE_FULL)
         wired.queue_purge(QUEUE)
         drive(run.pk, "test", outcomes=False)
 
@@ -331,7 +366,7 @@ class TestBroker:
         parts = urlsplit(broker_url)
         run, clock = started(30, rate=10), Clock()
         with proxy_to(parts.port or 5672) as proxy:
-            wiring.close()
+            broker_connections.close()
             address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
             settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 10}
             one = Drive(run.pk, "test", clock=clock, depths=Depths())
@@ -343,10 +378,10 @@ class TestBroker:
                 silent.step()
                 clock.now += 0.5
             proxy.set(Mode.PASS)
-            wiring.close()
+            broker_connections.close()
         told = now(run)
 
-        assert (told.state, told.why, told.sent) == (RunState.PAUSED, words.NOT_CONFIRMED, 1)
+        assert (told.state, told.why, told.sent) == (RunState.PAUSED, findings.NOT_CONFIRMED, 1)
         assert told.unconfirmed == 2
         assert ParkedMessage.objects.filter(unconfirmed=True, state=State.PARKED).count() == 2
         wait_until(lambda: depth(amqp) == 3, what="what was sent before nobody confirmed")
@@ -387,7 +422,7 @@ class TestLeases:
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
         [one] = claim(run.pk, "me", list(run.items.all()), copy_for)
         assert sweep() == 0
-        ParkedMessage.objects.update(claimed_until=timezone.now())
+        ParkedMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=5))
         assert sweep() == 1
         message = ParkedMessage.objects.get()
 
@@ -419,7 +454,7 @@ class TestLeases:
         drive(run.pk, "test", outcomes=False)
         Item.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
-        assert drive(run.pk, "test", for_seconds=5).why == words.SILENT
+        assert drive(run.pk, "test", for_seconds=5).why == findings.SILENT
 
     def test_a_driver_ends_when_it_is_told(self) -> None:
         run, ended = started(planned=True), threading.Event()

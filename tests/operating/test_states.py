@@ -13,23 +13,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from django_rmq_retry import wiring
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.settling import settle
-from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import AuditHead, ErrorGroup, Item, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
-from django_rmq_retry.operating.auditing import verify
-from django_rmq_retry.operating.discarding import discard, restore
-from django_rmq_retry.operating.holding import hold, release
-from django_rmq_retry.operating.requeueing import requeue
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.records.counting import recount
-from django_rmq_retry.records.outcomes import succeeded
-from django_rmq_retry.records.parker import Parker
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.parked.actions import discard, hold, release, restore
+from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.claims import succeeded
+from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.store import Store
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.publishing import broker_connections
 from tests.core.made import arrived, delivery, subscription
 from tests.operating.made import ANN, QUEUE
 
@@ -69,11 +70,11 @@ class Records(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.broker = Broker()
         stand_in: Any = self.broker
-        self.stack.enter_context(wiring.replaced(stand_in, lambda _exclusive: stand_in))
+        self.stack.enter_context(broker_connections.replaced(stand_in, lambda _exclusive: stand_in))
         OperatorAction.objects.all()._raw_delete("default")
         for model in (AuditHead, RequeueRun, ParkedMessage, ErrorGroup):
             model.objects.all().delete()
-        self.parker = Parker({f"{QUEUE}.parked": QUEUE})
+        self.parker = Store({f"{QUEUE}.parked": QUEUE})
         self.arrivals: list[Delivery] = []
         self.models: dict[int, Model] = {}
         for number in (1, 2):

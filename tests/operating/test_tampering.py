@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from django_rmq_retry.models import OperatorAction, Verb
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import note
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.operators import Actor
 from tests.commands.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

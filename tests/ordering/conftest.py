@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import registry
+from django_rmq_retry.handlers import registry
 from tests.ordering.bank import Bank
 from tests.ordering.ledger import Ledger
 from tests.shop.running import Shop

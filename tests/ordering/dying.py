@@ -11,23 +11,23 @@ from tests.records.dying import die, dying
 
 def _patched(step: str, nth: int) -> None:
     # What these import needs the settings.
-    from django_rmq_retry.broker.publishing import PikaPublisher  # noqa: PLC0415 - as above
-    from django_rmq_retry.ordering import blocking, gating  # noqa: PLC0415 - as above
+    from django_rmq_retry.amqp.publisher import PikaPublisher  # noqa: PLC0415 - as above
+    from django_rmq_retry.ordering import gate, keys  # noqa: PLC0415 - as above
 
     if step == "after the copy's confirm":
         _confirmed(PikaPublisher, nth)
         return
     owner, name, when = {
-        "before the block": (gating, "block", "before"),
-        "in the block": (gating, "block", "after"),
-        "after the block": (gating.Order, "_failed", "after"),
-        "before the hold": (gating, "hold", "before"),
-        "in the hold": (gating, "hold", "after"),
-        "between hold and ack": (gating.Order, "_behind", "after"),
-        "before the release": (gating, "pass_on", "before"),
-        "in the release": (blocking, "keep", "after"),
-        "at the end of the release": (gating, "pass_on", "after"),
-        "between release and ack": (gating.Order, "_resolved", "after"),
+        "before the block": (gate, "block", "before"),
+        "in the block": (gate, "block", "after"),
+        "after the block": (gate.Order, "_failed", "after"),
+        "before the hold": (gate, "hold", "before"),
+        "in the hold": (gate, "hold", "after"),
+        "between hold and ack": (gate.Order, "_behind", "after"),
+        "before the release": (gate, "pass_on", "before"),
+        "in the release": (keys, "keep", "after"),
+        "at the end of the release": (gate, "pass_on", "after"),
+        "between release and ack": (gate.Order, "_resolved", "after"),
     }[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))
 

@@ -1,20 +1,24 @@
 """Where there is no more room, or no database: messages stay in hand, in their order, and nothing runs twice for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, connections
 
-from django_rmq_retry import wiring
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.settlement import Settlement, Tell
+from django_rmq_retry.consumer.assembly import _away
+from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import BlockedKey
-from django_rmq_retry.ordering import gating
-from django_rmq_retry.ordering.releasing import release
+from django_rmq_retry.ordering import gate, keys
+from django_rmq_retry.ordering.keys import release
+from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
+from tests.core.made import delivery
+from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
 from tests.ordering.bank import QUEUE, Bank, blocked, held
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
@@ -51,8 +55,8 @@ class Away:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
         self.times = times
-        self.step: Callable[..., Any] = getattr(gating, name)
-        monkeypatch.setattr(gating, name, self)
+        self.step: Callable[..., Any] = getattr(gate, name)
+        monkeypatch.setattr(gate, name, self)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if self.times:
@@ -62,37 +66,104 @@ class Away:
 
 
 class Patient:
-    """Does what a consumer does where an attempt itself fails: the message stays in hand."""
+    """Does what a consumer does where an attempt itself fails: the message stays in hand, unless it is at fault."""
 
     def __init__(self, rmq: RmqTest) -> None:
         self.rmq = rmq
 
     def drain(self) -> None:
+        self.take_on()
+        self.rmq.drain()
+
+    def advance(self, seconds: float) -> None:
+        self.take_on()
+        self.rmq.advance(seconds)
+
+    def take_on(self) -> None:
         attempts = self.rmq._driver._attempts
         assert attempts is not None
+        attempts._out = replace(attempts._out, away=_away)
         settlement = attempts.settlement
 
         def settled(delivery: Delivery, begin: Any = None) -> Any:
             try:
                 return settlement(delivery, begin)
-            except OperationalError:
+            except (OperationalError, gate.Unkept, Unready) as mishap:
+                if attempts.at_fault(delivery, mishap):
+                    return attempts.give_up(delivery, mishap)
                 delivery.attempt -= 1
                 return Settlement(tell=Tell.AGAIN, hold=5.0)
 
         attempts.settlement = settled  # type: ignore[method-assign]
-        self.rmq.drain()
 
 
 def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1)
     much = Properties(message_id="m2", headers=Headers.of({"much": "x" * 131_000}))
-    wiring.publisher().publish(Message(body=b'{"account": "A", "number": 2}', properties=much, routing_key=QUEUE))
+    broker_connections.publisher().publish(
+        Message(body=b'{"account": "A", "number": 2}', properties=much, routing_key=QUEUE)
+    )
     bank.publish(3)
     rmq.drain()
 
     assert held() == ["m3"]
     assert [one.reason[:37] for one in rmq.all_parked(bank.post)][1:] == ["It cannot wait behind a message of it"]
+
+
+@pytest.mark.parametrize("over", [1 << 20, 8 << 20], ids=["refused", "hung up on"])
+def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobody(
+    bank: Bank, rmq: RmqTest, over: int
+) -> None:
+    not_on(SQLITE)
+    not_on(POSTGRESQL)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        # Each is two bytes of the statement, for the embedded broker takes no body that large.
+        quotes = "'" * ((cursor.fetchone()[0] + over) // 2)
+    bank.closed.add(1)
+    bank.publish(1)
+    bank.post.publish({"account": "A", "number": 2, "pad": quotes}, message_id="m2")
+    bank.publish(3)
+    bank.publish(4, account="B")
+    Patient(rmq).advance(60)
+
+    assert (bank.posted, blocked(), held()) == ([4], {"A": ("m1", True, 1)}, ["m3"])
+    assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1", "m2"]
+    said = f"for its {len(rmq.all_parked(bank.post)[1].message.body)} bytes cost the connection to database 'default'"
+    assert said in rmq.all_parked(bank.post)[1].reason
+
+
+@pytest.mark.parametrize("until", [1, 2], ids=["as its transaction is left", "as it is asked"])
+def test_a_database_that_is_away_after_each_loss_parks_nothing(
+    bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, until: int
+) -> None:
+    not_on(SQLITE)
+    connect = connections["default"].get_new_connection
+    losses = iter(range(5))
+    coming: list[int] = []
+
+    def loses(*args: Any, **options: Any) -> None:
+        if next(losses, None) is not None:
+            coming[:] = range(until)
+            end_own(delivery())
+        keys.hold(*args, **options)
+
+    def away_once(params: Any) -> Any:
+        if coming and not coming.pop():
+            raise OperationalError("nobody answers")
+        return connect(params)
+
+    monkeypatch.setattr(gate, "hold", loses)
+    monkeypatch.setattr(connections["default"], "get_new_connection", away_once)
+    bank.closed.add(1)
+    bank.publish(1, 2)
+    bank.publish(4, account="B")
+    Patient(rmq).advance(60)
+
+    assert (next(losses, None), coming) == (None, [])
+    assert (bank.posted, blocked(), held()) == ([4], {"A": ("m1", True, 1)}, ["m2"])
+    assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1"]
 
 
 @pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("hold", 1)])

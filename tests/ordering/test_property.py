@@ -9,10 +9,11 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry import registry, wiring
-from django_rmq_retry.core.message import Message
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage
-from django_rmq_retry.ordering.releasing import release
+from django_rmq_retry.ordering.keys import release
+from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.ordering.bank import QUEUE, Bank, blocked
 
@@ -53,7 +54,9 @@ class Day:
             release(row)
             return
         (copy,) = [one for one in self.rmq.all_parked(self.bank.post) if one.message.id == row.blocker][-1:]
-        wiring.publisher().publish(Message(body=copy.body, properties=copy.message.properties, routing_key=QUEUE))
+        broker_connections.publisher().publish(
+            Message(body=copy.body, properties=copy.message.properties, routing_key=QUEUE)
+        )
 
     def overtaken(self) -> list[tuple[int, int]]:
         """Each that began although an earlier one of its account was neither handled nor discarded."""

@@ -11,24 +11,31 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry import handler
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.parking import TICKET, identity
-from django_rmq_retry.core.properties import Properties, encode_properties
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.parked import TICKET, identity
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.models import BlockedKey, HeldMessage, OperatorAction, OutboxMessage, ParkedMessage, State
-from django_rmq_retry.operating.discarding import discard
-from django_rmq_retry.operating.outgoing import discard as discard_unsent
-from django_rmq_retry.operating.refusals import Outdated, Refused
-from django_rmq_retry.operating.selecting import Selection
-from django_rmq_retry.operating.unblocking import let_go
-from django_rmq_retry.ordering import releasing
-from django_rmq_retry.ordering.blocking import block, goes_first, hold, pass_on
-from django_rmq_retry.ordering.limits import standing
-from django_rmq_retry.ordering.releasing import record_of, release, settle
-from django_rmq_retry.ordering.telling import digest
-from django_rmq_retry.outbox.keeping import keep
-from django_rmq_retry.outbox.reach import reach
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.ordering import keys
+from django_rmq_retry.ordering.keys import (
+    block,
+    digest,
+    goes_first,
+    hold,
+    pass_on,
+    record_of,
+    release,
+    settle,
+    standing,
+)
+from django_rmq_retry.parked.actions import discard
+from django_rmq_retry.parked.controls import discard as discard_unsent
+from django_rmq_retry.parked.controls import let_go
+from django_rmq_retry.parked.operators import Outdated, Refused
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.publishing.broker_connections import reach
+from django_rmq_retry.publishing.outbox import keep
 from tests.admin.made import person
 from tests.operating.made import ANN, QUEUE, record
 
@@ -104,7 +111,7 @@ def test_a_key_that_cannot_go_on_keeps_no_other_from_it(monkeypatch: pytest.Monk
         block(delivery(1), handler="charge", digest=digest("charge", "B"), parked=True)
     recorded(state=State.PROCESSED, resolved_at=timezone.now())
     known, other = BlockedKey.objects.order_by("pk")
-    monkeypatch.setattr(releasing, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
+    monkeypatch.setattr(keys, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
 
     with pytest.raises(ZeroDivisionError):
         settle()
@@ -144,7 +151,7 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
 
 
 def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releasing, "AT_ONCE", 1)
+    monkeypatch.setattr(keys, "AT_ONCE", 1)
     with transaction.atomic():
         for number in range(1, 6):
             block(delivery(number, name=None), handler="charge", digest=digest("charge", str(number)), parked=True)

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_rmq_retry import wiring
-from django_rmq_retry.outbox import keeping, late, leaving
-from django_rmq_retry.outbox import reach as reaching
-from django_rmq_retry.outbox.reach import Reach
+from django_rmq_retry.publishing import broker_connections, faults, outbox
+from django_rmq_retry.publishing.broker_connections import Reach
 from tests.outbox.made import Post
 
 
@@ -15,16 +13,16 @@ from tests.outbox.made import Post
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """No test learns from another one that the broker is away."""
     made = Reach()
-    for module in (keeping, late, leaving, reaching):
+    for module in (outbox, faults, outbox, broker_connections):
         monkeypatch.setattr(module, "reach", made)
     return made
 
 
 @pytest.fixture(autouse=True)
-def clerk(monkeypatch: pytest.MonkeyPatch) -> late.Clerk:
+def clerk(monkeypatch: pytest.MonkeyPatch) -> faults.Clerk:
     """Its thread knows the databases of this test, and of no other."""
-    made = late.Clerk()
-    monkeypatch.setattr(late, "clerk", made)
+    made = faults.Clerk()
+    monkeypatch.setattr(faults, "clerk", made)
     return made
 
 
@@ -32,6 +30,6 @@ def clerk(monkeypatch: pytest.MonkeyPatch) -> late.Clerk:
 def post(monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
     made = Post()
     found: Callable[[], Post] = lambda: made  # noqa: E731 - as wiring has it
-    monkeypatch.setattr(wiring, "publisher", found)
+    monkeypatch.setattr(broker_connections, "publisher", found)
     yield made
     made.close()

@@ -21,13 +21,13 @@ def main(step: str) -> None:
     from django.db import transaction  # noqa: PLC0415 - as above
 
     from django_rmq_retry import publish  # noqa: PLC0415 - as above
-    from django_rmq_retry.outbox import leaving, settling  # noqa: PLC0415 - as above
-    from django_rmq_retry.outbox.relaying import Relay  # noqa: PLC0415 - as above
+    from django_rmq_retry.publishing import outbox, outbox_rows  # noqa: PLC0415 - as above
+    from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415 - as above
 
     if step == "before it is sent":
-        leaving.Leaving.__call__ = die  # type: ignore[method-assign]
+        outbox.Leaving.__call__ = die  # type: ignore[method-assign]
     else:
-        settling.delete = die
+        outbox_rows.delete = die
     if step == "a relay before it forgets":
         Relay("default", ended=threading.Event()).turn()
     with transaction.atomic():

@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.outbox.relaying import Relay
-from django_rmq_retry.outbox.rows import insert
+from django_rmq_retry.publishing.outbox_rows import insert
+from django_rmq_retry.publishing.relay import Relay
 
 Done = Callable[[Outcome, str], None]
 

@@ -11,9 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import OperatorAction, OutboxMessage
-from django_rmq_retry.operating import surveying
+from django_rmq_retry.parked import survey
 from tests.commands.running import run
 from tests.outbox.made import kept, left
 
@@ -143,16 +143,16 @@ def test_what_cannot_be_published_is_told_on_the_status_page() -> None:
 def test_what_is_not_published_for_long_is_told_on_the_status_page(rows: dict[str, int]) -> None:
     OutboxMessage.objects.filter(pk=rows["stuck"]).delete()
     at_first = status()
-    OutboxMessage.objects.filter(pk=rows["fine"]).update(created_at=timezone.now() - timedelta(minutes=9, seconds=5))
+    OutboxMessage.objects.filter(pk=rows["fine"]).update(created_at=timezone.now() - timedelta(minutes=19, seconds=5))
 
     assert "not published yet" not in at_first
-    assert "2 messages in the outbox are not published yet, the oldest has waited for 9 min." in status()
+    assert "2 messages in the outbox are not published yet, the oldest has waited for 19 min." in status()
 
 
 def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_using: str) -> None:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr(surveying, "pending", away)
+    monkeypatch.setattr(survey, "pending", away)
 
     assert "The outbox cannot be looked into: a database of it does not answer." in status()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.checks.outgoing import check_outbox
+from django_rmq_retry.checks.settings import check_outbox
 from tests.outbox.routers import Refuse
 
 ROUTER = f"{Refuse.__module__}.{Refuse.__qualname__}"

@@ -2,14 +2,14 @@
 
 import os
 
-from django_rmq_retry.outbox import reach as reaching
+from django_rmq_retry.publishing import broker_connections
 
 
 def test_a_child_does_not_wait_for_a_lock_that_its_parent_held() -> None:
-    with reaching.reach._lock:
+    with broker_connections.reach._lock:
         child = os.fork()
         if not child:
-            os._exit(not reaching.reach._lock.acquire(timeout=5))
+            os._exit(not broker_connections.reach._lock.acquire(timeout=5))
         _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0

@@ -10,16 +10,16 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_rmq_retry.core.codec import Raw
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.codecs import Raw
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.options import Options
-from django_rmq_retry.outbox import keeping, leaving
-from django_rmq_retry.outbox.keeping import keep
-from django_rmq_retry.outbox.rows import READ, row_of
-from django_rmq_retry.publishing import message_of, publish, publish_many
+from django_rmq_retry.publishing import outbox as keeping
+from django_rmq_retry.publishing import outbox as leaving
+from django_rmq_retry.publishing.outbox import keep
+from django_rmq_retry.publishing.outbox_rows import READ, row_of
+from django_rmq_retry.publishing.publish import Options, message_of, publish, publish_many
 from tests.outbox.made import Post, kept
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_rmq_retry import handler, registry
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.handler import Handler
+from django_rmq_retry import handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.handler import Handler
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.testing import RmqTest
 from tests.outbox.made import kept
 

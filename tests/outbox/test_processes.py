@@ -15,14 +15,13 @@ import pytest
 from django.db import connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.outbox import claiming, placing, running, settling
-from django_rmq_retry.outbox.listening import Ears
-from django_rmq_retry.outbox.running import Relaying
-from django_rmq_retry.publishing import publish
+from django_rmq_retry.publishing import broker_connections, outbox_rows, relay_thread
+from django_rmq_retry.publishing import relay as claiming
+from django_rmq_retry.publishing.publish import publish
+from django_rmq_retry.publishing.relay_thread import Ears, Relaying
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.outbox.test_relaying import due_again
@@ -40,11 +39,11 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def declared(amqp: BlockingChannel, broker_url: str, settings: Any, own_database: Own) -> Iterator[None]:  # noqa: ARG001 - in this order
     """The broker has a queue, and we publish to that broker."""
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": broker_url}
     amqp.queue_declare(QUEUE)
     yield
-    wiring.close()
+    broker_connections.close()
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_the_rows_of_a_killed_relay_are_free_at_once_where_rows_are_locked(amqp:
 def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
     amqp: BlockingChannel, broker_url: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
     took: list[float] = []
     for number in range(20):
@@ -133,7 +132,7 @@ def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
     assert sum(took[1:]) < 3
     assert len(said) == 1
 
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": broker_url}
     due_again()
     emptied(relay())
@@ -141,7 +140,7 @@ def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
 
 
 def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_rmq_retry.outbox.reach.PATIENCE", 0.0)
+    monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.PATIENCE", 0.0)
     with transaction.atomic(using="own"):
         publish(1, routing_key=QUEUE, message_id="mine")
     wait_until(lambda: not kept("own"), what="the row is gone")
@@ -151,8 +150,8 @@ def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, mon
 
 def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLL", "LISTENING_POLL"):
-        monkeypatch.setattr(running, name, 600.0)
-    monkeypatch.setattr(placing, "served", lambda: ["own"])
+        monkeypatch.setattr(relay_thread, name, 600.0)
+    monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     asleep: list[float] = []
     listened = Ears.wait
 
@@ -166,9 +165,9 @@ def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pyt
     wait_until(lambda: asleep, what="it sleeps")
     if connections["own"].vendor == "postgresql":
         # The database calls it, and nobody in this process.
-        settling.wakers.clear()
+        outbox_rows.wakers.clear()
     left(QUEUE)
-    settling.notify("own")
+    outbox_rows.notify("own")
     wait_until(lambda: not kept("own"), what="the row was sent")
 
     assert asleep[0] == 600.0
@@ -211,7 +210,7 @@ def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingC
 def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing, "served", lambda: ["own"])
+    monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
     post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
     relaying, told = Relaying(), queue.SimpleQueue[bool]()
@@ -230,8 +229,8 @@ def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_n
 
 
 def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PATIENCE", 0.0)
-    monkeypatch.setattr(placing, "served", list)
+    monkeypatch.setattr(relay_thread, "PATIENCE", 0.0)
+    monkeypatch.setattr(outbox_rows, "served", list)
     relaying, told = Relaying(), queue.SimpleQueue[bool]()
 
     def given_up() -> bool:

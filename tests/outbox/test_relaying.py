@@ -13,12 +13,13 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_rmq_retry.broker.base import Outcome
+from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.outbox import claiming, denying, judging, settling
-from django_rmq_retry.outbox.looking import pending
-from django_rmq_retry.outbox.relaying import Turn
-from django_rmq_retry.publishing import publish
+from django_rmq_retry.models.outbox import pending
+from django_rmq_retry.publishing import faults, outbox_rows
+from django_rmq_retry.publishing import relay as claiming
+from django_rmq_retry.publishing.publish import publish
+from django_rmq_retry.publishing.relay import Turn
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.tooling.waiting import wait_until
 
@@ -35,7 +36,7 @@ def due_again() -> None:
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
     """As if so much time were over that each exchange that is closed to us is asked again."""
     now = time.monotonic() + seconds
-    monkeypatch.setattr(denying, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(faults, "time", SimpleNamespace(monotonic=lambda: now))
 
 
 def test_what_was_left_is_sent_in_its_order_and_gone(post: Post) -> None:
@@ -166,7 +167,7 @@ def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None
 def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(judging, "TRIES", 3)
+    monkeypatch.setattr(faults, "MOST_TRIES", 3)
     left("bad", "good")
     post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
     one = relay()
@@ -202,8 +203,8 @@ TOPIC = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'payments' in vhost 
 def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck(
     end: tuple[Outcome, str], post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "TRIES", 3)
-    monkeypatch.setattr(denying, "MARGIN", -1000.0)
+    monkeypatch.setattr(faults, "MOST_TRIES", 3)
+    monkeypatch.setattr(faults, "MARGIN", -1000.0)
     left("full")
     post.ends["full"] = end
     one = relay()
@@ -334,7 +335,7 @@ def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget
     left("a", "b")
     one = relay()
     with monkeypatch.context() as patch:
-        patch.setattr("django_rmq_retry.outbox.settling.delete", _fail)
+        patch.setattr("django_rmq_retry.publishing.outbox_rows.delete", _fail)
         with pytest.raises(ConnectionError):
             one.turn()
     due_again()
@@ -354,8 +355,8 @@ def test_what_was_confirmed_is_forgotten_at_once_where_a_deadlock_has_rolled_its
             raise error
         settling_delete(ids, using=using)
 
-    settling_delete = settling.delete
-    monkeypatch.setattr(settling, "delete", delete)
+    settling_delete = outbox_rows.delete
+    monkeypatch.setattr(outbox_rows, "delete", delete)
 
     with pytest.raises(OperationalError):
         one.turn()

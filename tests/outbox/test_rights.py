@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import wiring
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.outbox import denying, judging
-from django_rmq_retry.outbox.judging import Fault
-from django_rmq_retry.outbox.relaying import Relay
-from django_rmq_retry.outbox.rows import Row
+from django_rmq_retry.publishing import broker_connections, faults
+from django_rmq_retry.publishing.faults import Fault
+from django_rmq_retry.publishing.outbox_rows import Row
+from django_rmq_retry.publishing.relay import Relay
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import kept, left, relay
 from tests.tooling.filled import Own
@@ -33,14 +32,14 @@ def grant(vhost: Vhost, amqp: BlockingChannel, own_database: Own, settings: Any)
     def grant(write: str) -> None:
         management.call("PUT", f"permissions/{name}/{name}", {"configure": "^$", "write": write, "read": "^$"})
 
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": vhost.url.replace("guest:guest@", f"{name}:p@")}
     amqp.queue_declare(QUEUE)
     for exchange in ("shut", "open"):
         amqp.exchange_declare(exchange, "fanout")
         amqp.queue_bind(QUEUE, exchange)
     yield grant
-    wiring.close()
+    broker_connections.close()
     management.call("DELETE", f"users/{name}")
 
 
@@ -52,7 +51,7 @@ def turned(one: Relay, done: Callable[[], bool]) -> bool:
 def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
     grant: Grant, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((judging, "TRIES", 2), (judging, "LONGEST_WAIT", 0.1), (denying, "MARGIN", 0.1)):
+    for module, name, value in ((faults, "TRIES", 2), (faults, "LONGEST_WAIT", 0.1), (faults, "MARGIN", 0.1)):
         monkeypatch.setattr(module, name, value)
     grant("^open$")
     left("s1", "s2", "s3", exchange="shut")
@@ -61,13 +60,13 @@ def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
     wait_until(lambda: turned(one, lambda: kept("own") == ["s1", "s2", "s3"]), what="what may be sent is sent")
     # Each refusal closes the channel: one row asks for all.
     asked: list[int] = []
-    failed = judging.failed
+    failed = faults.failed
 
     def noted(row: Row, *, using: str, why: str, whose: Fault) -> float:
         asked.append(row.id)
         return failed(row, using=using, why=why, whose=whose)
 
-    monkeypatch.setattr(judging, "failed", noted)
+    monkeypatch.setattr(faults, "failed", noted)
     wait_until(lambda: turned(one, lambda: len(asked) > 4), what="one asks again and again")
     assert set(asked) == {ROWS.get(routing_key="s1").pk}
     assert "refused for user" in ROWS.get(routing_key="s1").error

@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.settling import parked as parking
-from django_rmq_retry.core.settling import unhandled
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.core.verdict import ErrorNote, Reason, park
+from django_rmq_retry.handlers.settlement import parked as parking
+from django_rmq_retry.handlers.settlement import unhandled
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from django_rmq_retry.records.parker import Parker
-from django_rmq_retry.records.tickets import Ticket, bearer
-from django_rmq_retry.runtime.parking import Stored
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.parked.store import Store, Stored
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import park
 from tests.core.made import arrived, delivery, subscription
 
 HOMES = {"payments.parked": "payments"}
@@ -51,7 +52,7 @@ def foreign(*, again: bool = False, id: str | None = "m-1", **told: Any) -> Deli
 
 def store(*batch: Delivery) -> list[Stored]:
     """In one batch."""
-    return list(Parker(HOMES).store(batch))
+    return list(Store(HOMES).store(batch))
 
 
 def the_record() -> ParkedMessage:

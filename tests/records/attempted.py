@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Verdict, retry
-from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import ACK, Verdict, retry
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 from tests.core.raising import caught, post
 
@@ -28,10 +29,10 @@ def failure(
     verdict: Verdict | None = None,
     subscription: Subscription | None = CHARGE,
     seconds: float = 1.5,
-) -> Attempt:
+) -> FinishedAttempt:
     """A failed attempt, by default one that is made again after half a minute."""
     error = error or caught(post)
-    return Attempt(
+    return FinishedAttempt(
         delivery=arrival or delivery(message_id="m-1"),
         verdict=verdict or retry(30, ErrorNote.of(error)),
         subscription=subscription,
@@ -40,8 +41,8 @@ def failure(
     )
 
 
-def success(arrival: Delivery | None = None, **told: Any) -> Attempt:
+def success(arrival: Delivery | None = None, **told: Any) -> FinishedAttempt:
     """An attempt that went well."""
-    return Attempt(
+    return FinishedAttempt(
         delivery=arrival or delivery(message_id="m-1"), verdict=ACK, subscription=CHARGE, seconds=0.25, **told
     )

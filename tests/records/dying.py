@@ -34,17 +34,16 @@ def dying(function: Callable[..., Any], when: str, nth: int) -> Callable[..., An
 def main(step: str, nth: int) -> None:
     django.setup()
     # What these import needs the settings.
-    from django_rmq_retry.records.filing import Filing  # noqa: PLC0415 - as above
-    from django_rmq_retry.records.parker import Parker  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime import draining  # noqa: PLC0415 - as above
-    from django_rmq_retry.runtime.draining import Drainer  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer import drainer  # noqa: PLC0415 - as above
+    from django_rmq_retry.consumer.drainer import Drainer  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import Filing, Store  # noqa: PLC0415 - as above
 
-    draining.BATCH = 10
+    drainer.BATCH = 10
     owner, name, when = {
-        "before the batch": (Parker, "store", "before"),
+        "before the batch": (Store, "store", "before"),
         "in the transaction": (Filing, "_add", "after"),
         "before the commit": (Filing, "_end_items", "after"),
-        "between commit and ack": (Parker, "store", "after"),
+        "between commit and ack": (Store, "store", "after"),
         "after the ack was handed over": (Drainer, "_settle", "after"),
     }[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))

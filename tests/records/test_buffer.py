@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from django.db import DataError, OperationalError
 
-from django_rmq_retry.records import buffer as buffering
-from django_rmq_retry.records.buffer import AT_ONCE, Buffer
-from django_rmq_retry.records.rows import Draft, drafted
+from django_rmq_retry.parked import history
+from django_rmq_retry.parked.attempts import Draft, drafted
+from django_rmq_retry.parked.history import AT_ONCE, Buffer
 from tests.core.made import delivery
 from tests.records.attempted import failure
 from tests.tooling.waiting import wait_until
@@ -57,8 +57,8 @@ def filled(table: Table, *names: str, **options: int) -> Buffer:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffering, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(buffering, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(history, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(history, "LONGEST_WAIT", 0.01)
 
 
 def test_one_thread_writes_what_workers_hand_over() -> None:

@@ -7,9 +7,9 @@ import pytest
 from django.db import connections
 
 from django_rmq_retry.models import Attempt
-from django_rmq_retry.records import retention
-from django_rmq_retry.records.rows import Scribe, drafted
-from django_rmq_retry.records.writing import write
+from django_rmq_retry.parked import retention
+from django_rmq_retry.parked.attempts import Scribe, drafted
+from django_rmq_retry.parked.history import write
 from tests.core.made import delivery
 from tests.records.attempted import failure
 from tests.tooling import databases

@@ -7,37 +7,37 @@ from collections.abc import Iterator
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_rmq_retry.records import capturing
+from django_rmq_retry.parked import attempts
 
 bank = logging.getLogger("bank.gateway")
 
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    with capturing.captured():
+    with attempts.captured():
         yield
 
 
 def said() -> list[str]:
     """Without the time of day, which stands first."""
-    return [line.partition(" ")[2] for line in capturing.text().splitlines()]
+    return [line.partition(" ")[2] for line in attempts.text().splitlines()]
 
 
 def test_the_lines_since_the_attempt_began_are_kept() -> None:
     bank.warning("before")
-    capturing.begin()
+    attempts.begin()
     bank.warning("asked %s", "IBAN")
     bank.error("no %(what)s", {"what": "answer"})
 
     assert said() == ["WARNING bank.gateway: asked IBAN", "ERROR bank.gateway: no answer"]
 
-    capturing.begin()
+    attempts.begin()
 
     assert said() == []
 
 
 def test_the_lines_of_other_threads_are_not_the_attempts() -> None:
-    capturing.begin()
+    attempts.begin()
     other = threading.Thread(target=bank.warning, args=("elsewhere",))
     other.start()
     other.join()
@@ -49,21 +49,21 @@ def test_what_an_async_handler_logs_is_kept() -> None:
     async def act() -> None:
         bank.warning("awaited")
 
-    capturing.begin()
+    attempts.begin()
     async_to_sync(act)()
 
     assert said() == ["WARNING bank.gateway: awaited"]
 
 
 def test_our_own_lines_are_left_out() -> None:
-    capturing.begin()
+    attempts.begin()
     logging.getLogger("django_rmq_retry").warning("retry")
 
     assert said() == []
 
 
 def test_of_many_lines_the_latest_are_kept() -> None:
-    capturing.begin()
+    attempts.begin()
     for number in range(150):
         bank.warning("line %s", number)
 
@@ -75,11 +75,11 @@ def test_of_many_lines_the_latest_are_kept() -> None:
 
 
 def test_long_lines_leave_room_for_the_latest() -> None:
-    capturing.begin()
+    attempts.begin()
     for number in range(50):
         bank.warning("%s %s", number, "€" * 5000)
 
-    assert len(capturing.text().encode()) <= 16_000
+    assert len(attempts.text().encode()) <= 16_000
     assert said()[-1].startswith("WARNING bank.gateway: 49 €")
 
 
@@ -89,7 +89,7 @@ def test_a_line_that_cannot_be_written_is_told() -> None:
             raise OSError("gone")
 
     keeper = next(one for one in logging.getLogger().handlers if type(one).__name__ == "_Keeper")
-    capturing.begin()
+    attempts.begin()
     for message, values in (("%s", (Broken(),)), ("a\0\udcff", None)):
         keeper.emit(
             logging.makeLogRecord({"name": "odd", "levelno": 20, "levelname": "INFO", "msg": message, "args": values})
@@ -99,7 +99,7 @@ def test_a_line_that_cannot_be_written_is_told() -> None:
 
 
 def test_a_line_tells_the_class_of_its_error() -> None:
-    capturing.begin()
+    attempts.begin()
     bank.error("no answer", exc_info=TimeoutError("3 s"))
 
     assert said() == ["ERROR bank.gateway: no answer (TimeoutError)"]
@@ -123,7 +123,7 @@ def test_nothing_is_left_behind() -> None:
     root = logging.getLogger()
     before = list(root.handlers)
 
-    with capturing.captured():
+    with attempts.captured():
         assert len(root.handlers) == len(before) + 1
 
     assert root.handlers == before

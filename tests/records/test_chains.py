@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.core.tracing import trace
-from django_rmq_retry.records.chains import LIMIT, chain_of
-from django_rmq_retry.runtime.sources import projects_own
+from django_rmq_retry.messages.tracebacks import projects_own, trace
+from django_rmq_retry.parked.attempts import LIMIT, chain_of
 from tests.core import raising
 from tests.core.raising import Unprintable, caught, circle, deep, members, odd_names, post, syntax
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from django_rmq_retry.models import ErrorGroup, State
-from django_rmq_retry.records.counting import COUNTED_AS, COUNTERS, gone, moved, recount
+from django_rmq_retry.parked.groups import COUNTED_AS, COUNTERS, gone, moved, recount
 from tests.records.made import group, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

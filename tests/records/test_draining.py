@@ -13,12 +13,12 @@ import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.properties import Properties
-from django_rmq_retry.core.settling import parked
+from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from django_rmq_retry.records.counting import recount
+from django_rmq_retry.parked.groups import recount
 from tests.broker.at_hand import AtHand
 from tests.core.made import delivery
 from tests.records.arrivals import BANK_DOWN, DAWN
@@ -156,6 +156,25 @@ class TestDatabaseAway:
             assert drainer.code() == 0
 
         assert (ids(), left(amqp)) == (Counter(f"m-{number}" for number in range(1, 40)), 0)
+
+    @pytest.mark.skipif(databases.chosen() == databases.SQLITE, reason="nobody is between a process and its file")
+    def test_one_that_starts_without_a_database_records_all_once_it_is_back(
+        self, shop: Shop, put: Any, own_database: Own, amqp: BlockingChannel
+    ) -> None:
+        put(*(copy(number) for number in range(1, 20)))
+        with self.between(own_database) as (proxy, told):
+            proxy.refuse()
+            with shop.running("rmq_consume", **told) as consumer:
+                consumer.says("Parked messages stay in their queues: The database 'default' does not answer")
+                assert left(amqp) == 19
+                proxy.accept()
+                wait_until(lambda: len(rows()) == 19, timeout=60)
+                wait_until(lambda: left(amqp) == 0)
+                consumer.signal(signal.SIGTERM)
+
+                assert consumer.code() == 0
+
+        assert (ids(), left(amqp)) == (Counter(f"m-{number}" for number in range(1, 20)), 0)
 
     def test_tables_that_are_missing_leave_all_in_the_queue_and_say_what_to_do(
         self, shop: Shop, put: Any, amqp: BlockingChannel

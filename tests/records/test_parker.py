@@ -9,22 +9,22 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django.test.utils import CaptureQueriesContext
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Queue, handler, registry, signals
-from django_rmq_retry.core.carriers import DeadLetter
-from django_rmq_retry.core.codec import Raw
-from django_rmq_retry.core.deaths import deaths
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.layout import layout
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.properties import Properties, decode_properties
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.core.verdict import Kind
+from django_rmq_retry import Queue, handler, signals
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.codecs import Raw
+from django_rmq_retry.messages.deaths import deaths
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
-from django_rmq_retry.records import parker, probing
-from django_rmq_retry.records.filing import Filing
-from django_rmq_retry.records.parker import Parker
-from django_rmq_retry.runtime.parking import Absent, Stored
+from django_rmq_retry.parked import database
+from django_rmq_retry.parked import store as parker
+from django_rmq_retry.parked.store import Absent, Filing, Store, Stored
+from django_rmq_retry.policies.carriers import DeadLetter
+from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies.verdict import Kind
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare
 from tests.core.made import subscription
@@ -156,7 +156,7 @@ class TestPoison:
         def read(*_: object) -> None:
             raise RecursionError("too deep")
 
-        monkeypatch.setattr("django_rmq_retry.records.arriving.read_parked", read)
+        monkeypatch.setattr("django_rmq_retry.parked.record.read_parked", read)
 
         assert store(by_us()) == [Stored(problem="It cannot be read: RecursionError: too deep")]
 
@@ -188,12 +188,12 @@ class TestAway:
         batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
 
         with pytest.raises(Absent) as absent:
-            Parker(HOMES).store(batch)
+            Store(HOMES).store(batch)
 
         assert (absent.value.why, absent.value.done) == ("It is away.", {batch[0]: Stored(), batch[1]: Stored()})
 
     def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
-        assert Parker(HOMES).absent() == ""
+        assert Store(HOMES).absent() == ""
         assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
 
     def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ class TestAway:
             raise OperationalError("Connection refused\n\tIs the server running?")
 
         monkeypatch.setattr(connection, "ensure_connection", refuse)
-        said = probing.absent("default")
+        said = database.absent("default")
 
         assert said == "The database 'default' does not answer (Connection refused Is the server running?)."
 
@@ -209,9 +209,11 @@ class TestAway:
         def refuse(_: str) -> None:
             raise OperationalError("attempt to write a readonly database")
 
-        monkeypatch.setattr(probing, "_try", refuse)
+        monkeypatch.setattr(database, "_try", refuse)
 
-        assert probing.absent("default").startswith("The database 'default' takes no parked messages (attempt to write")
+        assert database.absent("default").startswith(
+            "The database 'default' takes no parked messages (attempt to write"
+        )
 
 
 class TestKeys:

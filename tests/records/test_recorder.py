@@ -2,23 +2,23 @@
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import OperationalError, transaction
 from django.test import override_settings
 
-from django_rmq_retry.core.overrule import Discard
-from django_rmq_retry.core.parking import TICKET
-from django_rmq_retry.core.verdict import ErrorNote, Reason, discard, park, retry
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.parked import TICKET
+from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.records import capturing, outcomes, writing
-from django_rmq_retry.records import recorder as recording
-from django_rmq_retry.records.buffer import Buffer
-from django_rmq_retry.records.history import attempts_of
-from django_rmq_retry.records.recorder import Recorder
-from django_rmq_retry.records.rows import Draft, Row, Scribe
-from django_rmq_retry.records.tickets import Ticket, bearer
+from django_rmq_retry.parked import attempts, claims, history
+from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of
+from django_rmq_retry.parked.history import Buffer, Recorder
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.policies.policy import Discard
+from django_rmq_retry.policies.verdict import discard, park, retry
 from tests.core.made import delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import failure, success
@@ -75,7 +75,7 @@ def fields(attempt: Any) -> dict[str, Any]:
 
 def test_the_log_lines_of_a_failure_are_kept(recorder: Recorder, rows: list[Row]) -> None:
     with recorder.recording():
-        capturing.begin()
+        attempts.begin()
         logging.getLogger("bank").warning("asked")
         recorder.note(failure())
         recorder.note(success(delivery(attempt=2)))
@@ -110,7 +110,7 @@ def broken() -> str:
 )
 def test_the_version_of_the_project_is_noted(deploy: Any, noted: str) -> None:
     with override_settings(RMQ_RETRY={"DEPLOY": deploy}):
-        assert recording.deploy() == noted
+        assert history.deploy() == noted
 
 
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
@@ -118,6 +118,19 @@ def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
     record = parked(state=State.REQUEUED, cycle=2, group=group(requeued=1), **told)
     ticket = Ticket(record=record.pk, cycle=2).signed(bearer("payments", "m-1", b"{}"))
     return record, delivery(message_id="m-1", headers={TICKET: ticket})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_requeued_attempt_ends_when_its_outcome_is_noted(recorder: Recorder, rows: list[Row]) -> None:
+    record, arrival = requeued()
+    recorder.note(success(arrival))
+    recorder.buffer.flush()
+    ended = rows[0].started_at + timedelta(seconds=rows[0].seconds)
+    noted = ParkedMessage.objects.get(pk=record.pk).succeeded_at
+
+    # Writing the outcome down takes milliseconds, which are no part of the attempt.
+    assert noted is not None
+    assert abs(ended - noted) < timedelta(microseconds=10)
 
 
 @pytest.mark.database
@@ -193,7 +206,7 @@ def test_an_outcome_that_the_database_does_not_take_waits_for_it(
 ) -> None:
     record, copy = requeued()
     errors = iter([OperationalError("gone"), None])
-    tell = outcomes.succeeded
+    tell = claims.succeeded
 
     def flaky(*args: Any) -> None:
         error = next(errors)
@@ -201,7 +214,7 @@ def test_an_outcome_that_the_database_does_not_take_waits_for_it(
             raise error
         tell(*args)
 
-    monkeypatch.setattr(outcomes, "succeeded", flaky)
+    monkeypatch.setattr(claims, "succeeded", flaky)
     recorder.note(success(copy))
     record.refresh_from_db()
     assert (record.state, len(recorder.buffer)) == (State.REQUEUED, 2)
@@ -218,7 +231,7 @@ def test_no_worker_asks_a_database_that_is_known_to_be_away(
 ) -> None:
     _, copy = requeued()
     asked: list[object] = []
-    monkeypatch.setattr(outcomes, "succeeded", lambda *args: asked.append(args))
+    monkeypatch.setattr(claims, "succeeded", lambda *args: asked.append(args))
     recorder.buffer.away = True
 
     recorder.note(success(copy))
@@ -268,14 +281,14 @@ def test_a_record_finds_all_that_was_attempted_after_its_requeue(real: Recorder)
 def test_without_our_tables_attempts_wait_for_them(
     real: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writing._statement.cache_clear()
-    writing._target.cache_clear()
+    history._statement.cache_clear()
+    history._target.cache_clear()
     with monkeypatch.context() as unmigrated, caplog.at_level(logging.WARNING, "django_rmq_retry"):
         unmigrated.setattr(Attempt._meta, "db_table", "no_such_table")
         real.note(failure())
         wait = real.buffer._step(0.0)
-    writing._statement.cache_clear()
-    writing._target.cache_clear()
+    history._statement.cache_clear()
+    history._target.cache_clear()
 
     assert (wait, real.buffer.away, len(caplog.messages)) == (1.0, True, 1)
     assert "no_such_table" in caplog.messages[0]

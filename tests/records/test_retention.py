@@ -8,9 +8,9 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, Item, ParkedMessage, State
-from django_rmq_retry.models.messages import RESOLVED, UNRESOLVED
-from django_rmq_retry.records import retention
-from django_rmq_retry.records.counting import recount
+from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
+from django_rmq_retry.parked import retention
+from django_rmq_retry.parked.groups import recount
 from tests.records.made import NOON, group, item, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -9,16 +9,16 @@ from datetime import timedelta
 
 import pytest
 
-from django_rmq_retry.core.fingerprints import named
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.parking import TICKET, identity, read_parked
-from django_rmq_retry.core.properties import encode_properties
-from django_rmq_retry.core.settling import parked
-from django_rmq_retry.core.verdict import ErrorNote, Reason, halt, park
-from django_rmq_retry.records.rows import KEPT, Row, Scribe, drafted, identity_of, ticket_of
-from django_rmq_retry.records.tickets import Ticket, bearer
-from django_rmq_retry.runtime.grouping import grouped
-from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
+from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked import TICKET, identity, read_parked
+from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote, named
+from django_rmq_retry.parked.attempts import KEPT, Row, Scribe, drafted, identity_of
+from django_rmq_retry.parked.record import Ticket, bearer, ticket_of
+from django_rmq_retry.policies.verdict import halt, park
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import CHARGE, failure, success
@@ -27,7 +27,7 @@ from tests.records.made import NOON
 SCRIBE = Scribe(deploy="a1b2c3", host="worker-3")
 
 
-def row_of(attempt: Attempt, ticket: Ticket | None = None) -> Row:
+def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
     """As if it had ended at noon."""
     return SCRIBE.row(drafted(attempt, ticket)._replace(ended=NOON.timestamp()))
 

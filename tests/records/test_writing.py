@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_rmq_retry.core.verdict import ErrorNote, Reason, halt, park
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import Attempt
-from django_rmq_retry.records.history import attempts_of
-from django_rmq_retry.records.rows import Draft, Row, Scribe, drafted, identity_of
-from django_rmq_retry.records.tickets import Ticket
-from django_rmq_retry.records.waiting import waiting
-from django_rmq_retry.records.writing import Writer
-from django_rmq_retry.records.writing import write as add
+from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of, drafted, identity_of, waiting
+from django_rmq_retry.parked.history import Writer
+from django_rmq_retry.parked.history import write as add
+from django_rmq_retry.parked.record import Ticket
+from django_rmq_retry.policies.verdict import halt, park
 from tests.core.made import delivery
 from tests.core.raising import BankDown
 from tests.records.attempted import failure, success

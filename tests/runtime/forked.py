@@ -10,7 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
-from django_rmq_retry.runtime import shutdown, supervising
+from django_rmq_retry.consumer import supervisor as shutdown
+from django_rmq_retry.consumer import supervisor as supervising
 
 supervising.FIRST_WAIT = supervising.LONGEST_REACHED = supervising.TICK = 0.05
 

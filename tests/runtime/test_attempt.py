@@ -3,30 +3,30 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry.broker.envelope import marshal_publish
-from django_rmq_retry.core.backoff import Backoff, Fixed
-from django_rmq_retry.core.carriers import DeadLetter, Native, Requeue
-from django_rmq_retry.core.codec import JSON, Codec, Raw
-from django_rmq_retry.core.errors import UndecodableBody
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.overrule import Discard, Park, Retry
-from django_rmq_retry.core.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
-from django_rmq_retry.core.stamps import ANSWER
-from django_rmq_retry.core.subscription import Intake, Match, Subscription, intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import Kind, Reason
-from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.journal import Attempt
-from django_rmq_retry.runtime.surroundings import Surroundings
-from tests.core.made import NOW, delivery
+from django_rmq_retry.amqp.frames import check_writable, marshal_publish
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
+from django_rmq_retry.handlers.subscription import Intake, Match, Subscription, intakes
+from django_rmq_retry.messages.codecs import JSON, Codec, Raw
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.parked import read_parked
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.stamp import ANSWER
+from django_rmq_retry.policies.backoff import Backoff, Fixed
+from django_rmq_retry.policies.carriers import DeadLetter, Native, Republish, Requeue
+from django_rmq_retry.policies.carriers.carrier import Hop, Route
+from django_rmq_retry.policies.policy import Discard, OneShot, Park, Policy, Retry, RetryThenPark, StopTheLine, Unacked
+from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.topology.queues import Queue
+from tests.core.made import NOW, arrived, delivery
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
 PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
@@ -41,13 +41,13 @@ class Book:
     """A journal that keeps what it is told, or cannot."""
 
     notes_acks: bool = True
-    failing: bool = False
-    notes: list[Attempt] = field(default_factory=list)
+    failing: BaseException | None = None
+    notes: list[FinishedAttempt] = field(default_factory=list)
 
-    def note(self, attempt: Attempt) -> None:
+    def note(self, attempt: FinishedAttempt) -> None:
         self.notes.append(attempt)
         if self.failing:
-            raise OSError("the disk is full")
+            raise self.failing
 
 
 @dataclass
@@ -157,7 +157,7 @@ def undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(_raw: bytes) -> Properties:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("django_rmq_retry.core.message.decode_properties", decode)
+    monkeypatch.setattr("django_rmq_retry.messages.message.decode_properties", decode)
 
 
 @pytest.mark.usefixtures("undecoded")
@@ -552,11 +552,64 @@ def test_one_shot_with_raw_bodies_answers_with_its_error() -> None:
     assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "x"}}, "error")
 
 
-def test_a_journal_that_fails_never_settles_the_message() -> None:
-    bench = Bench(book=Book(failing=True))
+class Unable(Republish):
+    """A carrier that can carry nothing."""
 
-    with pytest.raises(OSError, match="the disk is full"):
-        bench.settle()
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        raise ValueError("no way")
+
+
+class TooFar(Republish):
+    """A carrier whose copies no broker takes."""
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return copied_to("k" * 256, delivery)
+
+
+def copied_to(key: str, delivery: Delivery) -> Settlement:
+    return Settlement(tell=Tell.ACK, copy=Message(body=delivery.body, routing_key=key))
+
+
+@pytest.mark.parametrize(
+    ("via", "detail"),
+    [
+        (Unable(), "It cannot be settled (ValueError: no way) after: Broken: x"),
+        (
+            TooFar(),
+            f"It cannot be settled (ValueError: The name '{'k' * 60}'… takes 256 bytes; AMQP takes 255.) after: ",
+        ),
+    ],
+)
+def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republish, detail: str) -> None:
+    policy = RetryThenPark(attempts=3, backoff=Fixed(30), via=via)
+    bench = Bench(policy=policy, act=raising(Broken("x")), options={"check": check_writable})
+    one = delivery(body=b'"\xc3\xa9"', message_id="m-1", headers={"own": b"\xff"})
+    settlement = bench.settle(one)
+
+    assert reason_in(settlement) == "cannot be settled"
+    found = read_parked(arrived(copy_in(settlement), queue="payments.parked"), {"payments.parked": "payments"})
+    assert (found.body, found.raw, found.story.attempts) == (one.body, one.raw, 1)
+    assert found.detail.startswith(detail)
+    assert bench.verdicts == [(Kind.PARK, Reason.UNSETTLED)]
+    assert bench.log == ["enter", "run", "leave"]
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), SystemExit(2)])
+def test_a_journal_that_fails_changes_no_attempt(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(book=Book(failing=error))
+
+    assert bench.settle() is DONE
+    assert bench.log == ["enter", "run", "leave"]
+    assert caplog.messages == ["An attempt could not be noted; its message is settled all the same"]
+
+
+def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> None:
+    def refused(_address: str) -> None:
+        raise OSError("the log is closed")
+
+    bench = Bench(act=lambda _: "done", options={"refused": refused})
+
+    assert bench.settle(delivery(reply_to="somebody's")) is DONE
     assert bench.log == ["enter", "run", "leave"]
 
 
@@ -582,3 +635,22 @@ def test_after_a_wait_a_handler_sees_where_the_message_first_came_in() -> None:
     bench.settle(delivery(headers=story))
 
     assert seen == [("main", "cash", 2)]
+
+
+@pytest.mark.parametrize("match", [Match(), Match(type="charge")])
+def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
+    made = Subscription(
+        name="seen",
+        run=raising(Park("no")),
+        queue=Queue("payments"),
+        policy=Unacked(),
+        park="p",
+        match=match,
+        ack="auto",
+    )
+    bench = Bench()
+    attempts = Attempts(intakes([made]), replace(bench.attempts()._out, journal=bench.book))
+
+    assert attempts.settlement(delivery()) == DONE
+    assert attempts.settlement(delivery(body=b"no json")) == DONE
+    assert [note.verdict.kind for note in bench.book.notes] == [Kind.DISCARD, Kind.DISCARD]

@@ -1,26 +1,35 @@
 """The consumer over a source of the test's own: no broker, real threads."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry.broker.base import Line, Server
-from django_rmq_retry.core.errors import BrokerRefused, BrokerUnfit, QueueUnusable
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import OneShot, Policy, StopTheLine
-from django_rmq_retry.core.settlement import DONE, Settlement, Tell
-from django_rmq_retry.core.subscription import Intake, intakes
-from django_rmq_retry.runtime import consumer as room
-from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer
-from django_rmq_retry.runtime.limits import Limits
-from tests.core.made import delivery, subscription
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.consumer import consumer as room
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits
+from django_rmq_retry.consumer.deadlines import Deadlines, Run
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
+from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
+from django_rmq_retry.messages.codecs import Raw
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry.messages.parked import read_parked
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.policies.verdict import Kind, Verdict
+from django_rmq_retry.topology.versions import Server
+from tests.core.made import NOW, arrived, delivery, subscription
 from tests.tooling.waiting import wait_until
 
 NOBODYS = b"nobody's"
+PATIENT = RetryThenPark(backoff=Fixed(30))
 Settled = tuple[bytes, Settlement]
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
 
@@ -72,8 +81,16 @@ class Tap:
 class Made(Attempts):
     """Attempts that are whatever the test says; each runs a handler, unless its body says that none takes it."""
 
-    def __init__(self, make: Callable[[Delivery], Settlement] = lambda _: DONE) -> None:
+    def __init__(self, make: Callable[[Delivery], Settlement], noted: list[FinishedAttempt] | None) -> None:
+        self.noted = [] if noted is None else noted
+        super().__init__(joined(OneShot()), replace(surroundings(), journal=self))
         self._make = make
+        self.deadlines = Deadlines()
+
+    notes_acks = False
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        self.noted.append(attempt)
 
     def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
         if begin is not None and delivery.body != NOBODYS:
@@ -102,6 +119,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LAST_WORDS", 0.2)
 
 
+def surroundings() -> Surroundings:
+    return Surroundings(
+        around=nullcontext,
+        journal=SimpleNamespace(notes_acks=False, note=lambda _: None),
+        clock=lambda: 1.0,
+        today=lambda: NOW,
+        chance=lambda: 0.0,
+    )
+
+
 def joined(policy: Policy) -> tuple[Intake, ...]:
     return intakes([subscription(policy)])
 
@@ -112,6 +139,7 @@ def running(
     *,
     policy: Policy | None = None,
     threads: int = 2,
+    noted: list[FinishedAttempt] | None = None,
     refusal: Callable[[Server], str | None] = lambda _: None,
     **limits: Any,
 ) -> Iterator[Running]:
@@ -119,7 +147,7 @@ def running(
     consumer = Consumer(
         joined(policy or OneShot()),
         tap,
-        Made(make),
+        Made(make, noted),
         threads=threads,
         prefetch=7,
         limits=Limits(**{"shutdown": 5.0, **limits}),
@@ -260,6 +288,171 @@ def test_an_attempt_that_itself_fails_keeps_its_message_and_counts_for_nothing(
     assert "The attempt itself failed" in caplog.text
 
 
+def tried(made: Running, one: Delivery, times: int) -> list[Settlement]:
+    """How one message is settled, so many times; as a source does, it counts attempts of what stays in hand."""
+    for number in range(1, times + 1):
+        made.tap.receiver.arrived(one)
+        wait_until(lambda: len(made.tap.settled) == number)  # noqa: B023 - called at once
+        one.attempt += 1
+    return [settlement for _, settlement in made.tap.settled]
+
+
+@pytest.mark.parametrize("policy", [OneShot(), StopTheLine()], ids=["plain", "ordered"])
+@pytest.mark.parametrize("error", [ValueError("no \x00 here"), RecursionError(), MemoryError(), SystemExit(2)])
+def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy, error: BaseException) -> None:
+    def make(_: Delivery) -> Settlement:
+        raise error
+
+    headers = {"own": b"\xff", "rmq-retry-summary": b"\xff", "x-death": "hello"}
+    one = delivery(body=b"\xfe", message_id="m-1", headers=headers)
+    noted: list[FinishedAttempt] = []
+    with running(make, policy=policy, noted=noted) as made:
+        *held, last = tried(made, one, 3)
+
+    assert held == [Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)] * 2
+    assert last.tell is Tell.ACK
+    assert last.copy is not None
+    found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
+    assert (found.body, found.raw, found.queue) == (b"\xfe", one.raw, "payments")
+    assert (found.reason, found.error, found.handler) == (
+        "cannot be settled",
+        type(error).__name__,
+        "payments.handlers.charge",
+    )
+    assert [(note.verdict.kind, note.verdict.counted) for note in noted] == [(Kind.PARK, False)]
+
+
+@pytest.mark.parametrize("error", [OSError("no disk"), ConnectionError(), TimeoutError(), Unready("no database")])
+def test_what_any_message_would_meet_parks_none(error: BaseException) -> None:
+    def make(_: Delivery) -> Settlement:
+        raise error
+
+    noted: list[FinishedAttempt] = []
+    with running(make, noted=noted) as made:
+        settled = tried(made, delivery(), 10)
+
+    assert settled == [Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)] * 10
+    assert noted == []
+
+
+class Around:
+    """Fails at the given calls of its entry or its exit."""
+
+    def __init__(self, entries: Iterable[int] = (), exits: Iterable[int] = ()) -> None:
+        self._entries, self._exits = set(entries), set(exits)
+        self.entered = self.left = 0
+
+    def __enter__(self) -> None:
+        self.entered += 1
+        if self.entered in self._entries:
+            raise ValueError("no entry")
+
+    def __exit__(self, *_error: object) -> None:
+        self.left += 1
+        if self.left in self._exits:
+            raise ValueError("no exit")
+
+
+class Leave:
+    """A gate that hears of no run until it failed so often."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+        self.heard: list[Kind] = []
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> None: ...
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        if self.failing:
+            self.failing -= 1
+            raise ValueError("no leave")
+        self.heard.append(verdict.kind)
+        return verdict
+
+
+@contextmanager
+def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **options: Any) -> Iterator[Running]:
+    """A consumer whose attempts are real, with one handler."""
+    surrounded = replace(surroundings(), **options)
+    order = (lambda _: "k") if surrounded.gate else None
+    found = intakes([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
+    consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
+    made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
+    made.thread.start()
+    wait_until(lambda: made.tap.receiver)
+    try:
+        yield made
+    finally:
+        consumer.stop("the test is over")
+        made.thread.join(10)
+
+
+def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[bytes] = []
+    around = Around(exits=[1])
+    with handling(lambda message: runs.append(message.body), around=lambda: around) as made:
+        made.tap.bring(b"1", b"2")
+        wait_until(lambda: len(made.tap.settled) == 2)
+
+    assert (made.tap.settled, runs) == ([(b"1", DONE), (b"2", DONE)], [b"1", b"2"])
+    assert caplog.messages[:1] == ["An attempt failed after its end; its message is settled all the same"]
+
+
+def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
+    runs: list[int] = []
+
+    def act(message: Delivery) -> None:
+        runs.append(message.attempt)
+        if len(runs) == 1:
+            raise ConnectionError("no bank")
+
+    around = Around(exits=[1])
+    with handling(act, StopTheLine(backoff=Fixed(30)), around=lambda: around) as made:
+        halted, done = tried(made, delivery(), 2)
+
+    assert ((halted.tell, halted.hold), done, runs) == ((Tell.AGAIN, 30), DONE, [1, 2])
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -> None:
+    runs: list[bytes] = []
+    gate = Leave(failing)
+    with handling(lambda message: runs.append(message.body), gate=gate) as made:
+        settled = tried(made, delivery(body=b"1"), failing + 1)
+
+    held = Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)
+    assert (settled, runs, gate.heard) == ([held] * failing + [DONE], [b"1"], [Kind.ACK])
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (None, "Its handler succeeded, but what follows cannot be done: ValueError: no leave"),
+        (
+            ConnectionError("no bank"),
+            "Its handler failed (ConnectionError: no bank), and what follows cannot be done: ValueError: no leave",
+        ),
+    ],
+    ids=["succeeded", "failed"],
+)
+def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseException | None, detail: str) -> None:
+    runs: list[bytes] = []
+
+    def act(message: Delivery) -> None:
+        runs.append(message.body)
+        if error is not None:
+            raise error
+
+    with handling(act, gate=Leave(3)) as made:
+        last = tried(made, delivery(body=b"1"), 3)[-1]
+
+    assert last.copy is not None
+    found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
+    assert (runs, found.reason, found.detail) == ([b"1"], "cannot be settled", detail)
+
+
 def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:
     with running(threads=3, messages=5) as made:
         made.tap.bring(*(str(number).encode() for number in range(9)))
@@ -351,3 +544,148 @@ def test_the_first_reason_is_the_one_that_counts() -> None:
         made.consumer.stop("second", BROKEN)
 
         assert (made.ended(), made.consumer.why) == (STOPPED, "first")
+
+
+def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once() -> None:
+    held, others = threading.Lock(), threading.Event()
+    held.acquire()
+
+    def act(message: Delivery) -> None:
+        held.acquire() if message.body == b"1" else others.wait(5)
+
+    found = intakes([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
+    tap = Tap()
+    limits = Limits(shutdown=5.0)
+    consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
+    made = Running(tap, consumer)
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.bring(b"1")
+    wait_until(lambda: consumer.why)
+    others.set()
+    code = made.ended()
+    held.release()
+    wait_until(lambda: not consumer.running)
+
+    assert (code, consumer.hung) == (BROKEN, True)
+    assert (
+        "was stuck beyond twice its timeout of 0.05 s, in a call that Python cannot interrupt. It is at "
+        in consumer.why
+    )
+    [(body, settlement)] = tap.settled
+    assert settlement.copy is not None
+    assert (body, settlement.copy.routing_key) == (b"1", "payments.retry.30s")
+    assert settlement.copy.headers["rmq-retry-attempts"] == 1
+
+
+def test_each_handler_that_hangs_is_named_with_its_place_in_the_code(caplog: pytest.LogCaptureFixture) -> None:
+    # A bare lock waits in C, so that the handler's own line is where it hangs.
+    at_bank, at_ledger = threading.Lock(), threading.Lock()
+    at_bank.acquire()
+    at_ledger.acquire()
+
+    def wait_for_bank(_: Delivery) -> None:
+        at_bank.acquire()
+
+    def wait_for_ledger(_: Delivery) -> None:
+        at_ledger.acquire()
+
+    bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=wait_for_bank, timeout=0.05)
+    ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
+    found, tap = intakes([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
+    attempts = Attempts(found, surroundings())
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=5.0)))
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.receiver.arrived(delivery(queue="bank"))
+    tap.receiver.arrived(delivery(queue="ledger"))
+    code = made.ended()
+    at_bank.release()
+    at_ledger.release()
+    wait_until(lambda: not made.consumer.running)
+
+    assert code == BROKEN
+    said = [line for line in caplog.messages if "in a call that Python cannot interrupt. It is at " in line]
+    assert [(line.split()[1], line.partition("(")[2].partition(")")[0]) for line in said] == [
+        ("bank", "wait_for_bank"),
+        ("ledger", "wait_for_ledger"),
+    ]
+    assert f"{__file__}:" in said[1]
+
+
+def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expire, died, ended = Deadlines._expire, threading.Event(), threading.Event()
+
+    def fail_once(self: Deadlines, run: Run) -> None:
+        if died.is_set():
+            expire(self, run)
+            return
+        died.set()
+        raise MemoryError
+
+    def turn(_: Delivery) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            pass
+        ended.set()
+
+    # What the thread dies of is shown by threading, as it must; only this test need not see it.
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(Deadlines, "_expire", fail_once)
+    found, tap = intakes([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
+    made = Running(tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=Limits()))
+    made.thread.start()
+    wait_until(lambda: tap.receiver)
+    tap.bring(b"1")
+    [(_, settlement)] = wait_until(lambda: tap.settled, timeout=10)
+    made.consumer.stop("seen")
+    made.ended()
+
+    assert died.is_set()
+    assert not ended.is_set()
+    assert settlement.copy is not None
+    assert settlement.copy.routing_key == "payments.retry.30s"
+
+
+class Deaf:
+    """A gate whose database does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> None: ...
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        self.answers.wait()
+        return verdict
+
+
+def test_a_hung_handler_without_a_database_does_not_keep_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "LAST_ATTEMPTS", 0.2)
+    held, gate, tap = threading.Lock(), Deaf(), Tap()
+    held.acquire()
+    one = replace(
+        subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
+    )
+    found = intakes([one])
+    attempts = Attempts(found, replace(surroundings(), gate=gate))
+    made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
+    made.thread.daemon = True
+    made.thread.start()
+    try:
+        wait_until(lambda: tap.receiver)
+        tap.bring(b"1")
+        code = made.ended()
+    finally:
+        gate.answers.set()
+        held.release()
+
+    assert (code, made.consumer.hung, tap.words[-1]) == (BROKEN, True, "stop")
+    assert (
+        "Hanging handlers without a record of their attempt: 1. Their messages return to their queues"
+        in caplog.messages
+    )

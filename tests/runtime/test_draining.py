@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.broker.base import Line, Server
-from django_rmq_retry.core.errors import BrokerRefused
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settlement import DONE
-from django_rmq_retry.runtime import aside as aside_room
-from django_rmq_retry.runtime import chores as chores_room
-from django_rmq_retry.runtime import draining as room
-from django_rmq_retry.runtime.chores import Chore
-from django_rmq_retry.runtime.draining import Drainer, Means
-from django_rmq_retry.runtime.parking import Absent, Stored
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.consumer import drainer
+from django_rmq_retry.consumer.drainer import Chore, Drainer, Means
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.messages.message import DONE, Delivery
+from django_rmq_retry.parked.store import Absent, Stored
+from django_rmq_retry.topology.versions import Server
 from tests.runtime.test_consumer import Tap
 from tests.tooling.waiting import wait_until
 
@@ -115,16 +112,16 @@ class Doing:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"TICK": 0.02, "COLLECT": 0.02, "FIRST_WAIT": 0.01, "LONGEST_WAIT": 0.05}.items():
-        monkeypatch.setattr(room, name, seconds)
-    monkeypatch.setattr(room, "LAST_WORDS", 0.2)
-    monkeypatch.setattr(aside_room, "STUCK", 0.05)
+        monkeypatch.setattr(drainer, name, seconds)
+    monkeypatch.setattr(drainer, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(drainer, "STUCK", 0.05)
 
 
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that arrive make one batch, however long the second takes."""
-    monkeypatch.setattr(room, "BATCH", 2)
-    monkeypatch.setattr(room, "COLLECT", 60.0)
+    monkeypatch.setattr(drainer, "BATCH", 2)
+    monkeypatch.setattr(drainer, "COLLECT", 60.0)
 
 
 @contextmanager
@@ -162,7 +159,7 @@ def test_nothing_is_acknowledged_before_that() -> None:
 
 
 def test_a_batch_is_not_larger_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "BATCH", 3)
+    monkeypatch.setattr(drainer, "BATCH", 3)
     gate = threading.Event()
     with draining(gate=gate) as stage:
         stage.tap.bring(b"0")
@@ -175,7 +172,7 @@ def test_a_batch_is_not_larger_than_its_limit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nor_larger_than_a_statement_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "BYTES", 10)
+    monkeypatch.setattr(drainer, "BYTES", 10)
     gate = threading.Event()
     with draining(gate=gate) as stage:
         stage.tap.bring(b"0")
@@ -238,7 +235,7 @@ class TestDatabaseAway:
     def test_after_a_long_time_all_returns_and_is_taken_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(room, "GIVE_UP", 0.03)
+        monkeypatch.setattr(drainer, "GIVE_UP", 0.03)
         with draining() as stage:
             first = stage.tap
             stage.shelf.why = AWAY
@@ -288,7 +285,7 @@ class TestProblems:
             wait_until(lambda: stage.settled() == [b"1", b"3", b"4", b"2"])
 
     def test_nobody_waits_for_the_second_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(aside_room, "STUCK", 600)
+        monkeypatch.setattr(drainer, "STUCK", 600)
         with draining(problems={b"1": "a", b"2": "b"}) as stage:
             stage.no_aside = ValueError("no such queue")
             stage.tap.bring(b"1", b"2", b"3")
@@ -392,7 +389,7 @@ class TestChores:
             assert (rarely.times, stage.entered >= 4) == (1, True)
 
     def test_one_that_is_not_done_is_soon_gone_on_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chores_room, "SOON", 0.01)
+        monkeypatch.setattr(drainer, "SOON", 0.01)
         doing = Doing(True, True, False)
         chore = Chore(name="long", every=600, run=doing)
         with draining([chore]):

@@ -2,15 +2,18 @@
 
 import logging
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.policy import RetryThenPark, StopTheLine
-from django_rmq_retry.core.subscription import Keys
-from django_rmq_retry.core.verdict import ACK, ErrorNote, Kind, Reason, Verdict, discard, halt, park, retry
-from django_rmq_retry.runtime.events import Events
-from django_rmq_retry.runtime.journal import Attempt
+from django_rmq_retry.consumer.events import Events, pattern_of
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.subscription import Keys
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, discard, halt, park, retry
 from tests.core.made import delivery, subscription
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")
@@ -18,9 +21,11 @@ NOTE = ErrorNote(kind="BankDown", text="timeout")
 
 def attempt(
     verdict: Verdict, arrival: Delivery | None = None, *, handled: bool = True, keys: Keys | None = None
-) -> Attempt:
+) -> FinishedAttempt:
     made = replace(subscription(RetryThenPark(attempts=5)), keys=keys) if handled else None
-    return Attempt(delivery=arrival or delivery(message_id="m-1"), verdict=verdict, subscription=made, seconds=0.012)
+    return FinishedAttempt(
+        delivery=arrival or delivery(message_id="m-1"), verdict=verdict, subscription=made, seconds=0.012
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_a_line_that_stands_still_is_known_until_it_goes_on(caplog: pytest.LogCa
 
     def note(verdict: Verdict, number: int) -> None:
         arrival = delivery(message_id="m", attempt=number)
-        events.note(Attempt(delivery=arrival, verdict=verdict, subscription=line, seconds=0.0))
+        events.note(FinishedAttempt(delivery=arrival, verdict=verdict, subscription=line, seconds=0.0))
 
     note(halt(1, NOTE), 1)
     note(halt(2, NOTE), 2)
@@ -146,3 +151,68 @@ def test_successes_are_counted_where_somebody_looks_at_the_counts() -> None:
     logging.getLogger("django_rmq_retry").setLevel(logging.NOTSET)
 
     assert (before, after) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern"),
+    [
+        ("my.replies", "my.replies"),
+        ("bank.answers.7f3a", "bank.answers.*"),
+        ("bank.answers.7f3a-0012-4c", "bank.answers.*"),
+        ("worker-12.replies.web", "worker-*.replies.web"),
+        ("odd[1]?*", "*"),
+        ("odd[a]?", "odd[[]a][?]"),
+        ("", ""),
+    ],
+)
+def test_a_pattern_allows_the_address_it_was_made_of(address: str, pattern: str) -> None:
+    assert pattern_of(address) == pattern
+    assert fnmatchcase(address, pattern)
+
+
+def test_an_answer_that_is_not_allowed_is_logged_once_for_each_pattern(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(lambda: 1.0)
+    for address in ("bank.answers.1", "bank.answers.2", "my.replies", "bank.answers.3"):
+        events.refuse_answer(address)
+
+    assert events.unanswered == 4
+    assert [message.split(" was not")[0] for message in caplog.messages] == [
+        "The answer to 'bank.answers.1'",
+        "The answer to 'my.replies'",
+    ]
+    assert caplog.messages[0] == (
+        "The answer to 'bank.answers.1' was not sent: the setting REPLY_TO does not allow this queue. If callers of "
+        "this project wait there, add 'bank.answers.*' to RMQ_RETRY['REPLY_TO']. Further answers to such addresses are "
+        "counted, not logged."
+    )
+
+
+@pytest.mark.parametrize("address", ["4711", "x0.y", "1.charge"])
+def test_no_advice_allows_queues_that_only_end_alike(caplog: pytest.LogCaptureFixture, address: str) -> None:
+    Events(lambda: 1.0).refuse_answer(address)
+
+    assert f"add '{address}' to RMQ_RETRY['REPLY_TO']" in caplog.text
+
+
+def test_invented_addresses_fill_neither_log_nor_memory(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(lambda: 1.0)
+    for number in range(500):
+        events.refuse_answer("x" * number)
+
+    assert (events.unanswered, len(caplog.messages), len(events._patterns)) == (500, 100, 100)
+
+
+def test_a_filter_that_raises_keeps_no_attempt_from_observers_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_record: logging.LogRecord) -> bool:
+        raise AttributeError("request_id")
+
+    told: list[FinishedAttempt] = []
+    events, one = Events(lambda: 1.0, [told.append]), attempt(ACK)
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(refuse)
+    try:
+        events.note(one)
+    finally:
+        caplog.handler.removeFilter(refuse)
+
+    assert (told, events.counts[Kind.ACK]) == ([one], 1)

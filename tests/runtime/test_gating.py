@@ -3,11 +3,10 @@
 import pytest
 
 from django_rmq_retry import RetryThenPark
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settlement import Settlement
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.core.verdict import ACK, Verdict, retry
-from django_rmq_retry.runtime.gating import Gates
+from django_rmq_retry.handlers.attempt import Gates
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.policies.verdict import ACK, Verdict, retry
 from tests.core.made import delivery, subscription
 
 SPARED = retry(0.0, counted=False)

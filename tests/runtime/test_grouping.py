@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.core.backoff import Fixed
-from django_rmq_retry.core.fingerprints import Grouping, named, untraced
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.overrule import Park
-from django_rmq_retry.core.parking import Parked, read_parked
-from django_rmq_retry.core.policy import RetryThenPark
-from django_rmq_retry.core.properties import encode_properties
-from django_rmq_retry.core.settlement import Settlement
-from django_rmq_retry.core.subscription import Fingerprint, Match, Subscription, intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.core.verdict import Kind
-from django_rmq_retry.runtime import grouping
-from django_rmq_retry.runtime.attempt import Attempts
-from django_rmq_retry.runtime.surroundings import Surroundings
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.handlers import attempt
+from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers.subscription import Fingerprint, Match, Subscription, intakes
+from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.messages.parked import Parked, read_parked
+from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.policy import Park, RetryThenPark
+from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
 from tests.runtime.test_attempt import Book
@@ -160,7 +158,7 @@ def test_a_header_of_an_earlier_parking_does_not_stay() -> None:
 
 def test_nothing_is_worked_out_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(grouping, "traced", asked.append)
+    monkeypatch.setattr(attempt, "traced", asked.append)
     book = Book()
 
     settled(charge, delivery(), attempts=2, book=book)

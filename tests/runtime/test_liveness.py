@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.runtime import liveness, memory
-from django_rmq_retry.runtime.liveness import Liveness
+from django_rmq_retry.consumer import process
+from django_rmq_retry.consumer.process import Liveness
 from tests.tooling.waiting import wait_until
 
 
@@ -26,7 +26,7 @@ class Io:
 
 @pytest.fixture
 def io(monkeypatch: pytest.MonkeyPatch) -> Io:
-    monkeypatch.setattr(liveness, "EVERY", 0.0)
+    monkeypatch.setattr(process, "EVERY", 0.0)
     return Io()
 
 
@@ -67,7 +67,7 @@ def test_each_answer_is_good_for_one_beat(path: Path, io: Io) -> None:
 
 
 def test_the_file_says_who_and_when(path: Path) -> None:
-    liveness.write(path, {"queues": ("payments.charge",)})
+    process.write(path, {"queues": ("payments.charge",)})
     told = read(path)
 
     assert told["queues"] == ["payments.charge"]
@@ -75,9 +75,9 @@ def test_the_file_says_who_and_when(path: Path) -> None:
 
 
 def test_a_write_leaves_nothing_else_behind(path: Path) -> None:
-    liveness.write(path, {})
+    process.write(path, {})
     with pytest.raises(TypeError):
-        liveness.write(path, {1j: 1})  # type: ignore[dict-item]  # no JSON key
+        process.write(path, {1j: 1})  # type: ignore[dict-item]  # no JSON key
 
     assert list(path.parent.iterdir()) == [path]
 
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, io: Io, capl
 
 def test_at_its_end_the_file_is_gone(path: Path, io: Io) -> None:
     live = alive(path, io)
-    liveness.write(path, {})
+    process.write(path, {})
     live.end()
     live.end()
 
@@ -101,23 +101,23 @@ def test_at_its_end_the_file_is_gone(path: Path, io: Io) -> None:
 
 
 def test_old_and_missing_files_are_not_fresh(path: Path, tmp_path: Path) -> None:
-    liveness.write(path, {})
-    new = liveness.fresh([path])
+    process.write(path, {})
+    new = process.fresh([path])
     os.utime(path, (1, 1))
 
-    assert (new, liveness.fresh([path]), liveness.fresh([tmp_path / "none"])) == (True, False, False)
+    assert (new, process.fresh([path]), process.fresh([tmp_path / "none"])) == (True, False, False)
 
 
 def test_a_process_knows_the_memory_it_holds() -> None:
-    before = memory.used()
-    held = bytearray(os.urandom(1)) * (64 * memory.MB)
+    before = process.used()
+    held = bytearray(os.urandom(1)) * (64 * process.MB)
 
-    wait_until(lambda: memory.used() - before > 50 * memory.MB, timeout=2)
-    assert len(held) == 64 * memory.MB
+    wait_until(lambda: process.used() - before > 50 * process.MB, timeout=2)
+    assert len(held) == 64 * process.MB
 
 
 def test_too_much_memory_is_a_reason_to_stop() -> None:
-    little, much = memory.Memory(1), memory.Memory(100_000)
+    little, much = process.Memory(1), process.Memory(100_000)
     why = little() or ""
 
     assert (why.endswith("MB of memory are in use, more than 1 MB"), little.exceeded) == (True, True)

@@ -1,11 +1,10 @@
 """After a wait a handler sees where its message was first published to, and nobody else can say so."""
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.settling import settle
-from django_rmq_retry.core.subscription import Match
-from django_rmq_retry.core.verdict import retry
-from django_rmq_retry.options import Options
-from django_rmq_retry.publishing import message_of
+from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.handlers.subscription import Match
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.publishing.publish import Options, message_of
 from tests.core.made import delivery
 from tests.runtime.test_attempt import Bench
 

@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from django_rmq_retry import RetryThenPark
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.runtime.pausing import Valves
-from django_rmq_retry.runtime.sequencing import Sequencer
-from django_rmq_retry.runtime.workers import Workers
+from django_rmq_retry.consumer.consumer import Valves, Workers
+from django_rmq_retry.consumer.sequencer import Sequencer
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.topology.queues import Queue
 
 QUEUE = "ledger"
 

@@ -3,9 +3,9 @@
 import threading
 from collections import defaultdict
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.runtime.sequencing import Sequencer
-from django_rmq_retry.runtime.workers import Workers
+from django_rmq_retry.consumer.consumer import Workers
+from django_rmq_retry.consumer.sequencer import Sequencer
+from django_rmq_retry.messages.message import Delivery
 from tests.tooling.waiting import wait_until
 
 

@@ -5,31 +5,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq_retry.runtime import shutdown
+from django_rmq_retry.consumer import supervisor
 
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in shutdown.SIGNALS}
+    kept = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", shutdown.SIGNALS)
+@pytest.mark.parametrize("number", supervisor.SIGNALS)
 def test_the_first_signal_asks_by_its_name(number: signal.Signals) -> None:
     asked: list[str] = []
-    shutdown.listen(asked.append, at_once=lambda _: pytest.fail("too early"))
+    supervisor.listen(asked.append, at_once=lambda _: pytest.fail("too early"))
     signal.raise_signal(number)
 
     assert asked == [number.name]
 
 
-@pytest.mark.parametrize("second", shutdown.SIGNALS)
+@pytest.mark.parametrize("second", supervisor.SIGNALS)
 def test_the_second_ends_at_once_whichever_it_is(second: signal.Signals) -> None:
     asked: list[str] = []
     codes: list[int] = []
-    shutdown.listen(asked.append, at_once=codes.append)
+    supervisor.listen(asked.append, at_once=codes.append)
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
 
@@ -38,8 +38,8 @@ def test_the_second_ends_at_once_whichever_it_is(second: signal.Signals) -> None
 
 def test_a_signal_that_was_held_back_is_heard_from_then_on() -> None:
     asked: list[str] = []
-    signal.pthread_sigmask(signal.SIG_BLOCK, shutdown.SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
     signal.raise_signal(signal.SIGTERM)
-    shutdown.listen(asked.append)
+    supervisor.listen(asked.append)
 
     assert asked == ["SIGTERM"]

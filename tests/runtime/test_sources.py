@@ -10,8 +10,8 @@ import pika
 import pytest
 from django.db import models
 
-from django_rmq_retry.core import policy
-from django_rmq_retry.runtime.sources import projects_own
+from django_rmq_retry.messages.tracebacks import projects_own
+from django_rmq_retry.policies import policy
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import logging
 import sys
 import threading
 from collections import Counter
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.runtime.workers import Workers
+from django_rmq_retry.consumer.consumer import Workers
 from tests.tooling.waiting import wait_until
 
 
@@ -171,14 +172,42 @@ def test_whatever_a_job_raises_its_thread_lives_on(error: BaseException, caplog:
         assert "A worker thread met an error outside any handler" in caplog.text
 
 
+def test_a_log_filter_that_raises_ends_no_worker_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        raise SystemExit(record.getMessage())
+
+    ran: list[int] = []
+
+    def run(job: int) -> None:
+        if job == 0:
+            raise ValueError("of the job")
+        ran.append(job)
+
+    log = logging.getLogger("django_rmq_retry")
+    log.addFilter(refuse)
+    try:
+        with at_work(1, run) as workers:
+            workers.add(0)
+            workers.add(1)
+
+            assert workers.wait_quiet(5)
+            assert (workers.dead, workers.running, ran) == ([], 0, [1])
+    finally:
+        log.removeFilter(refuse)
+    # Where the log fails, stderr has both errors.
+    said = capsys.readouterr().err
+    assert "ValueError: of the job" in said
+    assert "SystemExit: A worker thread met an error outside any handler" in said
+
+
 def test_a_thread_that_dies_all_the_same_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def log_breaks(*_: object) -> None:
+    def breaks(_: Workers[int]) -> None:
         raise MemoryError
 
     # What the thread dies of is shown by threading, as it must; only this test need not see it.
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr("django_rmq_retry.runtime.workers.log.exception", log_breaks)
-    workers = made(2, lambda _: 1 / 0)
+    monkeypatch.setattr(Workers, "_work_off", breaks)
+    workers = made(2, lambda _: None)
     workers.start()
     workers.add(1)
 

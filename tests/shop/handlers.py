@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq_retry import Discard, Fixed, Ladder, Park, RetryThenPark, StopTheLine, handler
+from tests.shop.notes import note
 
 log = logging.getLogger("shop")
 PAUSE = threading.Event()
@@ -16,11 +17,6 @@ PAUSE = threading.Event()
 
 class OutOfStock(Exception):
     """What a failing order raises."""
-
-
-def note(text: str) -> None:
-    with Path(os.environ["SHOP_NOTES"]).open("a") as notes:
-        notes.write(f"{os.getpid()} {text}\n")
 
 
 def wait_for(path: str) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_rmq_retry import Breaker, RetryThenPark
-from django_rmq_retry.core.breaking import Circuit
-from django_rmq_retry.core.settlement import Tell
-from django_rmq_retry.core.subscription import Subscription, intakes
-from django_rmq_retry.core.verdict import ACK, Kind, Verdict, retry
+from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
+from django_rmq_retry.breakers.gate import LEASE, LOOK, Board
+from django_rmq_retry.breakers.rates import AHEAD, Pace
+from django_rmq_retry.breakers.table import MeterTable, Table
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.message import Tell
 from django_rmq_retry.models import Meter, Switch
-from django_rmq_retry.switching.board import LEASE, LOOK, Board
-from django_rmq_retry.switching.meters import MeterTable
-from django_rmq_retry.switching.pacing import AHEAD, Pace
-from django_rmq_retry.switching.table import Table
+from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, retry
 from tests.core.made import delivery, subscription
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -100,6 +99,17 @@ class Process:
 
 def row() -> Switch:
     return Switch.objects.get()
+
+
+def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_says() -> None:
+    Switch.objects.create(queue="rates", paused=True)
+    queue = Queue("rates", type="classic", auto_delete=True)
+    known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
+    board = Board(intakes([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
+    hands = board.hands = Hands()
+    board.turn()
+
+    assert (hands.done, board.enter(delivery(queue="rates"), known)) == ([], None)
 
 
 def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry import Breaker, DeadLetter, Discard, Native, OneShot, Park, Requeue, Retry, RetryThenPark
-from django_rmq_retry.core.breaking import CLOSED, Circuit, End, Tally, spared, unbreakable
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.core.policy import Policy, StopTheLine
-from django_rmq_retry.core.rates import per_second, spelled
-from django_rmq_retry.core.verdict import ACK, DUPLICATE, Kind, Reason, Verdict, discard, halt, park, retry
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.seconds import per_second, spelled
+from django_rmq_retry.policies.breaker import CLOSED, Circuit, End, Tally, spared, unbreakable
+from django_rmq_retry.policies.policy import Policy, StopTheLine
+from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind, Verdict, discard, halt, park, retry
 from tests.core.made import subscription
 
 

@@ -7,7 +7,8 @@ import pytest
 from django.core.checks import run_checks
 from django.test import override_settings
 
-from django_rmq_retry import Breaker, Delivery, OneShot, RetryThenPark, StopTheLine, handler, registry
+from django_rmq_retry import Breaker, Delivery, OneShot, RetryThenPark, StopTheLine, handler
+from django_rmq_retry.handlers import registry
 
 
 class BankDown(Exception): ...

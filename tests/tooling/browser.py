@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tests.tooling.apt import install, may_install, wanted
 from tests.tooling.installs import cache
+from tests.tooling.machine import unpack
 
 AXE = "4.10.3"
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
@@ -52,6 +53,6 @@ def get_axe() -> None:
     if done.returncode or not packed:
         print(f"npm could not fetch axe-core {AXE}: {(done.stderr or done.stdout)[-1000:]}", flush=True)
         return
-    shutil.unpack_archive(packed[0], building, filter="data")
+    unpack(packed[0], building)
     shutil.rmtree(place, ignore_errors=True)
     building.rename(place)

@@ -6,7 +6,9 @@ RMQ_TEST_DATABASE says which one this run is on; RMQ_TEST_POSTGRES and RMQ_TEST_
 import getpass
 import os
 import socket
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -56,12 +58,12 @@ class Kind:
         return ""
 
     def answers(self) -> bool:
-        """Whether anything listens where it should be."""
+        """Return True where something listens, whether or not it lets the tests in."""
         return not self._silence()
 
     def lack(self) -> str:
         """Why it cannot be used, as a sentence; empty where it can."""
-        return self.undriven() or self._silence()
+        return self.undriven() or self._silence() or self._refusal()
 
     def _silence(self) -> str:
         parts = urlsplit(self.url)
@@ -71,6 +73,12 @@ class Kind:
         except OSError as error:
             return f"nothing answers at {address[0]}:{address[1]} ({error.strerror or error}). Set {self.variable}."
         return ""
+
+    def _refusal(self) -> str:
+        why = refusal(self.url, self.driver)
+        place, user = urlsplit(self.url).hostname, self.settings()["USER"]
+        told = f"the server on {place} answers, but the tests cannot make databases there as {user!r} ({why})"
+        return f"{told}. Set {self.variable}." if why else ""
 
 
 PORTS = {"django.db.backends.postgresql": 5432, "django.db.backends.mysql": 3306}
@@ -94,6 +102,24 @@ KINDS = {
         test=UTF8,
     ),
 }
+
+
+@cache
+def refusal(url: str, driver: str) -> str:
+    """The words with which a server refuses the login or the making of a database; empty where it refuses neither."""
+    parts, module = urlsplit(url), import_module(driver)
+    login: Settings = {"host": parts.hostname, "user": unquote(parts.username or ""), "connect_timeout": 5}
+    login |= {"password": unquote(parts.password)} if parts.password else {}
+    login |= {"port": parts.port} if parts.port else {}
+    login |= {"dbname": "postgres"} if driver == KINDS[POSTGRESQL].driver else {}
+    name = f"test_rmq_retry_login_{os.getpid()}"
+    try:
+        with closing(module.connect(**login, autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+            cursor.execute(f"DROP DATABASE {name}")
+    except module.Error as error:
+        return " ".join(str(error.args[-1]).split())
+    return ""
 
 
 def chosen() -> str:

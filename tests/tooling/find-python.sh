@@ -8,5 +8,13 @@ for version in "$@"; do
     fi
   done
 done
-echo "No Python of $* with venv on this machine (Debian: apt-get install python3-venv)." >&2
+echo "No Python of these versions on this machine can make a virtual environment: $*." >&2
+for version in "$@"; do
+  for python in "python$version" python3; do
+    if "$python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+      echo "$python lacks the module venv or ensurepip (Debian: apt-get install python3-venv)." >&2
+      exit 1
+    fi
+  done
+done
 exit 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.tooling.services import MARK, SERVICES, Services
 
@@ -19,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get("rmq_services")
     folder, owner = given or (tempfile.mkdtemp(prefix="rmq"), os.getpid())
     config.stash[SERVICES] = Services(folder=Path(folder), owner=owner)
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has put us into the background: processes that tests start would not hear a Ctrl-C either.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,13 +35,25 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names; `on_both` on the embedded too."""
-    if metafunc.definition.get_closest_marker("on_both") and "broker_kind" in metafunc.fixturenames:
-        metafunc.parametrize("broker_kind", ["rabbitmq", "embedded"])
+    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names; `on_both` on the embedded too.
+
+    The embedded broker emulates no RabbitMQ 3.
+    """
+    marker, names = metafunc.definition.get_closest_marker, metafunc.fixturenames
+    both = bool(marker("on_both")) and "broker_kind" in names
     versions = [name for name in os.environ.get("RMQ_TEST_BROKERS", "").split(",") if name]
-    contract = metafunc.definition.get_closest_marker("contract")
-    if versions and contract and "broker_version" in metafunc.fixturenames:
-        metafunc.parametrize("broker_version", versions, ids=[f"rabbitmq-{name}" for name in versions])
+    if not (versions and marker("contract") and "broker_version" in names):
+        if both:
+            metafunc.parametrize("broker_kind", ["rabbitmq", "embedded"])
+        return
+    runs = [("rabbitmq", name) for name in versions]
+    if both:
+        runs += [("embedded", name) for name in versions if not name.startswith("3.")]
+    ids = [f"{kind}-{name}" for kind, name in runs]
+    if both:
+        metafunc.parametrize(("broker_kind", "broker_version"), runs, ids=ids)
+    else:
+        metafunc.parametrize("broker_version", versions, ids=ids)
 
 
 @pytest.hookimpl(trylast=True)
@@ -68,7 +83,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         if MARK in reason:
             by_reason.setdefault(reason.partition(MARK)[2], []).append(report.nodeid)
     for reason, tests in by_reason.items():
-        terminalreporter.section(f"NOT TESTED: {len(tests)} tests for want of a service", sep="!", red=True, bold=True)
+        terminalreporter.section(f"NOT TESTED ({len(tests)})", sep="!", red=True, bold=True)
         terminalreporter.line(reason, red=True)
         for test in sorted(tests):
             terminalreporter.line(f"  {test}")

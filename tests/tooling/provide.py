@@ -25,7 +25,7 @@ def provide() -> str:
         return f"RabbitMQ: private nodes of {found.version}."
     if service():
         return "RabbitMQ: the one on 127.0.0.1:5672, in virtual hosts of the tests' own."
-    return "RabbitMQ: none. Install rabbitmq-server or set RMQ_TEST_URL; without it most of the product is not tested."
+    return "RabbitMQ: none; the tests that need a real one are skipped. Install rabbitmq-server or set RMQ_TEST_URL."
 
 
 def service() -> Broker | None:

@@ -173,7 +173,10 @@ def _provide(kind: str) -> str:
     if os.environ.get(known.variable):
         return f"{server.title}: the one that {known.variable} names."
     if os.environ.get("RMQ_TEST_DATABASES") != "private" and known.answers():
-        return f"{server.title}: the one on 127.0.0.1."
+        refused = "" if known.undriven() else known.lack()
+        if not refused:
+            return f"{server.title}: the one on 127.0.0.1."
+        print(f"{server.title}: {refused}", flush=True)
     if not server.programs and apt.may_install():
         print(f"{server.title}: installing {server.package} by apt-get, its service stays off", flush=True)
         apt.install_stopped(server.package)

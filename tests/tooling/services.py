@@ -18,7 +18,7 @@ from tests.tooling.management import Management
 from tests.tooling.node import Node, shakes_hands
 
 DEFAULT = "amqp://guest:guest@127.0.0.1:5672/%2F"
-MARK = "Missing service: "
+MARK = "Missing here: "
 HOW = "Run `make services`, or install rabbitmq-server (no system service is needed), or set RMQ_TEST_URL"
 
 

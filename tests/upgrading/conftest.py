@@ -1,14 +1,13 @@
 """The files of version 1, out of git's history, and a stage for two versions."""
 
 import subprocess
-import tarfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from tests.faults.scene import ROOT, Scene
+from tests.tooling.machine import unpack
 from tests.tooling.vhosts import Vhost
 
 FIRST_OF_THE_NEXT = "django_rmq_retry/migrations/0002_outbox.py"
@@ -30,8 +29,9 @@ def version_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not archive:
         pytest.skip("NOT TRIED: old and new side by side needs git's whole history (git fetch --unshallow).")
     folder = tmp_path_factory.mktemp("version-1")
-    with tarfile.open(fileobj=BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
+    packed = folder.with_suffix(".tar")
+    packed.write_bytes(archive)
+    unpack(packed, folder)
     return folder
 
 

@@ -7,17 +7,18 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 
-from django_rmq_retry.core.backoff import Fixed, Steps
-from django_rmq_retry.core.carriers import Ladder, Republish, WaitQueue
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.policy import Policy, RetryThenPark
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.core.requeued import Original, requeued
-from django_rmq_retry.core.settlement import Settlement
-from django_rmq_retry.core.settling import set_apart, settle, unhandled
-from django_rmq_retry.core.subscription import intakes
-from django_rmq_retry.core.verdict import ErrorNote, Reason, Verdict, park, retry
+from django_rmq_retry.handlers.settlement import set_apart, settle, unhandled
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message, Settlement
+from django_rmq_retry.messages.parked import Original, requeued
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.policies.backoff import Fixed, Steps
+from django_rmq_retry.policies.carriers import Ladder, Republish, WaitQueue
+from django_rmq_retry.policies.policy import Policy, RetryThenPark
+from django_rmq_retry.policies.verdict import Verdict, park, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 BODY = b'{"id": 1}'

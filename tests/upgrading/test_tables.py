@@ -3,7 +3,7 @@
 import pytest
 from django.db import connection
 
-from django_rmq_retry import models as present
+from django_rmq_retry import models
 from tests.upgrading.rows import Made, filled, version_1
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
@@ -17,7 +17,7 @@ def test_what_version_1_writes_can_be_written_and_is_read_by_the_present_version
     names = {model.__name__ for model in made}
     assert names >= {"Attempt", "ErrorGroup", "ParkedMessage", "RequeueRun", "Item", "OperatorAction"}
     for name in names:
-        rows = list(getattr(present, name)._default_manager.all())
+        rows = list(getattr(models, name)._default_manager.all())
         assert len(rows) == 1, name
 
 

@@ -1,19 +1,19 @@
-"""One virtual host in this process, with a topology declared in it, and what lies in its queues."""
+"""One virtual host in this process, with a topology declared in it."""
 
 import threading
 from collections.abc import Callable
 from itertools import count
 
-from django_rmq_retry.broker.base import Server
-from django_rmq_retry.core.declarations import BindingDeclaration, Topology
-from django_rmq_retry.core.message import Delivery, Message
-from django_rmq_retry.core.properties import encode_properties
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.messages import Message as Stored
-from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.queue import Queue
 from django_rmq_retry.embedded.engine.vhost import Vhost
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.topology.declarations import BindingDeclaration, Topology
+from django_rmq_retry.topology.versions import Server
 
 
 class DirectBroker:

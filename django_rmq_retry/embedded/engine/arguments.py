@@ -1,18 +1,117 @@
-"""A queue as it is declared: its arguments, checked and compared as RabbitMQ does, and what they mean."""
+"""Arguments of queues, checked and compared as RabbitMQ does."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
-from django_rmq_retry.embedded.engine.refusals import Refused, shown
-from django_rmq_retry.embedded.engine.terms import (
-    check_arguments,
-    check_equal,
-    integer_problem,
-    lease_problem,
-    time_problem,
-    type_name,
-)
+from django_rmq_retry.embedded.engine.refusals import Refused, shown, unequal
+
+LONGEST = 315_360_000_000
+"""Ten years in milliseconds: the longest time that RabbitMQ takes."""
+_INT32 = range(-(2**31), 2**31)
+
+
+def type_name(value: object) -> str:
+    """The name of an AMQP type in RabbitMQ's sentences."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "signedint" if value in _INT32 else "long"
+    names = {str: "longstr", bytes: "binary", float: "double", Decimal: "decimal", list: "array", dict: "table"}
+    return names.get(type(value), "void" if value is None else "timestamp")
+
+
+def shown_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def same(one: object, other: object) -> bool:
+    """Equality of table values: text and bytes are one, numbers of any width are one, true and a decimal are not 1."""
+    if isinstance(one, (bool, Decimal, list, dict)) or isinstance(other, (bool, Decimal, list, dict)):
+        return identical(one, other)
+    return plain(one) == plain(other)
+
+
+def identical(one: object, other: object) -> bool:
+    """Equality in value and type, which tells bindings apart; Python takes 1, True and 1.0 for one."""
+    if type(one) is not type(other):
+        return False
+    match one, other:
+        case dict(), dict():
+            return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+        case list(), list():
+            return len(one) == len(other) and all(map(identical, one, other))
+    return one == other
+
+
+def plain(value: object) -> object:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+
+
+def check_equal(argument: str, thing: str, *, current: object, received: object) -> None:
+    """Refuse a field of a declaration that is not what it was."""
+    if not same(current, received):
+        raise unequal(argument, thing, f"'{shown_value(received)}'", f"'{shown_value(current)}'")
+
+
+def check_arguments(
+    names: tuple[str, ...], thing: str, *, current: Mapping[str, object], received: Mapping[str, object]
+) -> None:
+    """Refuse the first of these arguments that is not what it was."""
+    for name in names:
+        if name in current and name in received:
+            check_equal(name, thing, current=current[name], received=received[name])
+        elif name in current or name in received:
+            raise unequal(name, thing, _told(received, name), _told(current, name))
+
+
+def _told(arguments: Mapping[str, object], name: str) -> str:
+    if name not in arguments:
+        return "none"
+    value = arguments[name]
+    return f"the value '{shown_value(value)}' of type '{type_name(value)}'"
+
+
+def integer_problem(value: object) -> str | None:
+    """Why RabbitMQ does not take a value as a number that counts."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return f'"expected integer, got {type_name(value)}"'
+    return f"{{value_negative,{value}}}" if value < 0 else None
+
+
+def time_problem(value: object) -> str | None:
+    problem = integer_problem(value)
+    if problem is None and isinstance(value, int) and value > LONGEST:
+        return f"{{value_too_large,{value}}}"
+    return problem
+
+
+def lease_problem(value: object) -> str | None:
+    return "{value_zero,0}" if value == 0 and not isinstance(value, bool) else time_problem(value)
+
+
+def milliseconds(expiration: str) -> int:
+    """Read the property `expiration`, or refuse the message."""
+    digits = expiration[1:] if expiration[:1] in "+-" else expiration
+    length = len(digits) - len(digits.lstrip("0123456789"))
+    rest = digits[length:]
+    if not length:
+        raise _invalid(expiration, "no_integer")
+    if rest:
+        raise _invalid(expiration, f'{{leftover_string,"{rest}"}}')
+    value = int(expiration[:20])
+    problem = time_problem(value)
+    if problem:
+        raise _invalid(expiration, problem)
+    return value
+
+
+def _invalid(expiration: str, why: str) -> Refused:
+    return Refused(406, f"invalid expiration '{expiration}': {why}")
+
 
 Problem = Callable[[object], str | None]
 PRIORITIES = 255
@@ -70,6 +169,7 @@ _CHECKS: Mapping[str, Problem] = {
     "x-delayed-retry-min": _anything,
     "x-delayed-retry-max": _anything,
     "x-consumer-timeout": integer_problem,
+    "x-consumer-disconnected-timeout": integer_problem,
 }
 _FOREIGN = {
     "classic": frozenset(
@@ -88,7 +188,6 @@ By default, this feature is not permitted anymore.
 The feature will be removed from a future major RabbitMQ version, regardless of the configuration; \
 actual version to be determined.
 To continue using this feature when it is not permitted by default, set its parameter in the configuration."""
-_DELAYING = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +229,10 @@ class QueueSpec:
     def check(self, behaviour: Behaviour, *, server_named: bool = False) -> None:
         """Refuse what RabbitMQ refuses at the first declaration."""
         self._check_value("x-queue-type", behaviour)
-        kind = "quorum" if self.quorum else "classic"
-        foreign = _FOREIGN[kind] | behaviour.refuses | (frozenset() if self.quorum else behaviour.classic_refuses)
+        foreign = self._foreign(behaviour)
         for name in self.arguments:
             if name in foreign:
-                raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{kind}_queue")
+                raise Refused(406, f"invalid arg '{name}' for {self.thing} of queue type rabbit_{self._kind}_queue")
         for name in _CHECKS:
             self._check_value(name, behaviour)
         if "x-queue-master-locator" in self.arguments and not behaviour.master_locator:
@@ -142,6 +240,14 @@ class QueueSpec:
         self._check_dead_letter()
         if self.quorum:
             self._check_quorum(server_named=server_named)
+
+    @property
+    def _kind(self) -> str:
+        return "quorum" if self.quorum else "classic"
+
+    def _foreign(self, behaviour: Behaviour) -> frozenset[str]:
+        """The arguments that a queue of this type may not have."""
+        return _FOREIGN[self._kind] | behaviour.refuses | (frozenset() if self.quorum else behaviour.classic_refuses)
 
     def _check_value(self, name: str, behaviour: Behaviour) -> None:
         if name not in self.arguments or name in behaviour.unchecked:
@@ -180,16 +286,11 @@ class QueueSpec:
         """Refuse a second declaration that says something else."""
         check_equal("durable", self.thing, current=self.durable, received=other.durable)
         check_equal("auto_delete", self.thing, current=self.auto_delete, received=other.auto_delete)
-        names = tuple(name for name in _CHECKS if behaviour.delayed_retry or name not in _DELAYING)
-        check_arguments(
-            names, self.thing, current=_typed(self, other, behaviour), received=_typed(other, self, behaviour)
-        )
+        ignored = self._foreign(behaviour) | behaviour.unknown
+        names = tuple(name for name in _CHECKS if name not in ignored)
+        check_arguments(names, self.thing, current=_typed(self), received=_typed(other))
 
 
-def _typed(spec: QueueSpec, other: QueueSpec, behaviour: Behaviour) -> Mapping[str, object]:
-    """The arguments as they are held against those of another declaration."""
-    if behaviour.names_classic:
-        return {"x-queue-type": "classic", **spec.arguments}
-    if spec.arguments.get("x-queue-type") == "classic" and "x-queue-type" not in other.arguments:
-        return {name: value for name, value in spec.arguments.items() if name != "x-queue-type"}
-    return spec.arguments
+def _typed(spec: QueueSpec) -> Mapping[str, object]:
+    """The arguments; a declaration without a type counts as one of a classic queue."""
+    return {"x-queue-type": "classic", **spec.arguments}

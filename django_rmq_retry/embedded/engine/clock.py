@@ -1,4 +1,4 @@
-"""Time, handed in: a clock that only moves when it is told to, and the timers that run when it passes them."""
+"""A virtual clock and its timers."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush

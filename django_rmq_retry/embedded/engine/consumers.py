@@ -1,12 +1,40 @@
-"""Who takes a queue's messages: consumers, what they may hold at once, and whose turn it is."""
+"""The consumers of a queue: credit, turns and slow readers."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.valves import Valve
+
+MUCH, LITTLE = 8 * 2**20, 2**20
+_AROUND = 100
+"""What a delivery's frames take beside its properties and its body, about."""
+
+
+class Valve:
+    """Shut from when a client has much unread until little is left: its consumers count as full then."""
+
+    __slots__ = ("most", "shut", "unread")
+
+    def __init__(self) -> None:
+        self.most: float = inf
+        self.shut = False
+        self.unread = 0
+
+    def pass_on(self, size: int) -> None:
+        """A delivery goes through; what follows it may have to wait."""
+        self.unread += size + _AROUND
+        if self.unread > self.most:
+            self.shut = True
+
+    def measure(self, unread: int) -> bool:
+        """Learn what is really unread; whether the valve opens."""
+        self.unread = unread
+        opens = self.shut and unread < LITTLE
+        self.shut = unread > self.most or (self.shut and not opens)
+        return opens
 
 
 class Credit:
@@ -68,7 +96,7 @@ class Roster:
     """The consumers of one queue, in turn; with `single`, one of them takes until it leaves or gives way."""
 
     __slots__ = (
-        "_active", "_line", "_ranked", "_ranks", "_returned_yields", "_yielding", "_yields", "members", "single"
+        "_active", "_line", "_ranked", "_returned_yields", "_yielding", "_yields", "members", "single"
     )  # fmt: skip
 
     def __init__(self, behaviour: Behaviour, *, single: bool, quorum: bool) -> None:
@@ -76,8 +104,7 @@ class Roster:
         self.members: list[Consumer] = []
         self._line: deque[Consumer] = deque()
         self._ranked = False
-        self._ranks = behaviour.quorum_ranks or not quorum
-        self._yields = behaviour.quorum_ranks and quorum
+        self._yields = quorum
         self._returned_yields = behaviour.returned_yields
         self._active: Consumer | None = None
         self._yielding = False
@@ -140,7 +167,7 @@ class Roster:
         """Say anew which single one takes."""
         if not self.single:
             return
-        active, best = self._active, self._best()
+        active, best = self._active, max(self.members, key=_rank, default=None)
         if active is None or best is None:
             self._activate(best)
         elif self._yields and (self._yielding or best.priority > active.priority):
@@ -149,11 +176,6 @@ class Roster:
                 self._leave_line(active)
             else:
                 self._activate(best)
-
-    def _best(self) -> Consumer | None:
-        if self._ranks:
-            return max(self.members, key=_rank, default=None)
-        return self.members[0] if self.members else None
 
     def _activate(self, consumer: Consumer | None) -> None:
         if self._active is not None:

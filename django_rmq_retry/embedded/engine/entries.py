@@ -1,10 +1,15 @@
-"""One message in one queue, and the order in which a queue gives its messages out."""
+"""A message's entry in a queue, the order of entries, and delivery counts."""
 
+import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from operator import itemgetter
+from typing import Literal
 
+from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
+from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.messages import Message
 
 NEVER = float("inf")
@@ -190,6 +195,102 @@ def ready_for(highest_priority: int | None, quorum_lanes: int) -> Ready:
     """What fits a queue: a classic one (no quorum lanes) with its highest priority, or a quorum one."""
     if not quorum_lanes:
         return Ready((highest_priority or 0) + 1, by_position=True)
-    if quorum_lanes == 1:
-        return Ready(1, by_position=False)
     return TwoLanes() if quorum_lanes == _TWO else ManyLanes(quorum_lanes)
+
+
+class Delayed:
+    """Entries that are kept back, each until its own time; `end` is told when that has come."""
+
+    __slots__ = ("_clock", "_end", "_timers")
+
+    def __init__(self, clock: Clock, end: Callable[[Entry], None]) -> None:
+        self._clock = clock
+        self._end = end
+        self._timers: dict[Entry, Timer] = {}
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._timers)
+
+    def put(self, entry: Entry, due: float) -> None:
+        self._timers[entry] = self._clock.at(due, lambda: self._over(entry))
+
+    def due(self, entry: Entry) -> float:
+        return self._timers[entry].due
+
+    def clear(self) -> list[Entry]:
+        """Give them all up."""
+        entries = list(self._timers)
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        return entries
+
+    def _over(self, entry: Entry) -> None:
+        del self._timers[entry]
+        self._end(entry)
+
+
+_LONG = struct.Struct(">q")
+_DELIVERY_LIMIT = 20
+"""That of a queue whose declaration names none; a negative one is none."""
+Delays = Literal["all", "failed", "returned"]
+
+
+class Counts:
+    """The rules of one quorum queue."""
+
+    __slots__ = ("_behaviour", "_first", "_kind", "_limit", "_most")
+
+    def __init__(self, spec: QueueSpec, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        limit = spec.number("x-delivery-limit")
+        self._limit = _DELIVERY_LIMIT if limit is None else limit
+        self._kind = spec.text("x-delayed-retry-type") if behaviour.delayed_retry else None
+        self._first = spec.seconds("x-delayed-retry-min") or 0.0
+        self._most = spec.seconds("x-delayed-retry-max") or self._first
+
+    def exhausted(self, entry: Entry, how: Return) -> bool:
+        """Count a return, and tell whether it was one too many."""
+        entry.acquired += 1
+        count(entry, how, self._behaviour)
+        return 0 <= self._limit < entry.count
+
+    def delay(self, entry: Entry, how: Return) -> float:
+        """For how long it is kept back before it is given out again."""
+        failed = how in self._behaviour.counted
+        if self._kind in ("all", "failed" if failed else "returned"):
+            return min(self._first * entry.count, self._most) if failed else self._first
+        return 0.0
+
+    def headers(self, entry: Entry) -> bytes:
+        """The encoded headers that its next delivery shows."""
+        behaviour = self._behaviour
+        shown = b""
+        if entry.count:
+            shown = b"\x10x-delivery-countl" + _LONG.pack(entry.count)
+        # As long as it has not come back here, 4.3 takes the count that came with it for both.
+        acquired = entry.acquired or entry.count
+        if acquired and behaviour.acquired_count:
+            shown += b"\x10x-acquired-countl" + _LONG.pack(acquired)
+        return shown
+
+
+def begin(entry: Entry, behaviour: Behaviour) -> None:
+    """Go on from the count that came with a message."""
+    if behaviour.carried_count == "counted":
+        entry.count = entry.message.count or 0
+
+
+def count(entry: Entry, how: Return, behaviour: Behaviour) -> None:
+    """One more return, if it is of a kind that counts."""
+    if how in behaviour.counted:
+        entry.count += 1
+        entry.unkept += how not in behaviour.kept
+
+
+def carried(number: int) -> bytes:
+    """The header of a count that came with the message from another queue."""
+    return b"\x10x-delivery-countl" + _LONG.pack(number)

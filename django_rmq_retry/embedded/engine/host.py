@@ -1,21 +1,17 @@
-"""What the channels of one virtual host share: its map, its queues' surroundings, who has news."""
+"""The state that all channels of a virtual host share."""
 
 from collections.abc import Callable
 
 from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
-from django_rmq_retry.embedded.engine.events import Ack, Event
-from django_rmq_retry.embedded.engine.exchanges import Exchange
-from django_rmq_retry.embedded.engine.leasing import Lease
-from django_rmq_retry.embedded.engine.messages import Message
-from django_rmq_retry.embedded.engine.queues import Queue
+from django_rmq_retry.embedded.engine.consumers import Valve
+from django_rmq_retry.embedded.engine.dead_letters import Undertaker
+from django_rmq_retry.embedded.engine.exchanges import Exchange, Router
+from django_rmq_retry.embedded.engine.messages import Ack, Event, Message
+from django_rmq_retry.embedded.engine.queue import Lease, Queue, Surroundings
 from django_rmq_retry.embedded.engine.refusals import missing
-from django_rmq_retry.embedded.engine.routing import Router
 from django_rmq_retry.embedded.engine.store import Store
-from django_rmq_retry.embedded.engine.surroundings import Surroundings
-from django_rmq_retry.embedded.engine.undertaking import Undertaker
-from django_rmq_retry.embedded.engine.valves import Valve
 
 Chance = Callable[[], str]
 

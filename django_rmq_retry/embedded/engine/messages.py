@@ -1,13 +1,13 @@
-"""Messages as the broker keeps them: bytes, and the few properties that it acts upon."""
+"""Messages inside the broker, the events that it sends to clients, and direct reply-to."""
 
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from django_rmq_retry.core.errors import UndecodableHeaders
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, decode_properties
 from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 
 PERSISTENT = 2
 # The flags of the properties, in the order in which their values follow.
@@ -193,3 +193,94 @@ def without_expiration(raw: bytes) -> bytes:
         if flags & flag:
             at += 1 + raw[at]
     return _FLAGS.pack(flags & ~_EXPIRATION) + raw[2:at] + raw[at + 1 + raw[at] :]
+
+
+class Deliver:
+    """A message for a consumer; `raw` are its properties with the counts of its queue."""
+
+    __slots__ = ("channel", "consumer", "message", "raw", "redelivered", "tag")
+
+    def __init__(
+        self, channel: int, consumer: str, tag: int, message: Message, *, raw: bytes, redelivered: bool
+    ) -> None:
+        self.channel = channel
+        self.consumer = consumer
+        self.tag = tag
+        self.message = message
+        self.raw = raw
+        self.redelivered = redelivered
+
+
+class Got:
+    """The answer to basic.get; `left` is how many messages are ready behind it."""
+
+    __slots__ = ("left", "message", "raw", "redelivered", "tag")
+
+    def __init__(self, tag: int, message: Message, *, raw: bytes, redelivered: bool, left: int) -> None:
+        self.tag = tag
+        self.message = message
+        self.raw = raw
+        self.redelivered = redelivered
+        self.left = left
+
+
+class Returned:
+    """A mandatory message that no queue takes."""
+
+    __slots__ = ("channel", "code", "message", "text")
+
+    def __init__(self, channel: int, message: Message) -> None:
+        self.channel = channel
+        self.message = message
+        self.code = 312
+        self.text = "NO_ROUTE"
+
+
+class Ack:
+    """Everything published up to `number` and not refused is taken care of."""
+
+    __slots__ = ("channel", "multiple", "number")
+
+    def __init__(self, channel: int, number: int) -> None:
+        self.channel = channel
+        self.number = number
+        self.multiple = False
+
+
+class Nack:
+    """A queue refused what was published."""
+
+    __slots__ = ("channel", "number")
+
+    def __init__(self, channel: int, number: int) -> None:
+        self.channel = channel
+        self.number = number
+
+
+class Cancel:
+    """The queue of a consumer is gone."""
+
+    __slots__ = ("channel", "consumer")
+
+    def __init__(self, channel: int, consumer: str) -> None:
+        self.channel = channel
+        self.consumer = consumer
+
+
+Event = Deliver | Returned | Ack | Nack | Cancel
+
+
+_MADE_HERE = "amq.rabbitmq.reply-to.embedded."
+
+
+def reply_name(chance: str) -> str:
+    return _MADE_HERE + chance
+
+
+def is_reply_name(key: str) -> bool:
+    """A broker of this kind has made it, whether or not somebody still waits there."""
+    return key.startswith(_MADE_HERE)
+
+
+def with_reply_to(raw: bytes, name: str) -> bytes:
+    return encode_properties(replace(decoded(raw), reply_to=name))

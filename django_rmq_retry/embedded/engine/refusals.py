@@ -1,10 +1,10 @@
-"""The broker's refusals, in RabbitMQ's words: an exception that says whether the channel or the connection closes."""
+"""Refusals in RabbitMQ's words: which close a channel and which a connection."""
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from django_rmq_retry.core.errors import RmqRetryError
+from django_rmq_retry.errors import RmqRetryError
 
 NAMES = {
     320: "CONNECTION_FORCED",

@@ -1,4 +1,4 @@
-"""The opening for a file: what has to be written down so that durable queues survive a restart, and what comes back."""
+"""The protocol of a file store: what durable queues need to survive a restart."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,11 +1,13 @@
-"""A virtual host, and the sessions of the clients connected to it."""
+"""A virtual host, its sessions, and its restoration from a file."""
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.engine.channels import Channel
+from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.clock import Clock
+from django_rmq_retry.embedded.engine.entries import Entry, begin
+from django_rmq_retry.embedded.engine.exchanges import Binding, Destination, Exchange
 from django_rmq_retry.embedded.engine.host import Chance, Host, Outbox
-from django_rmq_retry.embedded.engine.queues import Queue
-from django_rmq_retry.embedded.engine.store import NullStore, Store
+from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage, NullStore, Store
 
 
 class Session(Outbox):
@@ -82,3 +84,54 @@ class Vhost(Host):
     def advance(self, now: float) -> None:
         """Let time pass until now."""
         self.clock.advance(now)
+
+
+def restore(host: Host, kept: Kept) -> None:
+    """Fill an empty virtual host. Its store is told again of queues, exchanges and bindings, not of messages."""
+    for one in kept.exchanges:
+        host.add_exchange(
+            Exchange(one.name, one.kind, auto_delete=one.auto_delete, internal=one.internal, arguments=one.arguments)
+        )
+    for spec in kept.queues:
+        host.add_queue(spec, None)
+    for binding in kept.bindings:
+        _bind(host, binding)
+    held: dict[Queue, list[Entry]] = {}
+    for message in kept.messages:
+        queue = host.router.queues.get(message.queue)
+        if queue is not None:
+            _put(queue, message, held)
+    for queue in list(host.router.queues.values()):
+        if queue.limits is not None:
+            queue.limits.note(queue.ready.count, queue.ready.bytes)
+        queue.resume(held.get(queue, []))
+    host.settle()
+
+
+def _bind(host: Host, kept: KeptBinding) -> None:
+    router = host.router
+    source = router.exchanges.get(kept.source)
+    end: Destination | None = (router.exchanges if kept.to_exchange else router.queues).get(kept.destination)
+    if source is not None and end is not None:
+        router.bind(Binding(source, end, kept.key, kept.arguments))
+
+
+def _put(queue: Queue, kept: KeptMessage, held: dict[Queue, list[Entry]]) -> None:
+    entry = Entry(kept.message, kept.position, kept.expires)
+    queue.position = max(queue.position, kept.position)
+    if kept.count is not None:
+        entry.redelivered, entry.acquired = kept.redelivered, kept.acquired
+        entry.count, entry.unkept = kept.count, kept.unkept
+    elif kept.message.count is not None:
+        begin(entry, queue.around.behaviour)
+    match kept.place, kept.detail:
+        case "held", _:
+            held.setdefault(queue, []).append(entry)
+        case "back", _:
+            queue.ready.restore(entry)
+        case "delayed", float(due):
+            queue.delayed.put(entry, due)
+        case "dying", str(reason):
+            queue.bury(entry, reason)
+        case _:
+            queue.ready.put(entry)

@@ -1,1 +1,1 @@
-"""AMQP 0-9-1 over the engine, on a loopback socket: any client of RabbitMQ's talks to it as it is."""
+"""AMQP 0-9-1 over the engine, on a loopback socket."""

@@ -1,4 +1,4 @@
-"""The virtual hosts of one embedded broker, their clock, their file, and who is connected; no sockets here."""
+"""The virtual hosts, clock, file and clients of one embedded broker."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,10 @@ from secrets import token_urlsafe
 
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
+from django_rmq_retry.embedded.engine.consumers import MUCH
 from django_rmq_retry.embedded.engine.host import Outbox
-from django_rmq_retry.embedded.engine.restoring import restore
-from django_rmq_retry.embedded.engine.valves import MUCH
-from django_rmq_retry.embedded.engine.vhost import Session, Vhost
-from django_rmq_retry.embedded.filing.store import FileStore
+from django_rmq_retry.embedded.engine.vhost import Session, Vhost, restore
+from django_rmq_retry.embedded.file_store import FileStore
 
 
 class Broker:

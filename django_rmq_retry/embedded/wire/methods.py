@@ -1,4 +1,4 @@
-"""Methods of AMQP 0-9-1 as calls of the engine: what a client asks on a channel, and what it is answered."""
+"""AMQP methods as calls of the engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from pika import spec
 from pika.amqp_object import Method
 
-from django_rmq_retry.embedded.engine.channels import Channel
+from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.refusals import Refused
 
 Answer = Method | None

@@ -6,13 +6,13 @@ from django.core.management.base import CommandParser
 from django.db.models import QuerySet
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, add_yes
-from django_rmq_retry.management.choosing import age, clock, moment, positive
+from django_rmq_retry.management.arguments import age, clock, moment, positive
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.models import OperatorAction, Verb
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.auditing import verify
-from django_rmq_retry.operating.exporting import audit_lines
-from django_rmq_retry.operating.purging import purge_audit
+from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.retention import purge_audit
+from django_rmq_retry.parked.transfer import audit_lines
 
 LIMIT = 50
 NUMBERS = ("message", "group", "run")

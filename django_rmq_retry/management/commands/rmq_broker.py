@@ -5,10 +5,10 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.embedded import locating, starting
+from django_rmq_retry.embedded import place, process
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
-from django_rmq_retry.embedded.wire.serving import Server
-from django_rmq_retry.management.base import Exit, Options, RmqCommand
+from django_rmq_retry.embedded.wire.server import Server
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
 
 VERSIONS = tuple(".".join(map(str, version)) for version in BEHAVIOURS)
 
@@ -28,9 +28,9 @@ class Command(RmqCommand):
         if not now.address().embedded:
             self.say(f"RMQ_RETRY['URL'] is {now.address().shown}: this project's processes will not use this broker.")
         like, folder = options["like"], now.folder()
-        file = None if options["memory"] else locating.file_of(folder)
+        file = None if options["memory"] else place.file_of(folder)
         try:
-            starting.serve(
+            process.serve(
                 folder,
                 port=options["port"],
                 behaviour=behaviour(like),

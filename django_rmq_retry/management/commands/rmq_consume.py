@@ -11,18 +11,26 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.plans import Plan, State
+from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.subscription import Intake
-from django_rmq_retry.embedded import starting
-from django_rmq_retry.management import console
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, check_known
-from django_rmq_retry.management.lastrow import Above, LastRow
-from django_rmq_retry.management.processing import Process, supervised
-from django_rmq_retry.management.reaching import declarer
-from django_rmq_retry.management.starting import Start
-from django_rmq_retry.management.unhindered import look_without_lock
+from django_rmq_retry.consumer.process import Process, Start, supervised
+from django_rmq_retry.consumer.status_line import Above, LastRow
+from django_rmq_retry.embedded import process as starting
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.management import terminal
+from django_rmq_retry.management.command import (
+    Exit,
+    Options,
+    RmqCommand,
+    check_known,
+    check_without_database,
+    declarer,
+    look_without_lock,
+)
+from django_rmq_retry.parked.declared import remember
+from django_rmq_retry.topology.plan import Plan, State
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -61,7 +69,8 @@ class Command(RmqCommand):
 
     def check(self, *args: Any, **options: Any) -> None:
         look_without_lock()
-        super().check(*args, **options)
+        check = super().check
+        check_without_database(lambda **changed: check(*args, **{**options, **changed}), self.say)
 
     def run(self, options: Options) -> Exit | None:
         if options["reload"] and options["processes"] > 1:
@@ -76,7 +85,7 @@ class Command(RmqCommand):
         verbosity, json_logs = options["verbosity"], options["json_logs"]
         row = None if many or json_logs else self._last_row(options)
         stream = self.stdout if row is None else Above(self.stdout, row)
-        shown = console.install(stream, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
+        shown = terminal.install(stream, self.style, verbosity=verbosity, json_logs=json_logs, with_pid=many)
         row = row if shown else None
         if plan is not None:
             warn_of_drift(plan)
@@ -110,14 +119,14 @@ class Command(RmqCommand):
             queues = ", ".join(intake.queue.name for intake in start.intakes)
             log.info("Consuming %s", queues or "parked messages", extra={"event": "started", **start.facts()})
         elif start.verbosity:
-            for text in start.lines(plain=not console.shows_signs(self.stdout)):
+            for text in start.lines(plain=not terminal.shows_signs(self.stdout)):
                 self.line(text)
 
     def _last_row(self, options: Options) -> LastRow | None:
         """Where a person looks on: below the lines, how it goes."""
         if not (self.stdout.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
             return None
-        return LastRow(sys.stdout, escapes=not options["no_color"], plain=not console.shows_signs(sys.stdout))
+        return LastRow(sys.stdout, escapes=not options["no_color"], plain=not terminal.shows_signs(sys.stdout))
 
     def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
         """In the reloader's thread."""
@@ -130,8 +139,13 @@ class Command(RmqCommand):
 def bring_broker() -> Plan:
     """See to it that the embedded broker runs, with the project's queues; some may be as they once were."""
     starting.ensure(settings().folder())
+    topology = registry.topology()
     with declarer() as it:
-        return it.declare(registry.topology())
+        plan = it.declare(topology)
+        why = remember(it, topology, plan, homes=homes_of(registry.intakes()), version=__version__)
+    if why:
+        log.warning("What was declared is not remembered in the database: %s", why, extra={"event": "forgetful"})
+    return plan
 
 
 def warn_of_drift(plan: Plan) -> None:

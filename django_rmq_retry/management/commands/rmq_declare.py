@@ -1,18 +1,34 @@
 """``manage.py rmq_declare``: the topology onto the broker, plan first."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from django.core.checks import run_checks
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.declaring import Declarer
-from django_rmq_retry.broker.deleting import Deleted, delete_queues, stale
-from django_rmq_retry.broker.plans import Plan, State
-from django_rmq_retry.broker.recreating import Recreated, Recreation
-from django_rmq_retry.checks.saying import TAG
-from django_rmq_retry.core.declarations import Topology
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
-from django_rmq_retry.management.reaching import declarer
-from django_rmq_retry.management.showing import WATCHING, plan_as_data, show_plan, summary
+from django_rmq_retry import __version__
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.inspection import look
+from django_rmq_retry.amqp.recreation import Deleted, Departed, Departure, Recreated, Recreation, delete_queues, stale
+from django_rmq_retry.checks.settings import TAG
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.management.broker_status import WATCHING, plan_as_data, show_plan, summary
+from django_rmq_retry.management.command import (
+    Exit,
+    Options,
+    RmqCommand,
+    add_json,
+    add_yes,
+    check_known,
+    declarer,
+    remembered,
+)
+from django_rmq_retry.models import Declared
+from django_rmq_retry.parked.declared import Place, formers, remember
+from django_rmq_retry.topology.declarations import Former, Role, Topology
+from django_rmq_retry.topology.plan import Plan, State
 
 
 class Command(RmqCommand):
@@ -34,19 +50,26 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         topology = registry.topology()
-        if options["move_to"] and not options["recreate"]:
-            raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
-        if options["recreate"]:
-            check_known("queue", [options["recreate"]], topology.queues)
+        known = remembered(self) if options["recreate"] or options["prune"] else []
+        self._check_queue(topology, known or [], options)
+        if known is None and options["prune"]:
+            self._check_sight()
         looks_only = options["check"] or options["plan"]
         self._heed_checks(looks_only=looks_only)
         with declarer(timeout=options["timeout"]) as it:
             plan = it.plan(topology) if looks_only else it.declare(topology)
-            recreated = self._recreate(it, topology, options) if options["recreate"] else None
+            former = formers(known or [], topology, Place.of(it.session))
+            recreated = None
+            if options["recreate"]:
+                with self._saying_what_was_created(plan):
+                    recreated = self._recreate(it, topology, former, options)
             if recreated is not None:
                 plan = it.plan(topology)
-            pruned = self._prune(it, topology, options) if options["prune"] else Deleted()
+            pruned = self._prune(it, topology, former, options) if options["prune"] else Deleted()
+            if not looks_only:
+                self._remember(it, topology, plan)
             address = it.session.access.shown
+        gone = _departed(recreated) if isinstance(recreated, Departed) else pruned
         if options["json"]:
             self.document(
                 "declare/1",
@@ -55,15 +78,26 @@ class Command(RmqCommand):
                 written=not looks_only,
                 items=list(plan_as_data(plan)),
                 recreated=None if recreated is None else {"queue": recreated.queue, "moved": recreated.moved},
-                deleted=pruned.deleted,
-                kept=pruned.refused,
+                deleted=gone.deleted,
+                kept=gone.refused,
             )
         else:
             self._show(plan, address, done=not looks_only)
-            self._tell(recreated, pruned)
-        if pruned.refused:
+            self._tell(recreated, gone)
+        if gone.refused:
             return Exit.PARTLY
         return Exit.DONE if (plan.fulfilled if options["check"] else plan.possible) else Exit.DRIFT
+
+    @contextmanager
+    def _saying_what_was_created(self, plan: Plan) -> Iterator[None]:
+        """Name what was declared before a queue could not be made anew: it stays."""
+        try:
+            yield
+        except Exception:
+            created = [item.name for item in plan.of(State.CREATE)]
+            if created:
+                self.say(f"Declared before this, and kept: {', '.join(created)}.")
+            raise
 
     def _heed_checks(self, *, looks_only: bool) -> None:
         """What ``check`` calls an error is not put onto a broker: it cannot be changed in place afterwards."""
@@ -77,23 +111,66 @@ class Command(RmqCommand):
         for sentence in wrong:
             self.say(sentence)
 
-    def _recreate(self, it: Declarer, topology: Topology, options: Options) -> Recreated:
-        if it.inspector is not None:
-            self.say(WATCHING)
-        recreation = Recreation(it, topology, options["recreate"], move_to=options["move_to"])
-        return recreation.run(lambda question: self.confirm(question, yes=options["yes"]))
-
-    def _prune(self, it: Declarer, topology: Topology, options: Options) -> Deleted:
-        if it.inspector is None:
+    def _check_sight(self) -> None:
+        if settings().management_url is None:
             raise CommandError(
-                'Which queues there are is told only by the management API: set RMQ_RETRY["MANAGEMENT_URL"], '
-                "or name the queues: manage.py rmq_delete payments.charge.retry.30s",
+                "Which queues there were is told by the database (manage.py migrate) or by the management API, "
+                'RMQ_RETRY["MANAGEMENT_URL"]; or name the queues: manage.py rmq_delete payments.charge.retry.30s',
                 returncode=Exit.DRIFT,
             )
-        names = stale(topology, it.inspector.queues())
+
+    def _check_queue(self, topology: Topology, known: Sequence[Declared], options: Options) -> None:
+        queue, target = options["recreate"], topology.queues.get(options["move_to"] or "")
+        if options["move_to"] and not queue:
+            raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
+        if target is not None and target.role in (Role.WAITING, Role.SUSPECTS, Role.PARKED):
+            raise CommandError(
+                f"{target.name!r} is a {target.role} queue, which no handler reads. Name a work queue after --move-to.",
+                returncode=Exit.USAGE,
+            )
+        if not queue or queue in topology.queues:
+            return
+        former = [row.name for row in known if row.kind == "queue"]
+        if queue not in former:
+            check_known("queue", [queue], topology.queues)
+        if not options["move_to"]:
+            raise CommandError(
+                f"No handler has the queue {queue!r} any more. Name where its messages go: --move-to QUEUE.",
+                returncode=Exit.USAGE,
+            )
+        check_known("queue", [options["move_to"]], topology.queues)
+
+    def _recreate(
+        self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options
+    ) -> Recreated | Departed:
+        if it.inspector is not None:
+            self.say(WATCHING)
+        queue, move_to = options["recreate"], options["move_to"]
+        confirm = lambda question: self.confirm(question, yes=options["yes"])  # noqa: E731
+        if queue in topology.queues:
+            return Recreation(it, topology, queue, move_to=move_to).run(confirm)
+        family = [one for one in former if queue in (one.queue.name, one.home)]
+        check_known("queue on this broker", [queue], [one.queue.name for one in family])
+        return Departure(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
+
+    def _remember(self, it: Declarer, topology: Topology, plan: Plan) -> None:
+        why = remember(it, topology, plan, homes=homes_of(registry.intakes()), version=__version__)
+        if why:
+            self.say(f"What was declared is not remembered in the database: {why}")
+
+    def _prune(self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
+        """An old consumer of a former queue still needs its waiting queues."""
+        names = stale(topology, it.inspector.queues()) if it.inspector is not None else []
+        for one in former:
+            home = look(it.session, None, one.home) if one.home and one.home not in topology.queues else None
+            used = home is not None and home.consumers
+            if one.queue.role in (Role.WAITING, Role.SUSPECTS) and not used and it.there(one.queue):
+                names.append(one.queue.name)
+        names = sorted(set(names))
         if names:
             self.confirm(f"Delete, where empty: {', '.join(names)}?", yes=options["yes"])
-            self.say(WATCHING)
+            if it.inspector is not None:
+                self.say(WATCHING)
         return delete_queues(it, names)
 
     def _show(self, plan: Plan, address: str, *, done: bool) -> None:
@@ -101,18 +178,26 @@ class Command(RmqCommand):
         show_plan(self, plan)
         self.line(summary(plan, done=done))
         for item in plan.of(State.DIFFERS):
-            if item.kind == "queue":
+            if getattr(item.declaration, "existing", False):
+                self.say(
+                    f"{item.kind.capitalize()} {item.name!r} belongs to others (existing=True) and was left alone. "
+                    "Write it as the broker has it, or ask them to change it."
+                )
+            elif item.kind == "queue":
                 self.say(
                     f"A queue cannot be changed in place, so {item.name!r} was left alone. To make it anew with its "
-                    f"messages: manage.py rmq_declare --recreate {item.name}"
+                    f"messages: manage.py rmq_declare --recreate {item.name}; if it belongs to others, write "
+                    f"Queue({item.name!r}, existing=True)."
                 )
             else:
                 self.say(f"Exchange {item.name!r} was left alone. Write it as the broker has it, or take another name.")
         if plan.of(State.UNSEEN):
             self.say('Bindings are seen only through the management API: RMQ_RETRY["MANAGEMENT_URL"].')
 
-    def _tell(self, recreated: Recreated | None, pruned: Deleted) -> None:
-        if recreated is not None and recreated.done:
+    def _tell(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
+        if isinstance(recreated, Departed):
+            self.line(f"{recreated.moved} messages of the former queue {recreated.queue!r} were moved.")
+        elif recreated is not None and recreated.done:
             self.line(f"Queue {recreated.queue!r} was made anew, with {recreated.moved} messages moved.")
         elif recreated is not None:
             self.line(f"Queue {recreated.queue!r} is as it is written: there was nothing to do.")
@@ -120,3 +205,25 @@ class Command(RmqCommand):
             self.line(f"Queue {name!r} was deleted.")
         for name, reason in pruned.refused.items():
             self.line(f"Queue {name!r} was kept: {reason}", "WARNING")
+
+
+def _departed(done: Departed) -> Deleted:
+    return Deleted(deleted=done.deleted, refused=done.kept)
+
+
+def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
+    """Where the messages of each former queue go; a wait begins anew in the waiting queue of the same name."""
+    parks = {intake.queue.name: intake.park for intake in registry.intakes()}
+    found: dict[str, str] = {}
+    for one in family:
+        name, role = one.queue.name, one.queue.role
+        like = move_to + name.removeprefix(queue)
+        if role is Role.WAITING:
+            target = like if name != like and like in topology.queues else None
+        elif role is Role.PARKED:
+            target = parks.get(move_to)
+        else:
+            target = move_to
+        if target is not None:
+            found[name] = target
+    return found

@@ -4,14 +4,22 @@ from collections.abc import Sequence
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry import registry
-from django_rmq_retry.broker.declaring import MOVING
-from django_rmq_retry.broker.deleting import UNSEEN, Deleted, delete_exchanges, delete_queues, stale
-from django_rmq_retry.broker.recreating import TRIAL
-from django_rmq_retry.core.declarations import Topology
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json, add_yes, check_known
-from django_rmq_retry.management.reaching import declarer
-from django_rmq_retry.management.showing import WATCHING
+from django_rmq_retry.amqp.declarer import MOVING, Declarer
+from django_rmq_retry.amqp.recreation import TRIAL, UNSEEN, Deleted, delete_exchanges, delete_queues, stale
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.broker_status import WATCHING
+from django_rmq_retry.management.command import (
+    Exit,
+    Options,
+    RmqCommand,
+    add_json,
+    add_yes,
+    check_known,
+    declarer,
+    remembered,
+)
+from django_rmq_retry.parked.declared import Place, forget, former_exchanges, formers, handed_over
+from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
 
 
 class Command(RmqCommand):
@@ -31,17 +39,25 @@ class Command(RmqCommand):
         add_yes(parser)
 
     def run(self, options: Options) -> Exit | None:
-        topology = registry.topology()
-        queues = self._queues(topology, options)
-        exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
+        topology = registry.topology().lasting
+        if bool(options["queues"]) is options["all"]:
+            raise CommandError("Name the queues to delete, or write --all.", returncode=Exit.USAGE)
+        known = remembered(self) or []
+        self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
         with declarer(timeout=options["timeout"]) as it:
+            place = Place.of(it.session)
+            former = formers(known, registry.topology(), place)
+            queues, left = self._split(it, self._queues(topology, former, options), former, options)
+            exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
+            exchanges += former_exchanges(known, topology, place) if options["all"] else []
             address = it.session.access.shown
-            seen = it.inspector is not None
-            self.confirm(_question([*queues, *exchanges], address, options, seen=seen), yes=options["yes"])
-            if seen and not options["force"]:
-                self.say(WATCHING)
-            done = delete_queues(it, queues, force=options["force"])
-            dropped = delete_exchanges(it, exchanges)
+            self._confirm(it, [*queues, *exchanges], options)
+            feeders = [*topology.queues.values(), *(one.queue for one in former)]
+            done = delete_queues(it, queues, feeders=feeders, force=options["force"])
+            done.refused.update(left)
+            # What leads out of them into queues of others would keep them; it is the project's own.
+            dropped = delete_exchanges(it, exchanges, [one for one in topology.bindings if one.source in exchanges])
+            forget(it, [*done.deleted, *done.missing], dropped.deleted)
         if options["json"]:
             self.document(
                 "delete/1",
@@ -58,17 +74,41 @@ class Command(RmqCommand):
             return Exit.PARTLY if done.deleted or dropped.deleted else Exit.DRIFT
         return Exit.DONE if done.deleted or dropped.deleted else Exit.NOTHING
 
-    def _queues(self, topology: Topology, options: Options) -> list[str]:
+    def _confirm(self, it: Declarer, names: Sequence[str], options: Options) -> None:
+        seen = it.inspector is not None
+        self.confirm(_question(names, it.session.access.shown, options, seen=seen), yes=options["yes"])
+        if seen and not options["force"]:
+            self.say(WATCHING)
+
+    @staticmethod
+    def _split(
+        it: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
+    ) -> tuple[list[str], dict[str, str]]:
+        """Those to delete, and those that others consume now, each with a sentence."""
+        kept = {} if options["queues"] and options["force"] else handed_over(it, former)
+        left = {name: why for name, why in kept.items() if name in queues}
+        return [name for name in queues if name not in left], left
+
+    def _queues(self, topology: Topology, former: Sequence[Former], options: Options) -> list[str]:
+        """In an order in which no queue goes before what waits to come back to it."""
         named: list[str] = options["queues"]
-        if bool(named) is options["all"]:
-            raise CommandError("Name the queues to delete, or write --all.", returncode=Exit.USAGE)
-        ours = [queue.name for queue in topology.queues.values() if not queue.existing]
         if options["all"]:
-            return ours
+            ours = [queue for queue in topology.queues.values() if not queue.existing]
+            found = [*ours, *(one.queue for one in former)]
+        else:
+            self._check_names(topology, named, [one.queue.name for one in former])
+            found = [topology.queues.get(name) or QueueDeclaration(name=name) for name in named]
+            found += [one.queue for one in former if one.home in named and one.home not in topology.queues]
+        waiting = {queue.name: queue.role is Role.WAITING for queue in found}
+        return sorted(waiting, key=lambda name: not waiting[name])
+
+    def _check_names(self, topology: Topology, named: Sequence[str], former: Sequence[str]) -> None:
+        ours = [queue.name for queue in topology.queues.values() if not queue.existing]
+        others = topology.queues.keys() - set(ours)
         # What a move or a former back-off has left is ours as well, but nothing to be offered for a name mistyped.
         left = {name + end for name in ours for end in (MOVING, TRIAL)} | set(stale(topology, named))
+        left |= set(former) - others
         check_known("queue of this project", [name for name in named if name not in left], ours)
-        return named
 
     def _tell(self, what: str, done: Deleted) -> None:
         for name in done.deleted:

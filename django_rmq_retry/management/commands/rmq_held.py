@@ -2,14 +2,12 @@
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, add_yes
-from django_rmq_retry.management.choosing import clock, refused
+from django_rmq_retry.management.arguments import clock, refused
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.models import BlockedKey, ParkedMessage
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.refusals import Outdated, Refused
-from django_rmq_retry.operating.unblocking import blocked, let_go, named
-from django_rmq_retry.ordering.limits import standing
-from django_rmq_retry.ordering.releasing import records_of
+from django_rmq_retry.ordering.keys import records_of, standing
+from django_rmq_retry.parked.controls import blocked, let_go, named
+from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 
 class Command(RmqCommand):

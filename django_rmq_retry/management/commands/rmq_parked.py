@@ -5,26 +5,27 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_rmq_retry.management import parked_acting, parked_changing, parked_looking
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json
-from django_rmq_retry.management.choosing import refused
-from django_rmq_retry.operating.refusals import Refused
+from django_rmq_retry.management import parked_actions, parked_changes, parked_views
+from django_rmq_retry.management.arguments import refused
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json
+from django_rmq_retry.parked.operators import Refused
 
 ACTS: dict[str, Callable[[RmqCommand, Options], Exit]] = {
-    "list": parked_looking.show_list,
-    "groups": parked_looking.show_groups,
-    "show": parked_looking.show_one,
-    "runs": parked_looking.show_runs,
-    "requeue": parked_acting.requeue,
-    "run": parked_acting.drive_run,
-    "discard": parked_acting.act,
-    "restore": parked_acting.act,
-    "hold": parked_acting.act,
-    "release": parked_acting.act,
-    "edit": parked_changing.edit,
-    "export": parked_changing.export_messages,
-    "import": parked_changing.import_messages,
-    "purge": parked_changing.purge_messages,
+    "list": parked_views.show_list,
+    "keys": parked_views.show_keys,
+    "groups": parked_views.show_groups,
+    "show": parked_views.show_one,
+    "runs": parked_views.show_runs,
+    "requeue": parked_actions.requeue,
+    "run": parked_actions.drive_run,
+    "discard": parked_actions.act,
+    "restore": parked_actions.act,
+    "hold": parked_actions.act,
+    "release": parked_actions.act,
+    "edit": parked_changes.edit,
+    "export": parked_changes.export_messages,
+    "import": parked_changes.import_messages,
+    "purge": parked_changes.purge_messages,
 }
 
 
@@ -47,7 +48,7 @@ class Command(RmqCommand):
             add_common(made, self.common)
             return made
 
-        for module in (parked_looking, parked_acting, parked_changing):
+        for module in (parked_views, parked_actions, parked_changes):
             module.add_arguments(add)
 
     def run(self, options: Options) -> Exit | None:

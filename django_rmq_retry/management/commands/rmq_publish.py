@@ -5,30 +5,28 @@ import json
 import logging
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry import registry
-from django_rmq_retry.core.codec import JSON, Raw
-from django_rmq_retry.core.errors import (
-    ConfigurationError,
-    HeadersTooLarge,
-    MessageTooLarge,
-    MessageUnsent,
-    UndecodableBody,
-)
-from django_rmq_retry.core.message import Message
-from django_rmq_retry.core.subscription import Subscription
-from django_rmq_retry.management.base import Exit, RmqCommand, add_json, check_known
-from django_rmq_retry.management.base import Options as Given
-from django_rmq_retry.options import Options
-from django_rmq_retry.publishing import dispatch, message_of
+from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageTooLarge, MessageUnsent, UndecodableBody
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known
+from django_rmq_retry.management.command import Options as Given
+from django_rmq_retry.messages.codecs import JSON, Raw
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.publishing.publish import MOST_PRIORITY, Options, dispatch, message_of, seconds_of
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST_PRIORITY = 255
 LONGEST_NAME = 255
+GIVEN = (
+    *("type", "priority", "expiration", "correlation_id", "message_id", "delay", "reply_to", "app_id", "user_id"),
+    *("timestamp", "content_encoding"),
+)
+"""Options of a publish that are arguments of the same name."""
 QUIET = 2
 """The verbosity below which nothing is said while a broker is waited for."""
 
@@ -63,6 +61,11 @@ class Command(RmqCommand):
         add("--correlation-id", type=name, metavar="ID", help="what an answer will carry")
         add("--message-id", type=name, metavar="ID", help="the same one when it is published again")
         add("--delay", type=float, metavar="S", help="seconds before which the handler shall not get it")
+        add("--reply-to", type=name, metavar="QUEUE", help="the queue in which an answer is awaited")
+        add("--app-id", type=name, metavar="ID", help="the program that sends it")
+        add("--user-id", type=name, metavar="USER", help="the user of the connection; RabbitMQ takes no other")
+        add("--timestamp", type=timestamp, metavar="TIME", help="2026-11-22T10:00:00Z, or seconds; now by default")
+        add("--content-encoding", type=name, metavar="CODING", help="how the body is packed, with --raw")
         add("--content-type", type=name, metavar="TYPE", help="what the body is; JSON by default")
         add("--raw", action="store_true", help="the body is no JSON: send it without looking at it")
         add_json(parser)
@@ -105,19 +108,13 @@ class Command(RmqCommand):
                 raise CommandError("--queue has no routing key beside its name.", returncode=Exit.USAGE)
             key = options["queue"]
         content_type = _checked(body, options, subscription)
-        said = Options(
-            headers=dict(options["header"]) or None,
-            type=options["type"],
-            priority=options["priority"],
-            expiration=options["expiration"],
-            correlation_id=options["correlation_id"],
-            message_id=options["message_id"],
-            delay=options["delay"],
-        )
+        if options["content_encoding"] and not options["raw"]:
+            raise CommandError("--content-encoding goes with --raw.", returncode=Exit.USAGE)
+        given = {name: options[name] for name in GIVEN}
+        said = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # The bytes leave as they came: who tests a handler wants to say exactly what it gets.
         raw = replace(subscription, codec=Raw()) if subscription else None
-        made = message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, subscription=raw)
-        return replace(made, properties=replace(made.properties, content_type=content_type))
+        return message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, subscription=raw)
 
 
 def _subscription(name: str) -> Subscription:
@@ -155,6 +152,14 @@ def priority(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_PRIORITY):
         raise argparse.ArgumentTypeError(f"takes a whole number from 0 to {MOST_PRIORITY}, not {text!r}")
     return int(text)
+
+
+def timestamp(text: str) -> int:
+    """An argument: a time with its zone, or seconds of the epoch."""
+    try:
+        return seconds_of(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"takes 2026-11-22T10:00:00Z or seconds since 1970, not {text!r}") from error
 
 
 def header(text: str) -> tuple[str, object]:

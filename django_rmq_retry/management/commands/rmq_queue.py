@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, check_known
-from django_rmq_retry.management.choosing import age, clock, refused
-from django_rmq_retry.operating import switching
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.refusals import Outdated, Refused
-from django_rmq_retry.switching.standing import FLOWING, OPEN, QueueState
+from django_rmq_retry.breakers.control import FLOWING, OPEN, QueueState
+from django_rmq_retry.management.arguments import age, clock, refused
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, check_known
+from django_rmq_retry.parked import controls
+from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
 
@@ -42,8 +41,8 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         if options["act"] == "list":
-            return self._told(switching.look(), options)
-        check_known("queue", options["queues"], switching.queues())
+            return self._told(controls.look(), options)
+        check_known("queue", options["queues"], controls.queues())
         queues, left = list(dict.fromkeys(options["queues"])), 0
         for queue in queues:
             try:
@@ -53,16 +52,15 @@ class Command(RmqCommand):
                 self.say(str(refusal))
             except Refused as refusal:
                 raise refused(refusal) from refusal
-        self._told([one for one in switching.look() if one.queue in queues], options)
+        self._told([one for one in controls.look() if one.queue in queues], options)
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
 
     def _switch(self, queue: str, options: Options) -> None:
         actor, reason = Actor.of_shell(), options["reason"]
         if options["act"] == "resume":
-            switching.resume(queue, actor, reason=reason)
+            controls.resume(queue, actor, reason=reason)
         else:
-            until = timezone.now() + options["span"] if options["span"] else None
-            switching.pause(queue, actor, reason=reason, until=until)
+            controls.pause(queue, actor, reason=reason, until=controls.later(options["span"] or None))
 
     def _told(self, found: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()

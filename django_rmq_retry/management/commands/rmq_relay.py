@@ -5,20 +5,19 @@ import logging
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_rmq_retry import consuming, wiring
 from django_rmq_retry.conf import settings
-from django_rmq_retry.embedded import starting
-from django_rmq_retry.management import console
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
-from django_rmq_retry.management.choosing import clock, positive
+from django_rmq_retry.consumer import assembly, supervisor
+from django_rmq_retry.embedded import process
+from django_rmq_retry.management import terminal as console
+from django_rmq_retry.management.arguments import clock, positive
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
 from django_rmq_retry.management.commands.rmq_consume import seconds
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.outgoing import discard, failing, resend
-from django_rmq_retry.outbox import placing
-from django_rmq_retry.outbox.looking import pending
-from django_rmq_retry.outbox.running import Relaying
-from django_rmq_retry.runtime import shutdown
+from django_rmq_retry.models.outbox import pending
+from django_rmq_retry.parked.controls import discard, failing, resend
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.publishing import broker_connections, outbox_rows
+from django_rmq_retry.publishing.relay_thread import Relaying
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -60,11 +59,11 @@ class Command(RmqCommand):
         return acts[options["act"]](options)
 
     def _relay(self, options: Options) -> Exit:
-        served = [alias for alias in placing.served() if placing.made(alias)]
+        served = [alias for alias in outbox_rows.served() if outbox_rows.made(alias)]
         if not served:
             raise CommandError(NO_OUTBOX, returncode=Exit.NOTHING)
         if settings().access().embedded:
-            starting.ensure(settings().folder())
+            process.ensure(settings().folder())
         console.install(
             self.stdout, self.style, verbosity=options["verbosity"], json_logs=options["json_logs"], with_pid=False
         )
@@ -130,12 +129,12 @@ class Command(RmqCommand):
 
 def _run(options: Options) -> tuple[Relaying, bool]:
     """Until a signal, a limit, or the end of a burst; whether it ended in good order."""
-    relaying = Relaying(around=consuming.Around, burst=options["burst"])
-    shutdown.listen(lambda _why: relaying.over.set())
+    relaying = Relaying(around=assembly.Around, burst=options["burst"])
+    supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
     relaying.over.wait(options["max_runtime"])
     over = relaying.stop(timeout=settings().shutdown_timeout)
-    wiring.close()
+    broker_connections.close()
     connections.close_all()
     return relaying, over
 

@@ -6,8 +6,8 @@ from django.contrib.auth.models import Group, Permission
 from django.core.management.base import CommandError, CommandParser
 from django.db import router, transaction
 
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
-from django_rmq_retry.operating.permitting import LABEL, PERMISSIONS
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
+from django_rmq_retry.parked.operators import LABEL, PERMISSIONS
 
 LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox", "view_audit")
 """The audit log shows each only what is their own, unless they may see what others did."""

@@ -8,13 +8,22 @@ from itertools import compress
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.broker.refusing import BrokerUnreachable
-from django_rmq_retry.core.errors import BrokerRefused
-from django_rmq_retry.embedded.locating import NotRunning
-from django_rmq_retry.management.base import Exit, Options, RmqCommand, add_json
-from django_rmq_retry.management.choosing import age, whole
-from django_rmq_retry.management.standing import Limits, Standing, counted, look
-from django_rmq_retry.management.statements import as_data, heads, row, style, totals
+from django_rmq_retry.amqp.refusals import BrokerUnreachable
+from django_rmq_retry.embedded.place import NotRunning
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.management.arguments import age, whole
+from django_rmq_retry.management.broker_status import (
+    Limits,
+    Standing,
+    as_data,
+    counted,
+    heads,
+    look,
+    row,
+    style,
+    totals,
+)
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_json
 
 LEAST, MOST = 0.1, 86_400.0
 CLEARED = "\x1b[H\x1b[2J"
@@ -35,7 +44,12 @@ class Command(RmqCommand):
         add = parser.add_argument
         add("--check", action="store_true", help="one line, OK or FAIL; exit code 8 if not healthy")
         add("--max-parked", type=whole, metavar="N", help="more parked messages are a problem")
-        add("--max-oldest", type=age, metavar="AGE", help="what is parked, or in the outbox, for longer is a problem")
+        add(
+            "--max-oldest",
+            type=age,
+            metavar="AGE",
+            help="what is parked, in the outbox or halted for longer is a problem",
+        )
         add("--min-consumers", type=whole, default=0, metavar="N", help="fewer on a work queue are a problem")
         add("--watch", type=period, metavar="SECONDS", help="look again and again; Ctrl-C ends it")
         add_json(parser)

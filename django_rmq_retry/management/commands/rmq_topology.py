@@ -4,10 +4,11 @@ import json
 
 from django.core.management.base import CommandParser
 
-from django_rmq_retry import registry
 from django_rmq_retry.conf import settings
-from django_rmq_retry.core.drawing import Shape, definitions, mermaid, svg, text
-from django_rmq_retry.management.base import Options, RmqCommand, printable
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import Options, RmqCommand, printable
+from django_rmq_retry.topology.drawings import definitions, mermaid, svg, text
+from django_rmq_retry.topology.graph import Shape
 
 FORMATS = ("text", "mermaid", "svg", "definitions")
 

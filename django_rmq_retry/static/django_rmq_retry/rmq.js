@@ -8,11 +8,12 @@
   let paused = false, missed = 0, timer = 0, shown = "";
 
   const say = (text) => { if (pulse && $("[data-rmq-said]", pulse).textContent !== text) $("[data-rmq-said]", pulse).textContent = text; };
+  const over = () => Boolean(live && $("[data-rmq-over]", live));
   const usual = () => (live ? Number(live.dataset.rmqEvery) : 5) * 1000;
 
   function later(after) {
     clearTimeout(timer);
-    if (!paused && !document.hidden && live && !$("[data-rmq-over]", live)) timer = setTimeout(refresh, after);
+    if (!paused && !document.hidden && live && !over()) timer = setTimeout(refresh, after);
   }
 
   async function refresh() {
@@ -35,7 +36,7 @@
       swap(text);
       missed = 0;
       live.classList.remove("rmq-stale");
-      if (pulse) say(pulse.dataset.textEvery);
+      if (pulse) { pulse.hidden = over(); say(pulse.dataset.textEvery); }
       later(drive ? 100 : usual());
     } catch {
       missed += 1;

@@ -6,7 +6,8 @@ import pytest
 from django.db import transaction
 from django.test import TestCase
 
-from django_rmq_retry.core.errors import CallFailed
+from django_rmq_retry import publish
+from django_rmq_retry.errors import CallFailed
 from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology, message_of
 from testproject.accounts.models import Account
 from testproject.payments import gateway
@@ -14,6 +15,7 @@ from testproject.payments.errors import GatewayDown
 from testproject.payments.handlers import cash, charge, post, quote
 from testproject.payments.models import Entry, GatewayCharge, Payment
 from testproject.payments.sending import send
+from testproject.playing.telling import Tally
 
 pytestmark = pytest.mark.django_db
 
@@ -97,6 +99,38 @@ def test_cash_above_the_limit_goes_round_three_times_and_is_parked(rmq: RmqTest,
     assert rmq.parked(cash).reason == "Gave up after 4 attempts: AboveLimit: 501.00 is above the limit of 500.00"
     assert rmq.parked(cash).message.routing_key == "parking-queue"
     assert rmq.messages("reply-queue") == []
+
+
+def test_a_request_of_another_department_is_paid_once(rmq: RmqTest, account: Account) -> None:
+    where: dict[str, Any] = {
+        "exchange": "main-exchange",
+        "routing_key": "srvc.transact.cash",
+        "reply_to": "reply-queue",
+    }
+    for _ in range(2):
+        publish({"amount": 100, "account": "DE-1"}, message_id="m-1", **where)
+    rmq.drain()
+    account.refresh_from_db()
+
+    assert [answer.data for answer in rmq.messages("reply-queue")] == [{"status": "ok"}, {"status": "ok"}]
+    assert account.balance == 900
+    assert (Payment.objects.count(), Entry.objects.count()) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("retries", "waiting", "said"),
+    [
+        (0, 0, "0 paid, 0 retries, 0 waiting for their next attempt, 0 parked"),
+        (1, 1, "0 paid, 1 retry, 1 waiting for its next attempt, 0 parked"),
+        (2, 2, "0 paid, 2 retries, 2 waiting for their next attempt, 0 parked"),
+    ],
+)
+def test_the_demo_counts_in_words(retries: int, waiting: int, said: str) -> None:
+    tally = Tally()
+    tally.retries = retries
+    tally.waiting = {f"card-{number}": 1 for number in range(waiting)}
+
+    assert tally.total() == said
 
 
 def test_a_limit_raised_in_time_lets_the_cash_through(rmq: RmqTest, account: Account) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from django.core.management import execute_from_command_line
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.runtime.parking import Stored
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.parked.store import Stored
 from tests.bench.marks import Marks
 from tests.bench.task import Task
 
@@ -17,17 +17,17 @@ def main() -> None:
     import django  # noqa: PLC0415 - as above
 
     django.setup()
-    from django_rmq_retry.records.parker import Parker  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import Store  # noqa: PLC0415 - as above
 
-    marks, store = Marks(Task.given()), Parker.store
+    marks, store = Marks(Task.given()), Store.store
 
-    def counted(self: Parker, batch: Sequence[Delivery]) -> Sequence[Stored]:
+    def counted(self: Store, batch: Sequence[Delivery]) -> Sequence[Stored]:
         stored = store(self, batch)
         for _ in stored:
             marks.tick()
         return stored
 
-    Parker.store = counted  # type: ignore[method-assign]
+    Store.store = counted  # type: ignore[method-assign]
     execute_from_command_line(["manage.py", "rmq_consume", "--park-only", "--verbosity", "0"])
 
 

@@ -12,19 +12,19 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
     # Settings may be read only now.
-    from django_rmq_retry import wiring  # noqa: PLC0415
+    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
 
     task = Task.given()
     if task.window:
         in_a_window(task)
     else:
         one_by_one(task)
-    wiring.close()
+    broker_connections.close()
 
 
 def in_a_window(task: Task) -> None:
     """As a project does it that has many to publish."""
-    from django_rmq_retry.publishing import publish_many  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.publishing.publish import publish_many  # noqa: PLC0415 - Django must be set up first
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
 
     publish_many((charge.message(payload(number)) for number in range(task.skip)), window=task.window)

@@ -12,9 +12,9 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
     # Settings may be read only now.
-    from django_rmq_retry import wiring  # noqa: PLC0415
-    from django_rmq_retry.outbox.relaying import Relay  # noqa: PLC0415
-    from django_rmq_retry.outbox.rows import insert  # noqa: PLC0415
+    from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
+    from django_rmq_retry.publishing.outbox_rows import insert  # noqa: PLC0415
+    from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
 
     task = Task.given()
@@ -26,7 +26,7 @@ def main() -> None:
         while not relay.turn().nothing:
             pass
     marks.say("end")
-    wiring.close()
+    broker_connections.close()
 
 
 if __name__ == "__main__":

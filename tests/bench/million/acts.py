@@ -12,13 +12,13 @@ from unittest import mock
 from django.utils import timezone
 
 from django_rmq_retry.models import ParkedMessage, RequeueRun
-from django_rmq_retry.models.messages import RESOLVED, State
-from django_rmq_retry.operating import materialising, purging
-from django_rmq_retry.operating.actors import Actor
-from django_rmq_retry.operating.checking import report
-from django_rmq_retry.operating.exporting import export
-from django_rmq_retry.operating.requeueing import start
-from django_rmq_retry.operating.selecting import Selection
+from django_rmq_retry.models.parked import RESOLVED, State
+from django_rmq_retry.parked import items, retention
+from django_rmq_retry.parked.findings import report
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.transfer import export
 from tests.bench import processes
 from tests.bench.million.timing import Watch
 from tests.bench.report import Finding, table
@@ -86,9 +86,9 @@ def _run(watch: Watch, selection: Selection) -> tuple[Done, Done]:
 def _listed(run: RequeueRun) -> Iterator[float]:
     """Write its items as whoever drives it does; the milliseconds of each part."""
     RequeueRun.objects.filter(pk=run.pk).update(driver="bench")
-    while materialising.listing(RequeueRun.objects.get(pk=run.pk)):
+    while items.listing(RequeueRun.objects.get(pk=run.pk)):
         began = time.perf_counter()
-        materialising.list_part(run.pk, "bench")
+        items.list_part(run.pk, "bench")
         yield (time.perf_counter() - began) * 1000
 
 
@@ -96,15 +96,15 @@ def _purge(watch: Watch, count: int) -> Done:
     rows = ParkedMessage.objects.filter(state__in=RESOLVED, resolved_at__isnull=False).order_by("resolved_at")
     age = timezone.now() - _moment(rows, "resolved_at", count)
     took: list[float] = []
-    batch: Callable[..., object] = purging._batch
+    batch: Callable[..., object] = retention._batch
 
     def timed(*given: object) -> object:
         one = watch.time(lambda: batch(*given))
         took.append(one.served)
         return one.result
 
-    with mock.patch.object(purging, "_batch", timed):
-        seconds, grown, done = _costs(watch, lambda: purging.purge(ME, older_than=age, dry=False, rest=0))
+    with mock.patch.object(retention, "_batch", timed):
+        seconds, grown, done = _costs(watch, lambda: retention.purge(ME, older_than=age, dry=False, rest=0))
     said = f"{len(took)} batches, the longest {max(took):.0f} ms"
     limit = ("the longest transaction, milliseconds,", max(took), LONGEST_LOCK)
     return Done(name="purge", count=done.total, seconds=seconds, grown=grown, said=said, limit=limit)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from django.db import connection
 
-from django_rmq_retry import handler, registry, wiring
+from django_rmq_retry import handler
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.publishing import broker_connections
 from tests.bench.million import acts, filling, migrations, pages, tables
 from tests.bench.million.silence import Silence
 
@@ -22,7 +24,7 @@ def measure(messages: int, told: Path) -> None:
     took = time.perf_counter() - began
     print(f"\n{version.split(' (')[0]}: {messages:,} messages, {size}, made in {took:.0f} s\n", flush=True)
     silence = Silence()
-    with registry.isolated(), wiring.replaced(silence, lambda _exclusive: silence):
+    with registry.isolated(), broker_connections.replaced(silence, lambda _exclusive: silence):
         for queue in tables.QUEUE_NAMES:
             handler(queue, name=queue)(_nothing)
         findings = pages.measure()

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from django_rmq_retry.broker.base import Outcome
-from django_rmq_retry.core.message import Delivery, Message
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.messages.message import Delivery, Message
 
 
 class Silence:

@@ -6,17 +6,9 @@ from dataclasses import dataclass
 
 from django.db import models
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.models import (
-    Attempt,
-    BusinessKey,
-    ErrorGroup,
-    Item,
-    OperatorAction,
-    ParkedMessage,
-    RequeueRun,
-)
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, Item, OperatorAction, ParkedMessage, RequeueRun
 
 GROUPS, RUNS, RUN_ITEMS, ACTS = 200, 60, 10_000, 20_000
 BIGGEST, LARGE_RUN = 1, 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from django.contrib.auth.models import Group
 from django.db import transaction
 
-from django_rmq_retry.core.message import Delivery
+from django_rmq_retry.messages.message import Delivery
 
 ACCOUNTS = 100
 Does = Callable[[Delivery], None]

@@ -1,8 +1,8 @@
 """The handler under measurement."""
 
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.core.topology import Queue
-from django_rmq_retry.handler import handler
+from django_rmq_retry.handlers.handler import handler
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.topology.queues import Queue
 from tests.bench.marks import Marks
 from tests.bench.policy import POLICY
 from tests.bench.project.doing import worked

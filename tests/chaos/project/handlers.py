@@ -8,12 +8,14 @@ from tests.chaos.lanes import ATTEMPTS, LINE_WAIT, METERED, WAITS, planted
 from tests.chaos.naming import read
 from tests.chaos.project.acting import Down, Hopeless, act, did, lean
 from tests.chaos.project.models import Account, Booking, Effect
-from tests.chaos.project.planting import deafen
+from tests.chaos.project.planting import deafen, misdate
 
 steps = Steps(list(WAITS))
 patient = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless)
 if planted("deaf"):
     deafen()
+if planted("host_clock"):
+    misdate()
 breaker = Breaker(on=Down, probe_after=1, longest=4)
 careless = RetryThenPark(attempts=ATTEMPTS, backoff=steps, park_on=Hopeless, via=AckFirst())
 

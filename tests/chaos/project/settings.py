@@ -3,6 +3,15 @@
 import json
 import os
 
+from tests.tooling import clocks, databases
+
+if "mysql" in json.loads(os.environ["CHAOS_DATABASE"])["ENGINE"]:
+    databases.play_mysqlclient()
+clocks.shift()
+if os.environ.get("CHAOS_SWEEP"):
+    from tests.chaos import sweeping
+
+    sweeping.begin()
 SECRET_KEY = "only-for-tests"
 USE_TZ = True
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry", "tests.chaos.project"]
@@ -14,4 +23,6 @@ RMQ_RETRY = {
     "CONNECT_TIMEOUT": 5,
     "PUBLISH_TIMEOUT": 5,
     "BLOCKED_TIMEOUT": 5,
+    # Where every process ends itself again and again, those in hand are no suspects.
+    "CRASH_LIMIT": 100 if os.environ.get("CHAOS_SWEEP") else 5,
 }

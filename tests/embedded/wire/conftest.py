@@ -7,7 +7,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.embedded.wire.serving import Server
+from django_rmq_retry.embedded.wire.server import Server
 from tests.embedded.served import MakeServer
 from tests.embedded.wire.folders import end, running
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
-from django_rmq_retry.embedded.locating import NotRunning, port_of
+from django_rmq_retry.embedded.place import NotRunning, port_of
 from tests.tooling.waiting import wait_until
 
 

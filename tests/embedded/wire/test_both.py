@@ -3,6 +3,7 @@
 import os
 import struct
 from contextlib import ExitStack, suppress
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +12,8 @@ import pytest
 from pika import spec
 from pika.amqp_object import Method
 
-from tests.embedded.wire.raw import Raw
+from tests.embedded.served import ServedVhost
+from tests.embedded.wire.raw import HEADER, Raw
 from tests.embedded.wire.test_speaking import closed, framed, header, publish
 from tests.tooling.vhosts import Vhost
 
@@ -136,6 +138,44 @@ def test_heartbeats_come_and_silence_ends_the_connection(vhost: Vhost) -> None:
     assert 8 in kinds
 
 
+@pytest.mark.slow
+def test_a_handshake_has_ten_seconds_however_it_trickles(vhost: Vhost) -> None:
+    begun = monotonic()
+    with raw_to(vhost) as raw:
+        raw.send(HEADER)
+        raw.method()
+        raw.sock.settimeout(0.5)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            for byte in struct.pack(">BHI", 1, 0, 120) + bytes(120):
+                raw.send(bytes((byte,)))
+                with suppress(TimeoutError):
+                    if not raw.sock.recv(1):
+                        break
+
+    assert 9 < monotonic() - begun < 30
+
+
+def test_pipelined_publishes_meet_a_limit_at_once_only_on_the_embedded_broker(vhost: Vhost) -> None:
+    limited = {"x-queue-type": "quorum", "x-max-length": 2, "x-overflow": "reject-publish"}
+    with raw_to(vhost) as raw:
+        opened(raw, vhost)
+        raw.say(spec.Queue.Declare(queue="q", durable=True, arguments=limited), spec.Confirm.Select(), channel=1)
+        raw.method(), raw.method()
+        raw.send((publish("q") + header(0)) * 40)
+        refused: set[int] = set()
+        settled = 0
+        while settled < 40:
+            told = raw.method()
+            tags = range(settled + 1, told.delivery_tag + 1) if told.multiple else [told.delivery_tag]
+            refused.update(tags if told.NAME == "Basic.Nack" else ())
+            settled += len(tags)
+
+    if isinstance(vhost, ServedVhost):
+        assert refused == set(range(4, 41))
+    else:
+        assert len(refused) <= 37
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_only_who_knows_what_it_means_is_told_that_its_queue_is_gone(vhost: Vhost, kind: str) -> None:
     with raw_to(vhost) as knowing, raw_to(vhost) as simple:
@@ -227,6 +267,30 @@ def test_no_frame_is_larger_than_was_agreed(vhost: Vhost) -> None:
     assert b"".join(frames) == body
     assert closed(refused)[:2] == ("Connection.Close", 501)
     assert "{frame_too_large,9000,8184}" in refused.reply_text
+
+
+@pytest.mark.parametrize("size", [8192, 8193])
+def test_a_payload_may_be_as_long_as_the_agreed_frame(vhost: Vhost, size: int) -> None:
+    with raw_to(vhost) as raw, suppress(ConnectionResetError, BrokenPipeError):
+        opened(raw, vhost, frame_max=8192)
+        raw.say(spec.Queue.Declare(queue="q"), channel=1)
+        raw.method()
+        raw.send(publish("q"), header(size), framed(3, bytes(size)))
+        raw.say(spec.Basic.Get(queue="q", no_ack=True), channel=1)
+        answer = raw.method()
+
+    if size == 8192:
+        assert answer.NAME == "Basic.GetOk"
+    else:
+        assert closed(answer)[:2] == ("Connection.Close", 501)
+        assert "{frame_too_large,8193,8184}" in answer.reply_text
+
+
+def test_a_new_secret_is_taken(broker_url: str) -> None:
+    with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
+        connection.update_secret("a new one", "the old one expires")
+
+        assert connection.channel().queue_declare("q", durable=True).method.queue == "q"
 
 
 def test_a_body_of_five_megabytes_arrives_as_it_was_sent(vhost: Vhost) -> None:

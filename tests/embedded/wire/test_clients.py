@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tooling.clients import amqplib, no_amqplib, no_tools
+from tests.tooling.machine import no_semaphore
 from tests.tooling.services import Unavailable, go_without
 
 pytestmark = [pytest.mark.slow, pytest.mark.on_both, pytest.mark.contract]
@@ -38,6 +39,7 @@ def test_a_client_in_python_works_unchanged(broker_url: str, command: str) -> No
     script, *more = command.split()
     library = script.removesuffix("_blocking").removesuffix("_select")
     need(None if find_spec(library) else f"the Python package {library} is not in {sys.prefix}. {HOW}.")
+    need(no_semaphore() if library == "dramatiq" else None)
 
     run(sys.executable, str(CLIENTS / f"{script}_client.py"), broker_url, *more)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.core.errors import ConfigurationError
-from django_rmq_retry.embedded import locating
-from django_rmq_retry.embedded.locating import AlreadyRunning, NotRunning, claimed, folder_of, port_of
+from django_rmq_retry.embedded import place
+from django_rmq_retry.embedded.place import AlreadyRunning, NotRunning, claimed, folder_of, port_of
+from django_rmq_retry.errors import ConfigurationError
 
 
 def test_nobody_runs_it_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_a_note_that_makes_no_sense_is_no_broker(tmp_path: Path) -> None:
     with claimed(tmp_path):
         (tmp_path / "broker.json").write_text("[]")
         with pytest.raises(NotRunning):
-            locating.port_of(tmp_path)
+            place.port_of(tmp_path)

@@ -1,6 +1,8 @@
 """What the wire itself does: the handshake, frames that are wrong, heartbeats, sizes."""
 
+import socket
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,11 +12,12 @@ from pika import spec
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ProbableAccessDeniedError
 
-from django_rmq_retry.core.headers import Headers
-from django_rmq_retry.core.properties import Properties, encode_properties
-from django_rmq_retry.embedded.wire.serving import Server
+from django_rmq_retry.embedded.wire.server import Connection, Server
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Properties, encode_properties
 from tests.embedded.served import MakeServer
 from tests.embedded.wire.raw import HEADER, Raw
+from tests.tooling.waiting import wait_until
 
 ALL: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
 
@@ -160,6 +163,34 @@ def test_a_refusal_closes_the_channel_and_what_follows_on_it_is_not_heard(server
         assert (answer.class_id, answer.method_id) == (50, 10)
         assert opened.NAME == "Channel.OpenOk"
         assert raw.method().reply_code == 404
+
+
+def test_a_message_lives_from_when_it_came_not_from_when_its_turn_began(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = server._serve
+    sent: list[float] = []
+    content = framed(2, struct.pack(">HHQH", 60, 0, 0, 0x0100) + b"\x0560000")
+
+    def late(connection: Connection, events: int, now: float) -> None:
+        """The rest of the message is sent after the turn that reads it has begun."""
+        if not sent:
+            sent.append(time.monotonic())
+            raw.send(content)
+        serve(connection, events, now)
+
+    with Raw(server.port) as raw:
+        raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.open(channel=1)
+        raw.say(spec.Queue.Declare(queue="q"), channel=1)
+        raw.method()
+        monkeypatch.setattr(server, "_serve", late)
+        raw.send(publish("q"))
+        queue = server.broker.vhosts["/"].router.queues["q"]
+        wait_until(lambda: queue.ready.count == 1)
+        (waiting,) = queue.ready
+
+    assert waiting.expires >= sent[0] + 60
 
 
 def test_heartbeats_go_both_ways_and_silence_ends_a_connection(server: Server) -> None:

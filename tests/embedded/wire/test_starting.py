@@ -12,16 +12,20 @@ from typing import Any
 import pika
 import pytest
 
-from django_rmq_retry import handler, registry, wiring
-from django_rmq_retry.core.errors import MessageUnsent
-from django_rmq_retry.core.message import Delivery
-from django_rmq_retry.embedded import starting
-from django_rmq_retry.embedded.locating import port_of
-from django_rmq_retry.management.base import Exit
+from django_rmq_retry import handler
+from django_rmq_retry.embedded import process as starting
+from django_rmq_retry.embedded.place import port_of
+from django_rmq_retry.errors import MessageUnsent
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import Exit
 from django_rmq_retry.management.commands.rmq_consume import bring_broker
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import run
 from tests.embedded.wire.folders import connected, consumers, depth, end, running
 from tests.tooling.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)  # what is declared is remembered in the database
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def project(folder: Path, settings: Any) -> Iterator[Any]:
     """One handler, and embedded:// in the settings."""
-    wiring.close()
+    broker_connections.close()
     settings.RMQ_RETRY = {"URL": f"embedded://{folder}"}
     with registry.isolated():
 
@@ -38,7 +42,7 @@ def project(folder: Path, settings: Any) -> Iterator[Any]:
             """Nothing."""
 
         yield charge
-    wiring.close()
+    broker_connections.close()
 
 
 @contextmanager
@@ -120,7 +124,7 @@ def test_it_begins_with_what_was_durable_unless_it_is_told_to_forget(
             run("rmq_declare")
             found = depth(folder, "payments.charge")
             project.publish({"amount": 1})
-            wiring.close()
+            broker_connections.close()
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=10)
 

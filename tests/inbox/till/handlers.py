@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django.db import connection, connections
 
 from django_rmq_retry import Delivery, Fixed, Queue, RetryThenPark, handler
-from django_rmq_retry.broker.lines import OpenLine
+from django_rmq_retry.amqp.channel import OpenLine
 from tests.tooling.waiting import wait_until
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(0.1))
@@ -45,6 +45,17 @@ def die_once(data: Mapping[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+OWN_END = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
+
+
+def end_its_connection(data: Mapping[str, Any]) -> None:
+    """Each time, as a statement would that the database answers by ending the connection."""
+    with Path(data["mark"]).open("a") as runs:
+        runs.write(".")
+    with connection.cursor() as cursor:
+        cursor.execute(OWN_END[connection.vendor])
+
+
 def be_cut_off_once(data: Mapping[str, Any]) -> None:
     """The database ends the connection under the transaction."""
     if not first_time(data["mark"]):
@@ -70,6 +81,7 @@ DOING: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "fail without": fail_without,
     "die once": die_once,
     "be cut off once": be_cut_off_once,
+    "end its connection": end_its_connection,
 }
 
 

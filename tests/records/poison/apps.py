@@ -12,7 +12,7 @@ class PoisonConfig(AppConfig):
 
     def ready(self) -> None:
         # Needs the models.
-        from django_rmq_retry.records.filing import Filing  # noqa: PLC0415 - as above
+        from django_rmq_retry.parked.store import Filing  # noqa: PLC0415 - as above
 
         write = Filing.write
 

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from django_rmq_retry import Breaker, Delivery, Fixed, RetryThenPark, StopTheLine, handler
-from django_rmq_retry.switching import board
+from django_rmq_retry.breakers import gate
 from tests.tooling.waiting import wait_until
 
 FOLDER = Path(os.environ["BANK_FOLDER"])
 PROBE = float(os.environ.get("BANK_PROBE", "0.5"))
-board.LEASE = float(os.environ.get("BANK_LEASE", "20"))
+gate.LEASE = float(os.environ.get("BANK_LEASE", "20"))
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
 
 
@@ -43,6 +43,11 @@ def charge(message: Delivery) -> None:
 
 @handler("ledger", policy=StopTheLine(backoff=Fixed(1)), breaker=Breaker(on=BankDown, probe_after=PROBE))
 def post(message: Delivery) -> None:
+    ask_the_bank(message)
+
+
+@handler("orders", policy=StopTheLine(backoff=Fixed(0.3)))
+def order(message: Delivery) -> None:
     ask_the_bank(message)
 
 

@@ -1,0 +1,95 @@
+"""The admin of blocked ordering keys."""
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.admin import pages
+from django_rmq_retry.admin.pages import Pages, migrated
+from django_rmq_retry.models import BlockedKey, ParkedMessage
+from django_rmq_retry.ordering.keys import record_of, records_of, standing
+from django_rmq_retry.parked.controls import blocked, let_go
+from django_rmq_retry.parked.operators import Actor, Outdated, Refused
+
+SHOWN = 200
+"""Keys of one page; more than a person resolves one by one."""
+
+
+@admin.register(BlockedKey)
+class BlockedKeyAdmin(Pages):
+    """One list, and a page that asks before a key goes on."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not pages.refusal(request, "view_key")
+
+    def get_urls(self) -> list[Any]:
+        """A key has no page of its own but the one that asks."""
+        ask = path("<int:pk>/release/", self.admin_site.admin_view(self.release), name="rmq_retry_blockedkey_release")
+        return [ask, *(url for url in super().get_urls() if url.name == "rmq_retry_blockedkey_changelist")]
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        why = pages.refusal(request, "view_key")
+        if why:
+            return self.refused(request, why)
+        handler = request.GET.get("handler", "")
+        rows = list(blocked(handler=handler)[:SHOWN])
+        records = records_of(rows)
+        return self.page(
+            request,
+            "blockedkey/keys.html",
+            part="parts/blocked.html",
+            title=_("Blocked keys"),
+            rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
+            standing=standing(),
+            more=blocked(handler=handler).count() - len(rows) if len(rows) == SHOWN else 0,
+            why_not=pages.refusal(request, "unblock"),
+        )
+
+    @migrated
+    def release(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Ask, with the reason; then the next message of the key goes first."""
+        why = pages.refusal(request, "view_key") or pages.refusal(request, "unblock")
+        if why:
+            return self.refused(request, why)
+        row = blocked().filter(pk=pk).first()
+        if row is None:
+            raise Http404(_("This key is not blocked any more."))
+        wrong = ""
+        if request.method == "POST":
+            try:
+                self._let_go(request, row)
+                return HttpResponseRedirect(self.address("blockedkey_changelist"))
+            except Outdated as refusal:
+                messages.warning(request, str(refusal))
+                return HttpResponseRedirect(self.address("blockedkey_changelist"))
+            except Refused as refusal:
+                wrong = str(refusal)
+        return self.page(
+            request,
+            "blockedkey/release.html",
+            title=_("Let key %(key)s go on") % {"key": row.key},
+            status=422 if wrong else 200,
+            row=row,
+            record=_seen(request, record_of(row) if row.parked else None),
+            typed=request.POST,
+            wrong={"all": wrong} if wrong else {},
+        )
+
+    def _let_go(self, request: HttpRequest, row: BlockedKey) -> None:
+        if request.POST.get("first") != row.name:
+            raise Outdated(_("Nothing was changed: the key has gone on meanwhile."))
+        now = let_go(row, Actor.of_request(request), reason=request.POST.get("text", ""))
+        if now is None:
+            messages.success(request, _("Key %(key)s is free: nothing waits there any more.") % {"key": row.key})
+        else:
+            said = _("Key %(key)s goes on: %(message)s goes first now.")
+            messages.success(request, said % {"key": row.key, "message": now.blocker})
+
+
+def _seen(request: HttpRequest, record: ParkedMessage | None) -> ParkedMessage | None:
+    """The record of what goes first, for those who may see it."""
+    return None if record is None or pages.refusal(request, "view", record) else record

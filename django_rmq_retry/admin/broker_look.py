@@ -1,0 +1,128 @@
+"""A short look at the broker, within a time limit."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.amqp.declarer import Bounds, Declarer, Level, gauge
+from django_rmq_retry.amqp.inspection import Inspector
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.models import Declared
+from django_rmq_retry.parked import declared
+from django_rmq_retry.publishing import broker_connections
+
+PATIENCE = 0.8
+FRESH = 2.0
+KNOWN = 60.0
+"""Seconds for which what was seen is good enough for a page that sends nothing, while somebody looks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen."""
+
+    at: datetime
+    away: str = ""
+    """Why the broker cannot be reached; empty where it can."""
+    since: datetime | None = None
+    levels: tuple[Level, ...] = ()
+    blind: str = ""
+
+    def level(self, queue: str) -> Level | None:
+        return next((level for level in self.levels if level.queue == queue), None)
+
+
+class _Window:
+    """The last look of this process. One thread looks, whoever comes meanwhile waits for it, though not for long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looking: threading.Thread | None = None
+        self._seen: Look | None = None
+        self._until = 0.0
+        self._known: tuple[Declared, ...] = ()
+        self._since: datetime | None = None
+
+    def remember(self, known: Sequence[Declared]) -> None:
+        """What the project has declared, from a page that has asked the database: the thread has no connection."""
+        with self._lock:
+            if {row.digest for row in known} != {row.digest for row in self._known}:
+                self._known, self._until = tuple(known), 0.0
+
+    def look(self) -> Look:
+        with self._lock:
+            if self._seen is not None and time.monotonic() < self._until:
+                return self._seen
+            looking = self._begun()
+        looking.join(PATIENCE)
+        with self._lock:
+            if not looking.is_alive() and self._seen is not None:
+                return self._seen
+            return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE:g}"})
+
+    def glimpse(self) -> Look:
+        """What is known without waiting, if that is not too old; the next page will know better."""
+        with self._lock:
+            late = time.monotonic() - self._until
+            if self._seen is not None and late < KNOWN:
+                if late >= 0:
+                    self._begun()
+                return self._seen
+        return self.look()
+
+    def _begun(self) -> threading.Thread:
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._see, args=(self._known,), name="rmq-look", daemon=True)
+            self._looking.start()
+        return self._looking
+
+    def forget(self) -> None:
+        """For tests, and for a child that was forked."""
+        with self._lock:
+            self._seen, self._until, self._since, self._looking = None, 0.0, None, None
+            self._known = ()
+
+    def _see(self, known: Sequence[Declared]) -> None:
+        try:
+            seen = _seen(known)
+        except (RmqRetryError, OSError, ImproperlyConfigured) as error:
+            with self._lock:
+                seen = self._away(str(error))
+        else:
+            self._since = None
+        with self._lock:
+            self._seen, self._until = seen, time.monotonic() + FRESH
+
+    def _away(self, why: str) -> Look:
+        self._since = self._since or timezone.now()
+        return Look(at=timezone.now(), away=why, since=self._since)
+
+
+def _seen(known: Sequence[Declared]) -> Look:
+    if broker_connections.stands_in():
+        return Look(at=timezone.now())
+    access = settings().access()
+    timeout = min(access.connect_timeout, PATIENCE)
+    url = settings().management_url
+    inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
+    with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
+        topology = registry.topology()
+        former = declared.formers(known, topology, declared.Place.of(session))
+        gauged = gauge(Declarer(session, inspector), topology, Bounds(), former)
+    return Look(at=timezone.now(), levels=gauged.levels, blind=gauged.blind)
+
+
+_window = _Window()
+look = _window.look
+remember = _window.remember
+glimpse = _window.glimpse
+forget = _window.forget

@@ -1,0 +1,188 @@
+"""The pages before discard, hold, restore and unhold."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq_retry.admin import key_lists, labels, message_page
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked.actions import Done, Why, discard, hold, release, restore
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import Selection
+
+SPANS: tuple[tuple[str, Any], ...] = (
+    ("30m", gettext_lazy("for 30 minutes")),
+    ("2h", gettext_lazy("for 2 hours")),
+    ("tomorrow", gettext_lazy("until tomorrow, 08:00")),
+    ("at", gettext_lazy("until")),
+)
+MORNING = 8
+Allowed = Callable[[ParkedMessage], str]
+
+
+def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Why, and then away; the body is kept until its retention ends."""
+
+    def act(selection: Selection, allowed: Allowed) -> str:
+        why, text = request.POST.get("why", ""), request.POST.get("text", "")
+        done = discard(selection, Actor.of_request(request), why=why, text=text, allowed=allowed)
+        until = timezone.localdate() + timedelta(days=settings().resolved_days)
+        said = ngettext(
+            "%(count)d message discarded (reason: %(why)s). Restore until %(day)s.",
+            "%(count)d messages discarded (reason: %(why)s). Restore until %(day)s.",
+            done.changed,
+        )
+        facts = {"count": done.changed, "why": labels.resolution(why), "day": f"{until:%Y-%m-%d}"}
+        return said % facts + _rest(done)
+
+    return _asked(pages, request, "discard", act)
+
+
+def holding(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Until when; it comes back by itself."""
+
+    def act(selection: Selection, allowed: Allowed) -> str:
+        until = _until(request.POST.get("span", ""), request.POST.get("at", ""))
+        reason = request.POST.get("text", "")
+        done = hold(selection, Actor.of_request(request), until=until, reason=reason, allowed=allowed)
+        said = ngettext(
+            "%(count)d message is on hold until %(when)s.",
+            "%(count)d messages are on hold until %(when)s.",
+            done.changed,
+        )
+        return said % {"count": done.changed, "when": f"{timezone.localtime(until):%Y-%m-%d %H:%M}"} + _rest(done)
+
+    return _asked(pages, request, "hold", act)
+
+
+def restoring(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """Take a discard back."""
+    return _one(pages, request, pk, "restore", restore, _("The message is parked again."))
+
+
+def releasing(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """End a hold now."""
+    return _one(pages, request, pk, "release", release, _("The hold is over, the message is parked."))
+
+
+def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selection, Allowed], str]) -> HttpResponse:
+    why = allowing.refusal(request, verb)
+    if why:
+        return pages.refused(request, why)
+    title = _("Discard messages") if verb == "discard" else _("Hold messages")
+    try:
+        there = choosing.frozen(request) or key_lists.changed(request)
+        if there is not None:
+            return there
+        selection = choosing.chosen(request)
+        left = key_lists.left_out(request, selection)
+        count = choosing.counted(selection)
+    except Refused as refusal:
+        return pages.page(request, "gone.html", title=title, status=400, why=str(refusal))
+    forbidden = choosing.forbidden(request, verb, selection)
+    wrong = left.wrong
+    if request.method == "POST" and "leave_out" not in request.POST and not wrong:
+        if forbidden:
+            return pages.refused(request, forbidden)
+        try:
+            messages.success(request, act(selection, lambda message: allowing.refusal(request, verb, message)))
+            return HttpResponseRedirect(_back(pages, selection))
+        except Refused as refusal:
+            wrong = str(refusal)
+    context = {"left": left, "wrong": {"all": wrong} if wrong else {}, "forbidden": forbidden}
+    return _page(pages, request, selection, verb=verb, count=count, **context)
+
+
+def _page(
+    pages: Pages, request: HttpRequest, selection: Selection, *, verb: str, count: int, **context: Any
+) -> HttpResponse:
+    if verb == "discard":
+        label = ngettext("Discard %(count)d message", "Discard %(count)d messages", count)
+    else:
+        label = ngettext("Hold %(count)d message", "Hold %(count)d messages", count)
+    rows = selection.queryset().order_by()
+    return pages.page(
+        request,
+        f"parkedmessage/{verb}.html",
+        title=label % {"count": count},
+        status=422 if context["wrong"] else 200,
+        selection=selection,
+        token=selection.token(),
+        count=count,
+        keys=rows.exclude(business_key="").values("business_key").distinct().count() if count <= LISTED else None,
+        sample=choosing.sample(request, selection),
+        whys=Why.choices,
+        spans=SPANS,
+        typed=request.POST or request.GET,
+        until=timezone.localdate() + timedelta(days=settings().resolved_days),
+        **context,
+    )
+
+
+LISTED = 10_000
+"""Business keys are counted among so many messages."""
+
+
+def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[..., Done], *said: str) -> HttpResponse:
+    message = message_page.found_or_404(str(pk))
+    why = allowing.refusal(request, "view", message) or allowing.refusal(request, verb, message)
+    if why:
+        return pages.refused(request, why)
+    try:
+        done = act(Selection.of_ids([pk]), Actor.of_request(request))
+        if done.changed:
+            messages.success(request, said[0])
+        else:
+            messages.warning(request, _("Somebody was quicker: the message is not as it was. Nothing was changed."))
+    except Refused as refusal:
+        messages.warning(request, str(refusal))
+    return HttpResponseRedirect(pages.address("parkedmessage_change", pk))
+
+
+def _until(span: str, at: str) -> datetime:
+    now = timezone.now()
+    if span == "tomorrow":
+        morning = timezone.localtime(now).replace(hour=MORNING, minute=0, second=0, microsecond=0)
+        return morning + timedelta(days=1)
+    if span == "at":
+        try:
+            found = parse_datetime(at)
+        except ValueError:
+            found = None
+        if found is None:
+            raise Refused(_("Say until when, such as 2026-11-22T08:00."))
+        return found if timezone.is_aware(found) else timezone.make_aware(found)
+    spans = {"30m": timedelta(minutes=30), "2h": timedelta(hours=2)}
+    if span not in spans:
+        raise Refused(_("Choose until when."))
+    return now + spans[span]
+
+
+def _rest(done: Done) -> str:
+    left = done.left + done.refused
+    said = ngettext(
+        "%(count)d was left as it is: it changed meanwhile, or a rule of the project forbids it.",
+        "%(count)d were left as they are: they changed meanwhile, or a rule of the project forbids it.",
+        left,
+    )
+    return " " + said % {"count": left} if left else ""
+
+
+def _back(pages: Pages, selection: Selection) -> str:
+    """To the message where it was one, else to the list."""
+    if len(selection.revisions) == 1:
+        return pages.address("parkedmessage_change", next(iter(selection.revisions)))
+    if isinstance(selection.filter.get("group"), int):
+        return pages.address("errorgroup_change", selection.filter["group"])
+    return pages.address("parkedmessage_changelist")

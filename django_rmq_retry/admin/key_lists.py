@@ -1,0 +1,285 @@
+"""The page for a list of keys, and the field for keys to leave out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin.pages import Act, Pages
+from django_rmq_retry.models import KeyList, ParkedMessage, State
+from django_rmq_retry.parked import operators
+from django_rmq_retry.parked.key_lists import (
+    MOST_KEYS,
+    Answer,
+    Match,
+    Seen,
+    answered,
+    excluded,
+    keys_of,
+    look_up,
+    meaning,
+    parse,
+    store,
+    written,
+)
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
+
+SHOWN = 200
+"""Keys of each kind that a page names; the export has all messages."""
+EACH = 20
+"""Messages of one key that a page names."""
+NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed"}
+"""Of a form that is shown again with another selection: what is not to stand in it then."""
+
+
+def seen_by(request: HttpRequest) -> Seen | None:
+    """Whether somebody may see a message; None where no rule of the project is asked."""
+    if not operators.ruled(request.user):
+        return None
+
+    def seen(row: ParkedMessage) -> bool:
+        return not allowing.refusal(request, "view", row)
+
+    return seen
+
+
+def view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Take a list, and say what became of each of its keys; the buttons lead to the pages that ask."""
+    why = allowing.refusal(request, "view")
+    if why:
+        return pages.refused(request, why)
+    wrong, text = "", request.POST.get("keys", "")
+    if request.method == "POST":
+        try:
+            return HttpResponseRedirect(f"{request.path}?list={_stored(request, text).pk}")
+        except Refused as refusal:
+            wrong = str(refusal)
+    known = _mine(request) if request.GET.get("list") and not wrong else None
+    told = answered(known, seen_by(request)) if known else None
+    return pages.page(
+        request,
+        "parkedmessage/keys.html",
+        title=_("A list of keys"),
+        status=422 if wrong else 200,
+        text=written(told.keys) if told else text,
+        wrong={"keys": wrong} if wrong else {},
+        most=MOST_KEYS,
+        answer=told,
+        **(_answer(pages, request, known, told) if known and told else {}),
+    )
+
+
+def _stored(request: HttpRequest, text: str) -> KeyList:
+    keys = parse(text, spaces=bool(request.POST.get("spaces")))
+    if not keys:
+        raise Refused(_("Paste at least one business key or message id."))
+    return store(keys, Actor.of_request(request), look_up(keys, seen_by(request)))
+
+
+def _mine(request: HttpRequest) -> KeyList:
+    """The list that the address names; of others nobody learns whether there is one."""
+    number = number_in(request.GET["list"])
+    known = KeyList.objects.filter(pk=number, by_key=str(request.user.pk)).first() if number is not None else None
+    if known is None:
+        raise Http404(_("There is no such list of keys, or it was deleted after two days. Paste it again."))
+    return known
+
+
+def _answer(pages: Pages, request: HttpRequest, known: KeyList, told: Answer) -> dict[str, Any]:
+    held = bool(request.GET.get("held"))
+    on_hold, waiting = told.records(State.ON_HOLD), {one.record for one in _matches(told) if one.run is not None}
+    return {
+        "found": [(key, told.matches[key]) for key in told.found[:SHOWN]],
+        "closed": [(key, told.matches[key]) for key in told.closed[:SHOWN]],
+        "several": [(key, told.matches[key][:EACH], len(told.matches[key]) - EACH) for key in told.several[:SHOWN]],
+        "missing": written(told.missing),
+        "alike": list(told.alike.items())[:SHOWN],
+        "spaced": len(told.spaced),
+        "held": held,
+        "on_hold": len(on_hold),
+        "waiting": len(waiting & told.records(State.PARKED)),
+        "address": f"{request.path}?list={known.pk}",
+        "acts": _acts(pages, request, known, held=held),
+    }
+
+
+def _matches(told: Answer) -> list[Match]:
+    return [one for some in told.matches.values() for one in some]
+
+
+def _acts(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> list[Act]:
+    states = [State.PARKED.value, *([State.ON_HOLD.value] if held else [])]
+    chosen, every = (_of(known, states), _of(known, State.values))
+    of_chosen = (
+        (_("Requeue %(count)d…"), "requeue", "requeuerun_preview", chosen.count),
+        (_("Discard %(count)d…"), "discard", "parkedmessage_discard", None),
+        (_("Hold %(count)d…"), "hold", "parkedmessage_hold", None),
+    )
+    acts = [
+        Act(
+            label=label % {"count": chosen.count},
+            address=f"{pages.address(page)}?{urlencode({'sel': chosen.token()})}",
+            why=allowing.refusal(request, verb, count=count),
+            kind="" if verb != "requeue" else "main",
+        )
+        for label, verb, page, count in of_chosen
+    ]
+    export = Act(
+        label=_("Export %(count)d…") % {"count": every.count},
+        address=f"{pages.address('parkedmessage_export')}?{urlencode({'sel': every.token()})}",
+        why=allowing.refusal(request, "export"),
+    )
+    return [*(acts if chosen.count else []), *([export] if every.count else [])]
+
+
+def _of(known: KeyList, states: Sequence[str]) -> Selection:
+    return Selection.of_filter({LISTED: meaning(known), "state": list(states)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a preview leaves out, by a list of keys."""
+
+    text: str = ""
+    wrong: str = ""
+    keys: int = 0
+    messages: int = 0
+    missing: Sequence[str] = ()
+    alike: Sequence[tuple[str, Sequence[str]]] = ()
+    elsewhere: Sequence[tuple[str, Match]] = ()
+    """Keys whose messages are not among those that were chosen."""
+    several: Sequence[tuple[str, int]] = ()
+    listed: Sequence[tuple[str, int]] = field(default_factory=tuple)
+    """Of a selection that is a list of keys itself: those that name several messages, and how many."""
+
+    @property
+    def lines(self) -> list[tuple[str, str, Sequence[str]]]:
+        """What is said of the keys: how grave it is, a sentence, and which they are."""
+        return [(kind, said % {"count": len(some)}, some[:SHOWN]) for kind, said, some in self._lines() if some]
+
+    def _lines(self) -> list[tuple[str, str, Sequence[str]]]:
+        missing, elsewhere, several = self.missing, self.elsewhere, self.several
+        return [
+            (
+                "hm",
+                ngettext(
+                    "%(count)d key was not found: nothing is left out for it",
+                    "%(count)d keys were not found: nothing is left out for them",
+                    len(missing),
+                ),
+                missing,
+            ),
+            (
+                "hm",
+                ngettext(
+                    "%(count)d of them differs from a stored key in upper and lower case only",
+                    "%(count)d of them differ from stored keys in upper and lower case only",
+                    len(self.alike),
+                ),
+                [f"{key} → {', '.join(others)}" for key, others in self.alike],
+            ),
+            (
+                "fyi",
+                ngettext(
+                    "%(count)d key names a message that is not among these anyway",
+                    "%(count)d keys name messages that are not among these anyway",
+                    len(elsewhere),
+                ),
+                [f"{key} ({State(one.state).label})" for key, one in elsewhere],
+            ),
+            (
+                "fyi",
+                ngettext(
+                    "%(count)d key names several messages: all of them are left out",
+                    "%(count)d keys name several messages: all of them are left out",
+                    len(several),
+                ),
+                [f"{key} ({count})" for key, count in several],
+            ),
+        ]
+
+    @property
+    def twice(self) -> list[str]:
+        """As the preview says it of a selection that is a list."""
+        return [f"{key} ({count})" for key, count in self.listed[:SHOWN]]
+
+
+def changed(request: HttpRequest) -> HttpResponse | None:
+    """A redirect to the same page with another selection, where its form names other keys to leave out.
+
+    No button acts while they differ: what is left out is to be seen first.
+    """
+    text = request.POST.get("except")
+    if text is None:
+        return None
+    selection = choosing.chosen(request)
+    try:
+        keys = parse(text)
+    except Refused:
+        return None
+    if keys == _left_out_by(selection):
+        return None
+    listed = meaning(store(keys, Actor.of_request(request))) if keys else None
+    return _again(request, selection.leaving_out(listed))
+
+
+def left_out(request: HttpRequest, selection: Selection) -> Left:
+    """What a preview leaves out; with the text of the form and why not, where it cannot be read."""
+    text = request.POST.get("except", "")
+    known = _left_out_by(selection)
+    try:
+        parse(text)
+    except Refused as refusal:
+        return Left(text=text, wrong=str(refusal), keys=len(known))
+    return _told(request, selection, known)
+
+
+def _left_out_by(selection: Selection) -> list[str]:
+    listed = selection.filter.get(EXCEPT)
+    return keys_of(listed["list"]) if listed else []
+
+
+def _again(request: HttpRequest, selection: Selection) -> HttpResponse:
+    """To the same page with that selection, and with everything else that stood in the form."""
+    if "leave_out" not in request.POST:
+        said = _(
+            "The keys to leave out had changed, so nothing was done. They are left out now: look, and press again."
+        )
+        messages.warning(request, said)
+    kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
+    return HttpResponseRedirect(f"{request.path}?{urlencode([('sel', selection.token()), *kept])}")
+
+
+def _told(request: HttpRequest, selection: Selection, known: Sequence[str]) -> Left:
+    seen = seen_by(request)
+    listed = _several(selection, seen) if LISTED in selection.filter else ()
+    if not known:
+        return Left(listed=listed)
+    told = excluded(known, selection.leaving_out(None).queryset(), seen)
+    return Left(
+        text=written(known),
+        keys=len(known),
+        messages=told.messages,
+        missing=told.missing,
+        alike=list(told.alike.items()),
+        elsewhere=list(told.elsewhere.items()),
+        several=list(told.several.items()),
+        listed=listed,
+    )
+
+
+def _several(selection: Selection, seen: Seen | None) -> list[tuple[str, int]]:
+    """Keys of a selection that is a list, of which each means more than one message."""
+    known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
+    told = answered(known, seen) if known else None
+    states = selection.filter.get("state", State.values)
+    found = [(key, sum(one.state in states for one in told.matches[key])) for key in told.several] if told else []
+    return [(key, count) for key, count in found if count > 1]

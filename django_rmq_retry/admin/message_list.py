@@ -1,0 +1,289 @@
+"""The list of parked messages: filters, search and newer arrivals."""
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db.models import QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_rmq_retry.admin import labels, pages
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import pages as helping
+from django_rmq_retry.admin.labels import LEFT_OUT
+from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
+
+AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+
+
+class Word(SimpleListFilter):
+    """A filter of one word of a selection; a value that is no choice is shown as one all the same."""
+
+    def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
+        self.request = request
+        super().__init__(request, params, model, model_admin)
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        known = list(self.known())
+        chosen = request.GET.get(self.parameter_name or "")
+        if chosen and chosen not in dict(known):
+            known.append((chosen, chosen))
+        return known
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def meaning(self) -> dict[str, Any]:
+        """The words of a selection."""
+        value = self.value()
+        return {str(self.parameter_name): value} if value else {}
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[ParkedMessage]) -> QuerySet[ParkedMessage]:
+        try:
+            return narrowed(queryset, self.meaning())
+        except (ValueError, TypeError, ValidationError):
+            return queryset.none()
+
+
+class ByState(Word):
+    title = gettext_lazy("status")
+    parameter_name = "state"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return (*State.choices, ("all", _("All")))
+
+    def meaning(self) -> dict[str, Any]:
+        chosen = self.value() or State.PARKED
+        return {} if chosen == "all" else {"state": [chosen]}
+
+    def value(self) -> str | None:
+        """Whoever searches for an id means the message wherever it stands."""
+        return super().value() or ("all" if self.request.GET.get("q") else None)
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Parked is what stands there without a word; there is no choice called All before it."""
+        chosen = self.value() or State.PARKED
+        for value, label in self.lookup_choices:
+            words = {"remove": ["state"]} if value == State.PARKED else {"new_params": {"state": value}}
+            yield {
+                "selected": str(chosen) == str(value),
+                "query_string": changelist.get_query_string(**words),
+                "display": label,
+            }
+
+
+class ByQueue(Word):
+    title = gettext_lazy("queue")
+    parameter_name = "queue"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        names = {intake.queue.name for intake in registry.intakes()} | set(settings().parked_queues)
+        return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
+
+
+class ByType(Word):
+    title = gettext_lazy("message type")
+    parameter_name = "type"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        types = {one.match.type or "" for one in registry.subscriptions()} - {""}
+        return ((name, name) for name in sorted(types))
+
+
+class ByReason(Word):
+    title = gettext_lazy("reason")
+    parameter_name = "reason"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return ((reason.value, labels.reason(reason)) for reason in Reason)
+
+
+class ByAge(Word):
+    title = gettext_lazy("parked")
+    parameter_name = "parked"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return (("1h", _("last hour")), ("24h", _("last 24 hours")), ("7d", _("last 7 days")))
+
+    def meaning(self) -> dict[str, Any]:
+        age = AGES.get(self.value() or "")
+        return {"parked_after": (timezone.now() - age).isoformat()} if age else {}
+
+
+class ByCycle(Word):
+    title = gettext_lazy("requeued before")
+    parameter_name = "cycle_min"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return (("2", _("at least once")),)
+
+
+class ByTime(Word):
+    """The way to what is older than the last page."""
+
+    title = gettext_lazy("parked before")
+    parameter_name = "parked_before"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+
+class ByGroup(Word):
+    title = gettext_lazy("group")
+    parameter_name = "group"
+
+    def known(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+
+FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
+
+
+MOST = 100
+SINCE, AFTER = "since", "after"
+"""Words of the address: when the list was opened, and the highest number that was given then."""
+
+
+def view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """The bar alone: a part of a page, for the script."""
+    why = allowing.refusal(request, "view")
+    if why:
+        return pages.refused(request, why)
+    try:
+        found = _found(request, _listed(pages, request))
+    except ValueError:
+        return HttpResponseBadRequest()
+    again = request.GET.copy()
+    for word in (SINCE, AFTER, "fragment"):
+        again.pop(word, None)
+    return pages.page(
+        request,
+        "parts/newer.html",
+        title="",
+        count=min(found, MOST),
+        number=f"{MOST}+" if found > MOST else str(found),
+        address=f"?{again.urlencode()}",
+    )
+
+
+def _listed(pages: Pages, request: HttpRequest) -> Any:
+    """The rows that the list would show, on all its pages."""
+    rows: Any = ParkedMessage.objects.all()
+    words: Any = dict(request.GET.lists())
+    for kind in FILTERS:
+        rows = kind(request, words, ParkedMessage, pages).queryset(request, rows)
+    return rows.order_by().values_list("pk", flat=True)
+
+
+def _found(request: HttpRequest, rows: Any) -> int:
+    """By when they were parked and by number: one that is parked again keeps its number, one may be recorded late."""
+    since, after = parse_datetime(request.GET.get(SINCE, "")), number_in(request.GET.get(AFTER, ""))
+    if since is None or since.tzinfo is None or after is None:
+        raise ValueError(request.GET)
+    late = rows.filter(parked_at__lte=since, pk__gt=after)
+    found = list(rows.filter(parked_at__gt=since).union(late, all=True)[: MOST + 1])
+    if found and helping.rules_apart(request):
+        known = ParkedMessage.objects.filter(pk__in=found).defer(*LEFT_OUT)[: MOST + 1]
+        return sum(not allowing.refusal(request, "view", one) for one in known)
+    return len(found)
+
+
+MOST_COUNTED = 10_000
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only
+    """Counts no further than people turn pages."""
+
+    column = "pk"
+
+    @cached_property
+    def found(self) -> int:
+        rows: Any = self.object_list
+        # In no order and of one column that the indexes have: the database need not look beyond them.
+        return int(rows.order_by().values(self.column)[: MOST_COUNTED + 1].count())
+
+    @cached_property
+    def count(self) -> int:
+        return min(self.found, MOST_COUNTED)
+
+    @property
+    def capped(self) -> bool:
+        return self.found > MOST_COUNTED
+
+
+class MessagePaginator(CappedPaginator):
+    """Of messages: the state is in the index of every filter. By the same one Django pages their history."""
+
+    @property
+    def column(self) -> str:  # type: ignore[override]  # it depends on what is paged
+        return "state" if self.object_list.model is ParkedMessage else "pk"  # type: ignore[attr-defined]  # of rows
+
+
+class MessageList(ChangeList):
+    """What is chosen by words, as a selection says it; rows that the project's rules hide are left out."""
+
+    capped = False
+    newest = 0
+    """The highest number that was given when the list was read."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        self.as_of = timezone.now()
+        last = ParkedMessage.objects.order_by("-pk").values("pk")[:1]
+        self.queryset = self.queryset.annotate(newest=Subquery(last))
+        super().get_results(request)
+        self.capped = bool(getattr(self.paginator, "capped", False))
+        if not self.result_count:
+            # That nothing fits is known from an index; the rows might be looked for in the whole table.
+            self.result_list = []
+        for row in self.result_list:
+            # Of a worker whose clock is ahead: it is on this page, so it is not newer.
+            self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
+        self.result_list = [row for row in self.result_list if not pages.refusal(request, "view", row)]
+
+    def words(self) -> dict[str, Any]:
+        """The filter of everything that this list would show on all its pages."""
+        found: dict[str, Any] = {"search": self.query} if self.query else {}
+        for spec in self.filter_specs:
+            if isinstance(spec, Word):
+                found |= spec.meaning()
+        return found
+
+    def chosen(self) -> list[tuple[str, str, str]]:
+        """The filters that narrow the list: what, by which value, and the address without it."""
+        found = []
+        for spec in self.filter_specs:
+            if isinstance(spec, Word) and spec.used_parameters:
+                name = str(spec.parameter_name)
+                value = str(spec.value() or "")
+                label = {str(choice): said for choice, said in spec.lookup_choices}.get(value, value)
+                found.append((str(spec.title), str(label), self.get_query_string(remove=[name])))
+        if self.query:
+            found.append(("", self.query, self.get_query_string(remove=["q"])))
+        return found
+
+    @property
+    def newer(self) -> str:
+        """What the bar above the list asks for; nothing where what is parked anew would not be listed."""
+        if self.query or State.PARKED not in self.words().get("state", [State.PARKED]):
+            return ""
+        return self.get_query_string({SINCE: self.as_of.isoformat(), AFTER: self.newest})
+
+    @property
+    def last_time(self) -> str:
+        """Where the pages after the last one begin."""
+        rows = list(self.result_list)
+        return rows[-1].parked_at.isoformat() if rows else ""

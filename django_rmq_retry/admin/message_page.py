@@ -1,0 +1,428 @@
+"""The page of one parked message: heading, body and headers."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Count, OuterRef, Q, Subquery
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq_retry.admin import labels, pages
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import timeline as activity
+from django_rmq_retry.admin.labels import plain_words
+from django_rmq_retry.admin.pages import Act, Pages
+from django_rmq_retry.admin.timeline import timeline
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.deaths import BROKERS_OWN, Death, deaths, rejections, well_formed
+from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
+from django_rmq_retry.messages.properties import Properties, decode_properties
+from django_rmq_retry.messages.stamp import PREFIX
+from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, State
+from django_rmq_retry.ordering.keys import blocked_by
+from django_rmq_retry.parked.attempts import attempts_of
+from django_rmq_retry.parked.edit import plain
+from django_rmq_retry.parked.record import moment
+from django_rmq_retry.parked.selection import number_in
+from django_rmq_retry.templatetags.rmq_retry import rmq_minute, visible
+
+TEXT_LIMIT = 64 * 1024
+HEX_LIMIT = 4 * 1024
+FORMATTED_LIMIT = 8 * TEXT_LIMIT
+"""Indenting makes a text longer: one that would grow beyond this is shown as it came."""
+MOST_HIDDEN = 100
+"""Hidden places that are named, each with its button; the others stay hidden without one."""
+MASK_LIMIT = 1024 * 1024
+"""Hiding fields reads the whole text: a longer one is not shown to whoever may not see all of it."""
+MOST_EDITED = 3 * 1024 * 1024
+"""A form sends up to three bytes for one of a body, and more for the end of a line."""
+_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """What a page shows of a body."""
+
+    formatted: str = ""
+    exact: str = ""
+    hex: str = ""
+    hidden: tuple[str, ...] = ()
+    """Places whose values are not shown."""
+    unnamed: int = 0
+    """Hidden places beyond those."""
+    cut: bool = False
+    why: str = ""
+    """Why nothing is shown, or not as text."""
+    unformatted: str = ""
+    """Why a JSON text is not set out in lines."""
+
+
+def whole_of(request: HttpRequest, message: ParkedMessage) -> bool:
+    """Whether every byte may be seen."""
+    return not pages.refusal(request, "view_payload", message)
+
+
+def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] = ()) -> Body:
+    """What somebody sees of a body who may see the whole, or else all but the hidden fields."""
+    if whole:
+        return _open(data, content_type)
+    if len(data) > MASK_LIMIT:
+        return Body(why=_("The body is too large to hide its confidential fields, so it is not shown."))
+    text, hidden = masked(data, content_type, settings().mask, shown=shown)
+    if text is None:
+        return Body(why=_untold(data, content_type))
+    places = [place for place in hidden if place not in shown]
+    return replace(_shown(text), hidden=tuple(places[:MOST_HIDDEN]), unnamed=len(places[MOST_HIDDEN:]))
+
+
+def beyond_forms(number: int, size: int) -> str:
+    """Why a body of this size cannot be edited on a page; nothing where it can."""
+    if size <= MOST_EDITED:
+        return ""
+    said = _("Its body is larger than the form of a page may be. Edit it by: %(command)s")
+    return said % {"command": f"manage.py rmq_parked edit {number} --editor"}
+
+
+def dump(data: bytes) -> str:
+    """Bytes as numbers, with the letters among them."""
+    lines = []
+    for start in range(0, min(len(data), HEX_LIMIT), _WIDTH):
+        part = data[start : start + _WIDTH]
+        letters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)  # noqa: PLR2004 - ASCII
+        lines.append(f"{start:08x}  {part.hex(' '):<{3 * _WIDTH}} {letters}")
+    return "\n".join(lines)
+
+
+def _open(data: bytes, content_type: str) -> Body:
+    text = decoded(data, content_type)
+    if text is None:
+        why = _("The body is no text in its encoding: here are its bytes.")
+        return Body(hex=dump(data), cut=len(data) > HEX_LIMIT, why=why)
+    return replace(_shown(text), hex=dump(data))
+
+
+def _untold(data: bytes, content_type: str) -> str:
+    """Why the confidential fields of a body cannot be found."""
+    if is_json(decoded(data, content_type) or ""):
+        return _("The body is nested too deeply to tell its confidential fields apart: it is not shown.")
+    return _("The body is no JSON, so its confidential fields cannot be told apart: it is not shown.")
+
+
+def _shown(text: str) -> Body:
+    exact, formatted, why = visible(text[:TEXT_LIMIT]), None, ""
+    cut = len(text) > TEXT_LIMIT
+    if not cut and is_json(text):
+        formatted = indented(text, most=FORMATTED_LIMIT)
+        if formatted is None:
+            why = _("It is nested too deeply to be formatted.")
+    return Body(formatted=visible(formatted or ""), exact=exact, cut=cut, unformatted=why)
+
+
+LONGEST = 2000
+DEATHS = 20
+"""Entries of x-death that are shown; a forged one may have thousands."""
+SHORT = 200
+PLACE = "headers."
+"""Before the name of a header that is hidden, so that no field of the body is called the same."""
+ROUTING = ("CC", "BCC", "x-delay")
+PLAIN = (
+    *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration"),
+    *("message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """One header."""
+
+    name: str
+    value: str
+    kind: str
+    section: str
+    place: str = ""
+    """Where its value is hidden; empty where it is seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """One entry of x-death: how often the broker moved the message out of a queue, and why."""
+
+    queue: str
+    exchange: str
+    reason: str
+    count: int
+    at: datetime | None
+    keys: str
+    expiration: str
+
+    @classmethod
+    def of(cls, death: Death) -> "Departure":
+        return cls(
+            queue=_short(death.queue),
+            exchange=_short(death.exchange),
+            reason=_short(death.reason),
+            count=death.count,
+            at=moment(death.at),
+            keys=_short(", ".join(death.keys[:DEATHS])),
+            expiration=_short(death.expiration),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """Everything that a message says about itself."""
+
+    headers: tuple[Header, ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
+    deaths: tuple[Departure, ...] = ()
+    """The first of them."""
+    more_deaths: int = 0
+    unread_deaths: bool = False
+    """Whether there is an x-death that no broker writes."""
+    raw: str = ""
+    why: str = ""
+    """Why it is shown as bytes, or not at all."""
+
+    def sections(self) -> Iterator[tuple[str, str, list[Header]]]:
+        names = {"yours": _("The sender's"), "routing": _("Routing"), "system": _("The broker's and this app's")}
+        for section, title in names.items():
+            rows = [header for header in self.headers if header.section == section]
+            if rows:
+                yield section, title, rows
+
+
+def heading(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Heading:
+    """What stored properties say, to somebody who may see the whole, or else all but the hidden fields."""
+    try:
+        properties = decode_properties(raw)
+    except UndecodableHeaders as error:
+        said = _("They cannot be decoded: %(why)s") % {"why": error}
+        if not whole:
+            return Heading(why=said)
+        return Heading(raw=raw[:LONGEST].hex(" "), why=said)
+    plain = tuple((name, visible(str(getattr(properties, name)))) for name in PLAIN if _given(properties, name))
+    headers = tuple(_headers(properties, whole, shown))
+    found = deaths(properties.headers)
+    return Heading(
+        headers=headers,
+        properties=plain,
+        deaths=tuple(map(Departure.of, found[:DEATHS])),
+        more_deaths=max(len(found) - DEATHS, 0),
+        unread_deaths=not well_formed(properties.headers),
+    )
+
+
+def _given(properties: Properties, name: str) -> bool:
+    return getattr(properties, name) is not None
+
+
+def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Iterator[Header]:  # noqa: FBT001 - inside
+    masks = () if whole else settings().mask
+    for name in properties.headers:
+        place = PLACE + name
+        try:
+            value = properties.headers[name]
+        except UndecodableHeaders as error:
+            said = _("cannot be decoded: %(why)s") % {"why": error.problem}
+            yield Header(name=visible(name), value=said, kind="?", section=_section(name))
+            continue
+        hidden = place not in shown and hides([name], masks)
+        seen = HIDDEN if hidden else _text(value if place in shown else without(value, [name], masks))
+        kind = type(value).__name__
+        yield Header(name=visible(name), value=seen, kind=kind, section=_section(name), place=place if hidden else "")
+
+
+def _section(name: str) -> str:
+    if name in ROUTING:
+        return "routing"
+    return "system" if name in BROKERS_OWN or name.startswith(("x-", PREFIX)) else "yours"
+
+
+def _short(text: str) -> str:
+    said = visible(text[: SHORT + 1])
+    return said if len(text) <= SHORT else f"{said[:SHORT]}…"
+
+
+def _text(value: object) -> str:
+    said = visible(plain(value))
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+ATTEMPTS = 20
+ACTS = 20
+MOST_TOLD = 2**31 - 1
+"""x-death can be forged; no column holds more."""
+
+
+def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
+    """The page; with `shown`, the places of hidden values that this one answer tells."""
+    message = _found(object_id)
+    why = allowing.refusal(request, "view", message)
+    if why:
+        return pages.refused(request, why)
+    history = _history(request, message)
+    return pages.page(
+        request,
+        "parkedmessage/message.html",
+        title=f"{message.type} {message}".strip(),
+        message=message,
+        plain=plain_words(message.group) if message.open else "",
+        summary=_summary(message),
+        **_become(message, history["items"]),
+        unrecorded=_unrecorded(message),
+        parked_by=labels.PARKED_BY.get(message.by, message.by),
+        resolution=labels.resolution(message.resolution),
+        acts=acts_of(pages, request, message),
+        **history,
+        **_contents(request, message, shown),
+    )
+
+
+def found_or_404(object_id: str) -> ParkedMessage:
+    """The record, whole."""
+    number = number_in(object_id)
+    found = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
+    message = None if found is None else found.first()
+    if message is None:
+        raise Http404(_("There is no such message. Resolved messages are deleted after a while; the audit log stays."))
+    return message
+
+
+def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[Act]:
+    """What may be done about it in its state, and why not where one may not."""
+    selected = "?" + urlencode({"message": message.pk})
+    preview = pages.address("requeuerun_preview") + selected
+    closed = "" if message.open else _("It is not open any more: nothing is left to decide.")
+
+    def act(label: str, verb: str, address: str, **more: Any) -> Act:
+        return Act(label=label, address=address, why=closed or allowing.refusal(request, verb, message), **more)
+
+    uneditable = closed or allowing.refusal(request, "edit", message) or beyond_forms(message.pk, message.size)
+    acts = [
+        act(_("Requeue…"), "requeue", preview, kind="main"),
+        Act(label=_("Edit and requeue…"), address=pages.address("parkedmessage_edit", message.pk), why=uneditable),
+        act(_("Discard…"), "discard", pages.address("parkedmessage_discard") + selected),
+        act(_("Hold…"), "hold", pages.address("parkedmessage_hold") + selected),
+    ]
+    if message.state == State.ON_HOLD:
+        acts[-1] = act(_("Release"), "release", pages.address("parkedmessage_release", message.pk), post=True)
+    export = pages.address("parkedmessage_export") + selected
+    exporting = Act(label=_("Export…"), address=export, why=allowing.refusal(request, "export", message))
+    if message.state == State.DISCARDED:
+        why = allowing.refusal(request, "restore", message)
+        address = pages.address("parkedmessage_restore", message.pk)
+        return [Act(label=_("Restore"), address=address, why=why, post=True, kind="main"), exporting]
+    return [*acts, exporting] if message.open else [exporting]
+
+
+def _found(object_id: str) -> ParkedMessage:
+    message = found_or_404(object_id)
+    same = ParkedMessage.objects.filter(state=OuterRef("state"))
+    newer = same.filter(parked_at__gt=OuterRef("parked_at")).order_by("parked_at", "pk").values("pk")[:1]
+    older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
+    known = attempts_of(message).filter(cycle=message.cycle, number__lte=_told(message)).exclude(verdict="ack")
+    counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
+    behind = blocked_by(message).values("held")[:1]
+    asked = (Subquery(newer), Subquery(older), Subquery(counted), Subquery(behind))
+    beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
+    found = beside or (None, None, None, None)
+    message.newer, message.older, message.known, message.behind = found  # type: ignore[attr-defined]  # for here
+    return message
+
+
+def _told(message: ParkedMessage) -> int:
+    """How many attempts of this cycle the message itself bears: by our own count, or by the broker's."""
+    try:
+        headers = decode_properties(bytes(message.properties)).headers
+    except UndecodableHeaders:
+        return message.attempts
+    return max(message.attempts, min(rejections(headers, message.queue), MOST_TOLD))
+
+
+def _unrecorded(message: Any) -> str:
+    """A warning where the history lacks attempts that the message tells of; what it tells is of its last arrival."""
+    told, known = _told(message), message.known or 0
+    if told <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
+        return ""
+    said = ngettext(
+        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempt was not recorded: "
+        "its consumer crashed, or was an older version or another program.",
+        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempts were not recorded: "
+        "their consumer crashed, or was an older version or another program.",
+        told - known,
+    )
+    return said % {"told": told, "known": known, "count": told - known}
+
+
+def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
+    attempts = attempts_of(message)[: ATTEMPTS + 1]
+    shown = list(attempts)
+    items = list(Item.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTS])
+    about = Q(message=message.pk) | Q(run__in={item.run_id for item in items})
+    acts = list(OperatorAction.objects.filter(about).order_by("-number")[:ACTS])
+    no_traces = allowing.refusal(request, "view_traceback", message)
+    if no_traces:
+        for attempt in shown:
+            attempt.chain, attempt.logs = [], ""
+    others = bool(allowing.refusal(request, "view_all_audit"))
+    no_activity = allowing.refusal(request, "view_audit")
+    told = [act for act in acts if not no_activity and (not others or act.actor_id == request.user.pk)]
+    return {
+        "items": items,
+        "events": timeline(message, shown[:ATTEMPTS], [act for act in acts if act.message == message.pk], items),
+        "more_attempts": len(shown) > ATTEMPTS,
+        "no_traces": no_traces,
+        "activity": activity.told(told),
+        "no_activity": no_activity,
+    }
+
+
+def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ...]) -> dict[str, Any]:
+    body, properties = bytes(message.body), bytes(message.properties)
+    version = None
+    if message.version > 1 and request.GET.get("version") != "1":
+        version = message.versions.filter(number=message.version).first()
+    if version is not None:
+        body, properties = bytes(version.body), bytes(version.properties)
+    whole = whole_of(request, message)
+    return {
+        "body": look(body, message.content_type, whole=whole, shown=shown),
+        "heading": heading(properties, whole=whole, shown=shown),
+        "whole": whole,
+        "version": version,
+        "why_not_reveal": allowing.refusal(request, "reveal", message),
+        "revealed": shown,
+    }
+
+
+def _become(message: ParkedMessage, items: list[Item]) -> dict[str, Any]:
+    """What has become of it since it was parked, first of all; nothing of one that is still open."""
+    run = next((item.run for item in items if item.sent_at), None)
+    told = {"run": run.pk, "name": run.by} if run else {}
+    if message.state == State.PROCESSED:
+        said = _("Processed {when} after requeue run {run} by {name}.") if run else _("Processed {when}.")
+        return {"become": format_html(said, when=rmq_minute(message.succeeded_at or message.resolved_at), **told)}
+    if message.state in (State.REQUEUED, State.REQUEUEING):
+        said = _("Requeued {when}; its outcome is not known yet.")
+        if run:
+            said = _("Requeued {when} in requeue run {run} by {name}; its outcome is not known yet.")
+        return {"become": format_html(said, when=rmq_minute(message.requeued_at), **told)}
+    return {"become": _("Discarded: it will not be handled.") if message.state == State.DISCARDED else ""}
+
+
+def _summary(message: ParkedMessage) -> str:
+    """What happened, in a sentence."""
+    said = _("It never reached a handler, then it was parked: %(reason)s.")
+    if message.attempts:
+        said = ngettext(
+            "It failed %(count)d time, then it was parked: %(reason)s.",
+            "It failed %(count)d times, then it was parked: %(reason)s.",
+            message.attempts,
+        )
+    return said % {"count": message.attempts, "reason": labels.reason(message.reason)}

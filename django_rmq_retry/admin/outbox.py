@@ -1,0 +1,94 @@
+"""The admin of the outbox. Bodies are not shown.
+
+To discard is left to the command, which wants a reason: a message that is not sent is a payment that is not made.
+"""
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq_retry.admin import pages
+from django_rmq_retry.admin.labels import column, cut
+from django_rmq_retry.admin.message_list import CappedPaginator
+from django_rmq_retry.admin.pages import Pages, frame_of, migrated
+from django_rmq_retry.models import OutboxMessage
+from django_rmq_retry.parked import controls
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.templatetags.rmq_retry import rmq_clock
+
+Rows = QuerySet[OutboxMessage]
+
+
+class ByState(admin.SimpleListFilter):
+    """What waits for a person, and what does not."""
+
+    title = gettext_lazy("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("stuck", _("given up")), ("waiting", _("on its way"))]
+
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        return queryset.filter(stuck_at__isnull=self.value() == "waiting") if self.value() else queryset
+
+
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(Pages):
+    """Rows, the oldest first."""
+
+    list_display = ("name", "written", "state", "of_tries", "to", "order", "why")
+    list_display_links = ("name",)
+    list_filter = (ByState,)
+    search_fields = ("message_id__exact",)
+    search_help_text = gettext_lazy("The id of a message.")
+    ordering = ("pk",)
+    sortable_by = ()
+    paginator = CappedPaginator
+    actions = ("resend",)
+    change_list_template = "admin/rmq_retry/outboxmessage/list.html"
+    fields = (
+        *("message_id", "exchange", "routing_key", "size", "order_key", "created_at", "due_at"),
+        *("tries", "error", "stuck_at"),
+    )
+
+    name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: cut(str(row)))
+    written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: rmq_clock(row.created_at))
+    of_tries = column(OutboxMessage, "tries")
+    order = admin.display(description=gettext_lazy("Order"))(lambda _self, row: cut(row.order_key))
+    why = admin.display(description=gettext_lazy("Why it was not sent"))(lambda _self, row: cut(row.error))
+
+    @admin.display(description=gettext_lazy("To"))
+    def to(self, row: OutboxMessage) -> str:
+        return cut(f"{row.exchange} {row.routing_key}".strip())
+
+    @admin.display(description=gettext_lazy("State"))
+    def state(self, row: OutboxMessage) -> str:
+        return _("given up") if row.stuck_at else _("on its way")
+
+    def get_queryset(self, request: HttpRequest) -> Rows:
+        return super().get_queryset(request).defer("body", "properties")
+
+    @migrated
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        why = pages.refusal(request, "view_outbox")
+        if why:
+            return self.refused(request, why)
+        return super().changelist_view(request, {**frame_of(request), **(extra_context or {})})
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not pages.refusal(request, "view_outbox")
+
+    def has_resend_permission(self, request: HttpRequest) -> bool:
+        return not pages.refusal(request, "resend")
+
+    @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["resend"])
+    def resend(self, request: HttpRequest, rows: Rows) -> None:
+        """What is on its way by itself is left out."""
+        chosen = list(rows.values_list("pk", flat=True))
+        count = controls.resend(Actor.of_request(request), chosen, using=rows.db)
+        said = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
+        self.message_user(request, said % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)

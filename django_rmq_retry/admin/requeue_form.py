@@ -1,0 +1,425 @@
+"""The pages before a requeue: preview, and edit and requeue.
+
+What was typed is never lost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext, ngettext_lazy
+
+from django_rmq_retry.admin import broker_look, key_lists, labels, message_page
+from django_rmq_retry.admin import pages as allowing
+from django_rmq_retry.admin import pages as choosing
+from django_rmq_retry.admin.message_page import TEXT_LIMIT, beyond_forms
+from django_rmq_retry.admin.pages import Pages
+from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
+from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.parked import edit, operators
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.findings import Finding, Report, Terms, report
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.requeue import REASON_FROM, UNFIT, start
+from django_rmq_retry.parked.selection import Selection
+
+TYPED_FROM = 1000
+"""Above this the number is typed, so that nobody sends a million messages by a habit of the hand."""
+SAID: Mapping[str, Any] = {
+    "resolved": ngettext_lazy("%(count)d is not open any more", "%(count)d are not open any more", "count"),
+    "changed": ngettext_lazy(
+        "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
+    ),
+    "queueless": ngettext_lazy(
+        "%(count)d came from a queue that nobody knows", "%(count)d came from a queue that nobody knows", "count"
+    ),
+    "refused": ngettext_lazy(
+        "%(count)d is kept back from you by the project's rules",
+        "%(count)d are kept back from you by the project's rules",
+        "count",
+    ),
+    "succeeded": ngettext_lazy(
+        "%(count)d was handled already: a copy of it succeeded",
+        "%(count)d were handled already: a copy of each succeeded",
+        "count",
+    ),
+    "unconfirmed": ngettext_lazy(
+        "%(count)d may have been delivered: an earlier requeue was not confirmed",
+        "%(count)d may have been delivered: an earlier requeue was not confirmed",
+        "count",
+    ),
+    "permanent": ngettext_lazy(
+        "%(count)d has a permanent error: a requeue alone will not help",
+        "%(count)d have a permanent error: a requeue alone will not help",
+        "count",
+    ),
+    "late": ngettext_lazy("%(count)d is older than the cut-off", "%(count)d are older than the cut-off", "count"),
+    "unhandled": ngettext_lazy(
+        "%(count)d is in a queue that no handler of this project reads",
+        "%(count)d are in queues that no handler of this project reads",
+        "count",
+    ),
+    "duplicates": ngettext_lazy(
+        "%(count)d shares a business key with another one: sent oldest first, one at a time",
+        "%(count)d share a business key with another one: sent oldest first, one at a time",
+        "count",
+    ),
+    "edited": ngettext_lazy("%(count)d is sent as it was edited", "%(count)d are sent as they were edited", "count"),
+    "held": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What stands in the form."""
+
+    rate: float = 20.0
+    max_depth: int | None = 1000
+    stop_at: float | None = 20.0
+    reason: str = ""
+    target: str = ""
+    one_by_one: bool = False
+    canary: bool = False
+    include: frozenset[str] = field(default_factory=frozenset)
+    fixed: bool = False
+    typed: str = ""
+
+    @classmethod
+    def read(cls, request: HttpRequest) -> "Wish":
+        """As it was filled in; what is no number becomes the number that stood there."""
+        said = request.POST if request.method == "POST" else request.GET
+        if request.method != "POST" and "rate" not in said:
+            return cls(canary=bool(request.GET.get("canary")))
+        wish = cls(
+            rate=number(said.get("rate"), 20.0),
+            max_depth=int(number(said.get("max_depth"), 1000)) if said.get("wait") else None,
+            stop_at=number(said.get("stop_at"), 20.0) if said.get("guard") else None,
+            reason=said.get("reason", "").strip(),
+            target=said.get("target", ""),
+            one_by_one=said.get("order") == "key",
+            canary=bool(said.get("canary")),
+            include=frozenset(said.getlist("include")),
+            fixed=bool(said.get("fixed")),
+            typed=said.get("typed", "").strip(),
+        )
+        toggled = said.get("toggle")
+        return replace(wish, include=wish.include ^ {toggled}) if toggled else wish
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(target=self.target, include=self.include, confirmed_permanent=self.fixed)
+
+
+def preview_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Show what would be sent and what speaks against it; start the run where that button was pressed."""
+    why = allowing.refusal(request, "requeue")
+    if why:
+        return pages.refused(request, why)
+    wish = Wish.read(request)
+    try:
+        there = choosing.frozen(request) or key_lists.changed(request)
+        if there is not None:
+            return there
+        selection = choosing.chosen(request)
+        left = key_lists.left_out(request, selection)
+        terms = replace(wish.terms, kept_back=choosing.kept_back(request, "requeue", selection))
+        found = report(selection, terms)
+    except Refused as refusal:
+        return pages.page(request, "gone.html", title=_("Requeue"), status=400, why=str(refusal))
+    forbidden = choosing.forbidden(request, "requeue", selection)
+    starting = request.method == "POST" and "start" in request.POST
+    if starting and forbidden:
+        return pages.refused(request, forbidden)
+    wrong = {"except": left.wrong} if left.wrong else _wrong(wish, found) if starting else {}
+    if starting and not wrong:
+        try:
+            return _start(pages, request, selection, wish)
+        except Refused as refusal:
+            wrong = {"all": str(refusal)}
+    return _page(pages, request, selection, wish, left=left, found=found, wrong=wrong, forbidden=forbidden)
+
+
+def number(text: str | None, otherwise: float) -> float:
+    """A number above zero that somebody typed."""
+    try:
+        found = float((text or "").replace(",", "."))
+    except ValueError:
+        return otherwise
+    return found if 0 <= found < float("inf") else otherwise
+
+
+def _start(pages: Pages, request: HttpRequest, selection: Selection, wish: Wish) -> HttpResponse:
+    run = start(
+        selection,
+        Actor.of_request(request),
+        rate=wish.rate,
+        max_depth=wish.max_depth,
+        stop_at=wish.stop_at,
+        reason=wish.reason,
+        target=wish.target,
+        one_by_one=wish.one_by_one,
+        canary=wish.canary or request.POST["start"] == "canary",
+        include=wish.include,
+        confirmed_permanent=wish.fixed,
+        planned=request.POST["start"] == "planned",
+    )
+    return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+
+
+def _wrong(wish: Wish, found: Report) -> dict[str, str]:
+    """What has to be filled in first."""
+    wrong = {}
+    if found.total > REASON_FROM and not wish.reason:
+        wrong["reason"] = _("Say why: more than %(count)d messages need a reason.") % {"count": REASON_FROM}
+    if found.sendable > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(found.sendable):
+        wrong["typed"] = _("Type %(count)d to requeue that many messages.") % {"count": found.sendable}
+    if not found.sendable:
+        wrong["all"] = _("Nothing is left to requeue.")
+    return wrong
+
+
+def _page(
+    pages: Pages, request: HttpRequest, selection: Selection, wish: Wish, *, found: Report, wrong: Any, **more: Any
+) -> HttpResponse:
+    seen = broker_look.look()
+    title = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.total)
+    many = ngettext("Requeue %(count)d message", "Requeue %(count)d messages", found.sendable)
+    asking = [finding for finding in found.findings if finding.name == "permanent"]
+    return pages.page(
+        request,
+        "requeuerun/preview.html",
+        title=title % {"count": found.total},
+        status=422 if wrong else 200,
+        selection=selection,
+        chosen=labels.chosen(selection.facts()),
+        token=selection.token(),
+        again=choosing.again(request, selection) if "all" in wrong else "",
+        wish=wish,
+        report=found,
+        findings=[
+            (choosing.seen(request, one), said(one), one.name in wish.include)
+            for one in found.findings
+            if one.name != "permanent"
+        ],
+        permanent=asking[0] if asking else None,
+        button=many % {"count": found.sendable},
+        unasked=_unasked(request, selection),
+        typed_from=TYPED_FROM if found.sendable > TYPED_FROM else 0,
+        reason_needed=found.total > REASON_FROM,
+        seconds=found.sendable / wish.rate if wish.rate else None,
+        targets=_targets(),
+        sample=choosing.sample(request, selection),
+        look=seen,
+        levels=levels(found, seen),
+        wrong=wrong,
+        **more,
+        disabled=bool(more["forbidden"]) or not found.sendable or bool(seen.away),
+    )
+
+
+def said(finding: Finding) -> str:
+    """What was found, in words and numbers."""
+    return str(SAID[finding.name] % {"count": finding.count})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A queue where messages would go, how many, and how it looks there."""
+
+    queue: str
+    count: int
+    level: Level | None
+    problems: list[str]
+    still: Standstill | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are handled as soon as they come."""
+        return bool(self.level and self.level.consumers and not self.still)
+
+
+def levels(found: Report, seen: broker_look.Look) -> list[Place]:
+    """Where messages would go, the most first."""
+    queues = found.queues[:5]
+    still = standstills_of(queue for queue, _count in queues) if queues else {}
+    places = []
+    for queue, count in queues:
+        level = seen.level(queue)
+        problems = troubles(level, still.get(queue)) if level else []
+        places.append(Place(queue=queue, count=count, level=level, problems=problems, still=still.get(queue)))
+    return places
+
+
+def _unasked(request: HttpRequest, selection: Selection) -> str:
+    """That the project's rules were not asked about all of them, where there are so many."""
+    if selection.named or selection.count <= choosing.MOST_ASKED or not operators.ruled(request.user):
+        return ""
+    said = _("The project's rules were asked about the %(count)d oldest. What they refuse of the others is left out.")
+    return said % {"count": choosing.MOST_ASKED}
+
+
+def _targets() -> list[str]:
+    queues = registry.topology().queues
+    return [name for name, one in queues.items() if one.role not in UNFIT]
+
+
+FIELD = "header:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What somebody typed."""
+
+    text: str
+    headers: dict[str, str | None]
+    new_id: str
+    version: int
+    reason: str
+
+    @classmethod
+    def read(cls, request: HttpRequest, message: ParkedMessage) -> "Draft":
+        said = request.POST
+        known = _free(edit.rows(_headers(message)))
+        # By their place: a name may hold what no form gives back unchanged.
+        headers = {name: said.get(f"{FIELD}{place}") for place, name in enumerate(known)}
+        version = said.get("version", "")
+        # Browsers end each line of a text area their own way, and leave out the first that is empty.
+        return cls(
+            text=said.get("text", ""),
+            headers={name: text for name, text in headers.items() if text is not None},
+            new_id=said.get("new_id", "").strip(),
+            version=int(version) if version.isdecimal() and len(version) < 9 else message.version,  # noqa: PLR2004
+            reason=said.get("reason", "").strip(),
+        )
+
+
+def edit_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+    """The form; its review; and the stored version, which the preview then sends."""
+    message = message_page.found_or_404(str(pk))
+    why = _forbidden(request, message)
+    if why:
+        return pages.refused(request, why)
+    refusal = editable(message) or beyond_forms(message.pk, _sent_by_form(message))
+    if refusal:
+        return pages.page(request, "gone.html", title=_("Edit %(name)s") % {"name": message}, status=409, why=refusal)
+    if request.method != "POST":
+        return _form(pages, request, message, text_of(message) or "")
+    draft = Draft.read(request, message)
+    proposal = propose(message, text=draft.text, headers=draft.headers, new_id=draft.new_id)
+    if "back" in request.POST or proposal.problems:
+        return _form(pages, request, message, draft.text, draft=draft, problems=proposal.problems)
+    wrong = ""
+    if "store" in request.POST or "send" in request.POST:
+        try:
+            store(pk, Actor.of_request(request), proposal, version=draft.version, reason=draft.reason)
+            return _stored(pages, request, Selection.of_ids([pk]), draft.reason)
+        except Refused as refused:
+            wrong = str(refused)
+    return _review(pages, request, message, draft, proposal=proposal, wrong=wrong)
+
+
+def _sent_by_form(message: ParkedMessage) -> int:
+    """Bytes of its body, the end of a line counted as much as a form sends for it."""
+    body = contents(message).body
+    return len(body) + body.count(b"\n")
+
+
+def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
+    """To the run that sends it, on the preview's usual terms; to the preview where that has something to ask."""
+    usual = Wish()
+    if "send" in request.POST and _ready(report(selection)):
+        terms: dict[str, Any] = {"rate": usual.rate, "max_depth": usual.max_depth, "stop_at": usual.stop_at}
+        try:
+            run = start(selection, Actor.of_request(request), reason=reason, **terms)
+            return HttpResponseRedirect(pages.address("requeuerun_change", run.pk))
+        except Refused as refused:
+            messages.warning(request, str(refused))
+    return HttpResponseRedirect(f"{pages.address('requeuerun_preview')}?{urlencode({'sel': selection.token()})}")
+
+
+def _ready(found: Report) -> bool:
+    """Whether nothing is left to decide before it is sent."""
+    return bool(found.sendable) and not broker_look.look().away
+
+
+def _forbidden(request: HttpRequest, message: ParkedMessage) -> str:
+    """Whoever edits a text sees it, and whoever sends it may send it."""
+    verbs = ("view", "edit", "view_payload", "requeue")
+    return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
+
+
+def _form(pages: Pages, request: HttpRequest, message: ParkedMessage, text: str, **more: Any) -> HttpResponse:
+    draft: Draft | None = more.get("draft")
+    problems = more.get("problems", ())
+    rows = edit.rows(_headers(message))
+    free = _free(rows)
+    fields = [(row, f"{FIELD}{free.index(row.name)}" if row.name in free else "", _typed(draft, row)) for row in rows]
+    return pages.page(
+        request,
+        "parkedmessage/edit.html",
+        title=_("Edit %(name)s") % {"name": message},
+        status=422 if problems and "back" not in request.POST else 200,
+        message=message,
+        text=text,
+        fields=fields,
+        version=draft.version if draft else message.version,
+        new_id=draft.new_id if draft else "",
+        reason=draft.reason if draft else "",
+        problems=() if "back" in request.POST else problems,
+    )
+
+
+def _review(
+    pages: Pages, request: HttpRequest, message: ParkedMessage, draft: Draft, *, proposal: Proposal, wrong: str
+) -> HttpResponse:
+    found, seen = report(Selection.of_ids([message.pk])), broker_look.look()
+    return pages.page(
+        request,
+        "parkedmessage/review.html",
+        title=_("Review the changes of %(name)s") % {"name": message},
+        status=422 if wrong else 200,
+        message=message,
+        draft=draft,
+        carried=[(f"{FIELD}{place}", text) for place, text in enumerate(draft.headers.values())],
+        proposal=proposal,
+        differing=(lines := _shown(proposal.difference)),
+        cut=len(lines) < len(proposal.difference),
+        findings=[(one, said(one)) for one in found.findings],
+        look=seen,
+        levels=levels(found, seen),
+        ready=_ready(found),
+        wrong={"all": wrong} if wrong else {},
+    )
+
+
+def _shown(lines: Sequence[Line]) -> list[Line]:
+    """As many of them as a page shows."""
+    lengths = accumulate(len(line.text) + 2 for line in lines)
+    return [line for line, length in zip(lines, lengths, strict=True) if length <= TEXT_LIMIT]
+
+
+def _headers(message: ParkedMessage) -> Headers:
+    try:
+        return decode_properties(contents(message).raw).headers
+    except UndecodableHeaders:
+        return EMPTY
+
+
+def _free(rows: list[edit.Row]) -> list[str]:
+    """Which can be edited in a field of one line without being changed by it."""
+    return [row.name for row in rows if not row.locked and row.text.isprintable()]
+
+
+def _typed(draft: Draft | None, row: edit.Row) -> str:
+    return (draft.headers.get(row.name) if draft else None) or row.text

@@ -1,0 +1,1 @@
+"""The connection to RabbitMQ. Only this package and the embedded server import pika."""

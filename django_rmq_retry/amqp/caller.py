@@ -1,0 +1,213 @@
+"""RPC calls: requests with an answer queue of this process."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pika.exceptions import ChannelClosedByBroker
+
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import Connection, IoThread, above
+from django_rmq_retry.amqp.frames import DeliverTo, Received, marshal_publish
+from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.errors import (
+    CallUnanswered,
+    MessageReturned,
+    MessageTooLarge,
+    MessageUnsent,
+    RmqRetryError,
+    UndecodableHeaders,
+)
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+    from pika.frame import Method
+
+
+log = logging.getLogger("django_rmq_retry")
+
+REOPEN = 0.2
+"""Seconds until a channel that the broker closed is opened anew."""
+LAST_WORDS = 2.0
+
+
+class Request:
+    """One question and, later, its answer."""
+
+    def __init__(self, message: Message, deadline: float) -> None:
+        self.message = message
+        self.deadline = deadline
+        self.answer: Delivery | None = None
+        self.error: RmqRetryError | None = None
+        self.sent = False
+        self.over = threading.Event()
+
+    def end(self, *, answer: Delivery | None = None, error: RmqRetryError | None = None) -> None:
+        self.answer, self.error = answer, error
+        self.over.set()
+
+
+class PikaCaller:
+    """Sends requests and hands answers to who asked; one connection, shared by all threads of a process."""
+
+    def __init__(self, io: IoThread, access: Access, *, exclusive: bool = False) -> None:
+        self._io = io
+        self._link = Link(io, access, purpose="call", opened=self._opened, lost=self._lost, refused=self._refused)
+        self._exclusive = exclusive
+        self._dialling = False
+        self._channel: Channel | None = None
+        self._answers_to = ""
+        self._open: dict[str, Request] = {}
+        """By correlation id: the ones that wait for their answer, or still to be sent."""
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        request = Request(message, time.monotonic() + timeout)
+        name = message.properties.correlation_id or ""
+        self._io.call(lambda: self._ask(name, request))
+        if not request.over.wait(timeout):
+            self._io.call(lambda: self._forget(name))
+            raise CallUnanswered(message.routing_key, timeout=timeout, sent=request.sent)
+        if request.error is not None:
+            raise request.error
+        assert request.answer is not None  # noqa: S101 - a request ends with an answer or an error
+        return request.answer
+
+    def close(self) -> None:
+        """Close the connection; nobody waits for an answer any more."""
+        if not self._io.alive:
+            return
+        closed = threading.Event()
+        self._io.call(lambda: self._close(closed.set))
+        if not self._io.current:
+            closed.wait(LAST_WORDS)
+
+    def _close(self, closed: Callable[[], None]) -> None:
+        self._dialling = False
+        self._forsake("the connection was closed")
+        self._link.close(closed)
+
+    def _forget(self, name: str) -> None:
+        self._open.pop(name, None)
+
+    def _ask(self, name: str, request: Request) -> None:
+        self._open[name] = request
+        if not self._dialling:
+            self._dialling = True
+            self._link.open()
+        elif self._answers_to:
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        connection, channel, message = self._link.connection, self._channel, request.message
+        if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
+            return
+        sizes, size = connection.sizes, len(message.body)
+        if size > sizes.taken and sizes.limit is None:
+            # Sent as it is it would close the channel, and with it the way of the answers to all others.
+            sizes.ask(size, lambda: self._send(request))
+            return
+        if sizes.limit is not None and size > sizes.limit:
+            self._open.pop(message.properties.correlation_id or "", None)
+            said = above(size, sizes.limit)
+            request.end(error=MessageTooLarge(message.exchange, message.routing_key, said=said))
+            return
+        try:
+            frames = marshal_publish(
+                channel.channel_number,
+                encode_properties(replace(message.properties, reply_to=self._answers_to)),
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=True,
+                frame_max=connection.frame_max,
+            )
+        except Exception as error:  # noqa: BLE001 - one question must not end the thread of all others
+            self._open.pop(message.properties.correlation_id or "", None)
+            request.end(error=MessageUnsent(message.exchange, message.routing_key, said=str(error)))
+            return
+        request.sent = True
+        connection.send_raw(frames)
+
+    def _opened(self, connection: Connection) -> None:
+        connection.channel(on_open_callback=self._channel_opened)
+
+    def _channel_opened(self, channel: "Channel") -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._channel_closed)
+        channel.add_on_return_callback(self._returned)
+        if not self._exclusive:
+            self._listen(DIRECT)
+            return
+
+        def declared(frame: "Method[Any]") -> None:
+            self._listen(frame.method.queue)
+
+        channel.queue_declare("", exclusive=True, auto_delete=True, callback=declared)
+
+    def _listen(self, queue: str) -> None:
+        def listening(_frame: object) -> None:
+            self._answers_to = queue
+            for request in list(self._open.values()):
+                self._send(request)
+
+        assert self._channel is not None  # noqa: S101 - it has just been opened
+        self._channel.basic_consume(queue, DeliverTo(self._answered), auto_ack=True, callback=listening)
+
+    def _answered(self, *received: *Received) -> None:
+        *_, raw, body = received
+        delivery = Delivery(queue=self._answers_to, body=body, raw=raw)
+        try:
+            name = delivery.correlation_id or ""
+        except UndecodableHeaders as error:
+            log.warning("An answer cannot be read: %s", error)
+            return
+        request = self._open.pop(name, None)
+        if request is None:
+            log.info("An answer came after its caller had gone")
+            return
+        request.end(answer=delivery)
+
+    def _returned(self, _channel: object, method: object, properties: object, _body: bytes) -> None:
+        name = decode_properties(properties.raw).correlation_id or ""  # type: ignore[attr-defined]  # RawProperties
+        request = self._open.pop(name, None)
+        if request is not None:
+            message = request.message
+            said: str = method.reply_text  # type: ignore[attr-defined]  # Basic.Return
+            request.end(error=MessageReturned(message.exchange, message.routing_key, said=said))
+
+    def _channel_closed(self, _channel: object, reason: BaseException) -> None:
+        """A question to an exchange that is missing costs the channel, and with it the answers to all others."""
+        if not isinstance(reason, ChannelClosedByBroker):
+            return
+        log.warning("The channel for calls was closed: %s %s", reason.reply_code, reason.reply_text)
+        self._forsake(f"{reason.reply_code} {reason.reply_text}")
+        self._io.later(REOPEN, self._reopen)
+
+    def _reopen(self) -> None:
+        connection = self._link.connection
+        if connection is not None and connection.is_open and self._channel is None:
+            connection.channel(on_open_callback=self._channel_opened)
+
+    def _lost(self, reason: str, retry_in: float) -> None:
+        log.warning("No connection for calls (%s), next try in %.1f s", reason, retry_in)
+        self._forsake(reason)
+
+    def _forsake(self, reason: str) -> None:
+        """Answers to what was sent cannot arrive any more; what was not sent waits for the next channel."""
+        self._answers_to, self._channel = "", None
+        for name, request in list(self._open.items()):
+            if request.sent:
+                del self._open[name]
+                request.end(error=CallUnanswered(request.message.routing_key, timeout=0, sent=True, reason=reason))
+
+    def _refused(self, error: BaseException) -> None:
+        self._dialling = False
+        requests, self._open = self._open, {}
+        for request in requests.values():
+            request.end(error=error if isinstance(error, RmqRetryError) else RmqRetryError(str(error)))

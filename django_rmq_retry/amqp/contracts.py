@@ -1,0 +1,139 @@
+"""Protocols and values through which the other packages see a broker."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from django_rmq_retry.errors import (
+    MessageNacked,
+    MessageReturned,
+    MessageTooLarge,
+    MessageUnsent,
+    PublishError,
+    PublishUnknown,
+)
+from django_rmq_retry.messages.message import Delivery, Message, Settlement
+from django_rmq_retry.topology.declarations import Topology
+from django_rmq_retry.topology.versions import Server
+
+
+class Outcome(Enum):
+    """How a publish ended."""
+
+    CONFIRMED = "confirmed"
+    RETURNED = "returned: no queue takes it"
+    NACKED = "refused by a queue"
+    UNKNOWN = "unknown: the broker did not say"
+    UNSENT = "not sent"
+    TOO_LARGE = "not sent: too large for the broker"
+
+
+UNWRITABLE = "it cannot be written"
+"""What is said of a publish that has ended unsent for what the message itself holds."""
+
+ERRORS: Mapping[Outcome, type[PublishError]] = {
+    Outcome.RETURNED: MessageReturned,
+    Outcome.NACKED: MessageNacked,
+    Outcome.UNKNOWN: PublishUnknown,
+    Outcome.UNSENT: MessageUnsent,
+    Outcome.TOO_LARGE: MessageTooLarge,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One queue to consume: how much to hold in hand, and whether its order matters."""
+
+    queue: str
+    prefetch: int
+    ordered: bool = False
+    parks: bool = False
+    """Whether the queue itself sends what is rejected to the parked queue."""
+    keyed: bool = False
+    """Whether order matters among messages of one key: several may be in hand."""
+    alone: bool = False
+    """Whether its messages may end the process: one is handed over when nothing else would be doubled by that."""
+    acked: bool = False
+    """Whether the broker counts a message as acknowledged when it has sent it: none of it can go back."""
+    temporary: Topology | None = None
+    """The queue and its bindings, where each connection makes its own; ``queue`` is then what it is called here."""
+    longest_hold: float = 600.0
+    """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing in hand goes back by itself: only a channel that closes returns it in its place."""
+        return self.ordered or self.keyed
+
+
+class Receiver(Protocol):
+    """Who is told of arrivals; every call comes on the I/O thread and must return at once."""
+
+    def arrived(self, delivery: Delivery) -> None: ...
+
+    def connected(self, server: Server) -> None: ...
+
+    def lost(self, reason: str, retry_in: float) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing more will arrive: the broker refuses what no waiting mends."""
+
+    def drained(self) -> None:
+        """After ``stop``: every settlement is with the broker and the connections are closed."""
+
+
+class Source(Protocol):
+    """A consuming connection. Its methods may be called from any thread."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody still listens to the broker, or tries to; asked at every tick of the consumer."""
+        ...
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        """Tell, on the I/O thread, whether every queue is empty and nothing is in hand."""
+
+    def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None: ...
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Return deliveries that no attempt was made of."""
+
+    def pause(self, queue: str) -> None:
+        """Take nothing more of this queue; what is in hand can still be settled. Also before the start."""
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        """Take of it again, at most so many at once; None is as many as its line says."""
+
+    def quiesce(self) -> None:
+        """No further arrivals; what is in hand can still be settled."""
+
+    def stop(self) -> None:
+        """Settle what was handed over, then close."""
+
+
+class Publisher(Protocol):
+    """A publishing connection with confirms, shared by all threads of a process."""
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        """Return when the broker has confirmed, else raise what became of it."""
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        """Publish with at most ``window`` confirms outstanding; return how many were confirmed."""
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+        """Hand over and go on; ``done`` is called on the I/O thread, once, with the outcome and the broker's words."""
+
+    def close(self) -> None: ...
+
+
+class Caller(Protocol):
+    """Who asks over the broker; shared by all threads of a process."""
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        ...
+
+    def close(self) -> None: ...

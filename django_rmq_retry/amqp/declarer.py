@@ -1,0 +1,451 @@
+"""Declares a topology: creates what is missing, reports what differs, changes nothing that exists."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pika.exceptions import AMQPError
+
+from django_rmq_retry.amqp.inspection import Holding, Inspector, Row, counted
+from django_rmq_retry.amqp.refusals import LOCKED, BrokerUnreachable, Refusal
+from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.topology.declarations import (
+    BindingDeclaration,
+    ExchangeDeclaration,
+    Former,
+    QueueDeclaration,
+    Role,
+    Topology,
+)
+from django_rmq_retry.topology.plan import Difference, Item, Plan, State
+from django_rmq_retry.topology.versions import queue_refusal
+
+_NEVER: Mapping[str, object] = {"x-delivery-limit": "none", "x-queue-mode": "none"}
+"""Nothing can be declared with these. A queue that is there is compared with one of them at most, by its type."""
+_TARGET, _KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
+_TYPE = "x-queue-type"
+_UNTOLD = object()
+
+
+def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
+    """By declaring what is known to be there, which changes nothing.
+
+    Each refusal names one argument and the broker's value; with that value taken over the next one comes to light.
+    """
+    here = wanted(declaration)
+    trial, found = dict(here), dict[str, Difference]()
+    while True:
+        try:
+            session.ask(declaring(declaration, trial))
+        except Refusal as refusal:
+            named = _named(refusal)
+            if named is None and not found:
+                raise
+            if named is None or named.argument in found:
+                return tuple(found.values())
+            found[named.argument] = replace(named, here=here.get(named.argument))
+            trial[named.argument] = named.broker
+            if not named.told:
+                return tuple(found.values())
+        else:
+            return tuple(found.values())
+
+
+def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
+    """The type that others gave it, and where it is not as the project wrote it out, or needs it."""
+    if row is not None:
+        there = _told(declaration, row)
+    elif isinstance(declaration, QueueDeclaration):
+        there = _tried(session, declaration, {_TYPE: "classic", **wanted(declaration), **_NEVER})
+        there[_TYPE] = there[_TYPE] or "classic"
+    else:
+        # A flag where a name belongs: it is always the last to be refused, and no exchange can be made with it.
+        there = _tried(session, declaration, {**wanted(declaration), "alternate-exchange": True})
+    return str(there.get(_TYPE, "")), tuple(_unfit(declaration, there))
+
+
+def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Difference]:
+    if isinstance(declaration, QueueDeclaration):
+        here = {name: value for name, value in declaration.arguments.items() if name in declaration.vital}
+        # Where the exchange counts, a key that nobody expects leads a retry astray.
+        here |= {_KEY: here.get(_KEY)} if _TARGET in here else {}
+    else:
+        here = {"type": declaration.type, **declaration.arguments}
+    for name, value in here.items():
+        broker = there.get(name)
+        if broker != value:
+            yield Difference(argument=name, here=value, broker=broker, told=broker is not _UNTOLD)
+
+
+def _told(declaration: Named, row: Row) -> dict[str, object]:
+    """By the management API. What a policy of the broker sets is as good as an argument."""
+    if isinstance(declaration, ExchangeDeclaration):
+        return {"type": row["type"], **row["arguments"]}
+    policy = dict(row.get("effective_policy_definition") or {})
+    return {**{f"x-{name}": value for name, value in policy.items()}, **row["arguments"], _TYPE: row["type"]}
+
+
+def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> dict[str, object]:
+    """By declaring it with what could not create it, should it be gone by now; refusals tell what it has."""
+    named = set[str]()
+    while True:
+        try:
+            session.ask(declaring(declaration, trial))
+        except Refusal as refusal:
+            told = _named(refusal)
+            if told is None or told.argument in named:
+                raise
+            named.add(told.argument)
+            trial[told.argument] = told.broker if told.told else _UNTOLD
+            if not told.told or told.argument == "alternate-exchange":
+                return trial
+        else:
+            return trial
+
+
+def by_row(declaration: Named, row: Row) -> tuple[Difference, ...] | None:
+    """By what the management API tells; None where only the broker itself can say."""
+    here = wanted(declaration)
+    there = {**{name: row.get(name, here[name]) for name in OWN if name in here}, **row["arguments"]}
+    if isinstance(declaration, QueueDeclaration):
+        # Classic is what a queue is without a type; without one of ours the virtual host's default is meant, though.
+        if "x-queue-type" not in here and row["type"] != "classic":
+            return None
+        there["x-queue-type"], here = row["type"], {"x-queue-type": "classic", **here}
+    return tuple(
+        Difference(argument=name, here=here.get(name), broker=there.get(name))
+        for name in dict.fromkeys((*here, *there))
+        if here.get(name) != there.get(name)
+    )
+
+
+def _named(refusal: Refusal) -> Difference | None:
+    if refusal.code == LOCKED:
+        return Difference(argument="exclusive", here=False, broker=True, told=False)
+    unequal = refusal.unequal
+    if unequal is None:
+        return None
+    return Difference(argument=unequal.argument, here=None, broker=unequal.value, told=unequal.told)
+
+
+MOVING = ".moving"
+"""What the queue is called that holds the messages of one that is being made anew."""
+
+
+class Declarer:
+    """``with Session(access) as session: Declarer(session).declare(topology)``; ``plan`` only looks."""
+
+    def __init__(self, session: Session, inspector: Inspector | None = None) -> None:
+        self.session = session
+        self.inspector = inspector
+
+    def plan(self, topology: Topology) -> Plan:
+        """How the topology stands on the broker, without what belongs to its consumers. Nothing is written."""
+        topology = topology.lasting
+        declarations: list[Named] = [*topology.exchanges.values(), *topology.queues.values()]
+        named = [self._look(declaration) for declaration in declarations]
+        states = {(item.kind, item.name): item.state for item in named}
+        rows = self.inspector.bindings() if self.inspector and topology.bindings else None
+        bindings = [_bound(said, states, rows, foreign=topology.foreign(said)) for said in topology.bindings]
+        left = [item for queue in topology.queues for item in self._left(queue)]
+        return Plan(server=self.session.server, items=(*named, *bindings, *left))
+
+    def declare(self, topology: Topology) -> Plan:
+        """Create what is missing and bind; what differs is left alone. The plan tells what was done."""
+        plan = self.plan(topology)
+        return replace(plan, items=tuple(self._carry_out(item) for item in plan.items))
+
+    def there(self, declaration: Named) -> bool:
+        """Whether the broker has something of that name. Not knowing is a Refusal."""
+        try:
+            self.session.ask(passively(declaration))
+        except Refusal as refusal:
+            if refusal.missing:
+                return False
+            # From RabbitMQ 4.3 on looking needs a right on that name.
+            if refusal.forbidden and self.inspector is not None:
+                return self._row(declaration) is not None
+            raise
+        return True
+
+    def _look(self, declaration: Named) -> Item:
+        unfit = queue_refusal(self.session.server, declaration) if isinstance(declaration, QueueDeclaration) else None
+        try:
+            if not self.there(declaration):
+                return _absent(declaration, unfit)
+            if declaration.existing:
+                return self._of_others(declaration)
+            found = self._differences(declaration)
+        except (Refusal, AMQPError) as error:
+            return _refused(Item(declaration=declaration, state=State.REFUSED), error)
+        if unfit:
+            return Item(declaration=declaration, state=State.REFUSED, differences=found, problem=unfit)
+        return Item(declaration=declaration, state=State.DIFFERS if found else State.SAME, differences=found)
+
+    def _of_others(self, declaration: Named) -> Item:
+        try:
+            kind, found = of_others(self.session, declaration, self._row(declaration))
+        except Refusal as refusal:
+            # It is there; to look closer needs a right that others need not grant.
+            if not refusal.forbidden:
+                raise
+            kind, found = "", ()
+        state = State.DIFFERS if found else State.SAME
+        return Item(declaration=declaration, state=state, differences=found, type=kind)
+
+    def _differences(self, declaration: Named) -> tuple[Difference, ...]:
+        row = self._row(declaration)
+        found = None if row is None else by_row(declaration, row)
+        return by_trial(self.session, declaration) if found is None else found
+
+    def _row(self, declaration: Named) -> Row | None:
+        if self.inspector is None:
+            return None
+        if isinstance(declaration, QueueDeclaration):
+            return self.inspector.queue(declaration.name)
+        return self.inspector.exchange(declaration.name)
+
+    def _left(self, queue: str) -> list[Item]:
+        """Whether a move of this queue was interrupted."""
+        moving = QueueDeclaration(name=queue + MOVING)
+        try:
+            answer = self.session.ask(passively(moving))
+        except Refusal:
+            return []
+        problem = (
+            f"{answer.method.message_count} messages of {queue!r}, whose move was interrupted. "
+            f"End it with `manage.py rmq_declare --recreate {queue}`."
+        )
+        return [Item(declaration=moving, state=State.LEFT, problem=problem)]
+
+    def _carry_out(self, item: Item) -> Item:
+        declaration = item.declaration
+        try:
+            if isinstance(declaration, BindingDeclaration):
+                # Bound although it may be bound already: that is no change.
+                if item.state not in (State.SAME, State.MISSING) and not item.foreign:
+                    self.session.ask(binding(declaration))
+                    return replace(item, state=State.SAME) if item.state is State.UNSEEN else item
+                return item
+            if item.state is State.CREATE:
+                self.session.ask(declaring(declaration, wanted(declaration)))
+        except (Refusal, AMQPError) as error:
+            return _refused(item, error)
+        return item
+
+
+def _absent(declaration: Named, unfit: str | None) -> Item:
+    if declaration.existing:
+        problem = "It is somebody else's (existing=True), and it is not there."
+        return Item(declaration=declaration, state=State.MISSING, problem=problem)
+    if unfit:
+        return Item(declaration=declaration, state=State.REFUSED, problem=unfit)
+    return Item(declaration=declaration, state=State.CREATE)
+
+
+def _refused(item: Item, error: Refusal | AMQPError) -> Item:
+    if isinstance(error, Refusal):
+        problem = error.sentence(lambda what, name: right_for(item.declaration, what, name))
+    else:  # pika meets a value that AMQP has no type for
+        problem = f"It cannot be sent: {type(error).__name__} {error}."
+    return replace(item, state=State.REFUSED, problem=problem)
+
+
+def _bound(
+    said: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None, *, foreign: bool
+) -> Item:
+    state = _standing(said, states, rows)
+    if not foreign or state is not State.CREATE:
+        return Item(declaration=said, state=state, foreign=foreign)
+    problem = "Both ends belong to others (existing=True), and they have not bound them."
+    return Item(declaration=said, state=State.MISSING, problem=problem, foreign=True)
+
+
+def _standing(said: BindingDeclaration, states: Mapping[tuple[str, str], State], rows: list[Row] | None) -> State:
+    ends = (("exchange", said.source), ("exchange" if said.to_exchange else "queue", said.destination))
+    if any(states.get(end) is State.CREATE for end in ends):
+        return State.CREATE
+    if rows is None:
+        return State.UNSEEN
+    return State.SAME if any(_is_row(said, row) for row in rows) else State.CREATE
+
+
+def _is_row(said: BindingDeclaration, row: Row) -> bool:
+    return (
+        (row["source"], row["destination"], row["routing_key"]) == (said.source, said.destination, said.key)
+        and (row["destination_type"] == "exchange") is said.to_exchange
+        and row["arguments"] == dict(said.arguments)
+    )
+
+
+UNREAD = "nobody reads this queue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What is still healthy."""
+
+    min_consumers: int = 0
+    stopped: frozenset[str] = frozenset()
+    """Queues that somebody has stopped: nobody has to read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One queue; None is what cannot be known."""
+
+    queue: str
+    role: Role
+    ready: int | None = None
+    consumers: int | None = None
+    unacked: int | None = None
+    arriving: float | None = None
+    """Messages a second."""
+    leaving: float | None = None
+    problems: tuple[str, ...] = ()
+    abandoned: bool = False
+    """Whether the project has declared it, and no handler has it any more."""
+    remark: str = ""
+    """What is worth a word and no problem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauged:
+    """All queues; blind tells why the management API could not be asked."""
+
+    levels: tuple[Level, ...]
+    blind: str = ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(f"{level.queue}: {problem}" for level in self.levels for problem in level.problems)
+
+
+def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Sequence[Former] = ()) -> Gauged:
+    """Every queue of the topology, and the former ones that are there.
+
+    No message is taken: looking at one can cost it (RabbitMQ 4.0, quorum).
+    """
+    rows: Mapping[str, Row] = {}
+    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
+    if declarer.inspector is not None:
+        try:
+            rows, blind = declarer.inspector.queues(), ""
+        except (BrokerUnreachable, BrokerRefused) as error:
+            blind = str(error)
+    levels = [_level(declarer, queue, rows.get(queue.name), bounds) for queue in topology.queues.values()]
+    return Gauged(levels=(*levels, *_formers(declarer, formers, rows, topology)), blind=blind)
+
+
+def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds: Bounds) -> Level:
+    if not queue.lasting:
+        # A consumer brings and takes it. Other connections may not look at one that is exclusive.
+        return Level(queue=queue.name, role=queue.role)
+    try:
+        holding = counted(declarer.session, row, queue.name)
+    except Refusal as refusal:
+        return Level(queue=queue.name, role=queue.role, problems=(refusal.sentence(),))
+    if holding is None:
+        missing = "it does not exist: manage.py rmq_declare"
+        return Level(queue=queue.name, role=queue.role, problems=(missing, *_left(declarer, queue)))
+    problems = (*_problems(queue, holding, row or {}, bounds), *_left(declarer, queue))
+    return replace(_measured(queue, holding, row), problems=problems)
+
+
+def _measured(queue: QueueDeclaration, holding: Holding, row: Row | None) -> Level:
+    return Level(
+        queue=queue.name,
+        role=queue.role,
+        ready=holding.ready,
+        consumers=holding.consumers,
+        unacked=None if row is None else row.get("messages_unacknowledged"),
+        arriving=_rate(row, "publish"),
+        leaving=_rate(row, "deliver_get"),
+    )
+
+
+def _formers(declarer: Declarer, formers: Sequence[Former], rows: Mapping[str, Row], topology: Topology) -> list[Level]:
+    """Those that are there, each with a problem or a remark."""
+    seen: dict[str, Level] = {}
+    for former in formers:
+        name, row = former.queue.name, rows.get(former.queue.name)
+        try:
+            holding = counted(declarer.session, row, name)
+        except Refusal as refusal:
+            seen[name] = Level(queue=name, role=former.queue.role, problems=(refusal.sentence(),))
+            continue
+        if holding is not None:
+            seen[name] = _measured(former.queue, holding, row)
+    homes = {former.queue.name: former.home for former in formers}
+    # What waits there for a retry comes back to a queue that is read.
+    read = {*topology.queues, *(name for name, level in seen.items() if level.consumers)}
+    return [
+        replace(
+            _judged(level, homes[name] if homes[name] in seen else name, returns=homes[name] in read), abandoned=True
+        )
+        for name, level in seen.items()
+    ]
+
+
+def _judged(level: Level, whole: str, *, returns: bool) -> Level:
+    """``whole`` is the queue with which it is deleted or moved."""
+    if level.problems:
+        return level
+    if not level.ready and not level.consumers:
+        return replace(level, remark=f"abandoned, empty: manage.py rmq_delete {whole}")
+    messages = f"{level.ready} message{'' if level.ready == 1 else 's'}"
+    if level.consumers:
+        return replace(level, remark=f"handed over, {messages}, other consumers read it")
+    if returns and level.role is Role.WAITING:
+        return replace(level, remark=f"abandoned, {messages} will return to the work queue")
+    # If other consumers read the home queue, the command refuses to move it; this queue can still be moved.
+    move = f"manage.py rmq_declare --recreate {level.queue if returns else whole} --move-to NEW"
+    return replace(level, problems=(f"abandoned, {messages}, nobody consumes it: {move}",))
+
+
+def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
+    found = []
+    read = queue.name not in bounds.stopped
+    if holding.ready and not holding.consumers and _is_read(queue) and read:
+        found.append(UNREAD)
+    if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
+        found.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
+    if queue.role is Role.WAITING and holding.consumers:
+        found.append("somebody consumes it: retries come too early")
+    if _full(queue.arguments, holding.ready):
+        found.append("full: it refuses or gives up messages")
+    if row.get("messages_dlx"):
+        found.append(f"{row['messages_dlx']} dead letters wait: where they go to is full or missing")
+    return found
+
+
+def _is_read(queue: QueueDeclaration) -> bool:
+    """Whether a consumer belongs to it; a queue with a TTL may be there for the delay alone."""
+    return queue.role in (Role.WORK, Role.SUSPECTS, Role.REPLY) or (
+        queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments
+    )
+
+
+def _full(arguments: Mapping[str, object], ready: int) -> bool:
+    most = arguments.get("x-max-length")
+    return isinstance(most, int) and ready >= most
+
+
+def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
+    if queue.role is not Role.WORK:
+        return []
+    try:
+        aside = counted(declarer.session, None, queue.name + MOVING)
+    except Refusal:
+        return []
+    if aside is None:
+        return []
+    return [f"a move of it was interrupted, {aside.ready} messages wait: manage.py rmq_declare --recreate {queue.name}"]
+
+
+def _rate(row: Row | None, name: str) -> float | None:
+    """Without traffic the API leaves these out, and right after the start too."""
+    if row is None:
+        return None
+    details = row.get("message_stats", {}).get(f"{name}_details", {})
+    return float(details.get("rate", 0.0))

@@ -1,0 +1,231 @@
+"""Deliveries and publishes as frames, cut and marshalled in one step each.
+
+Only the plain case is handled: method, content header and one body frame of the same channel, one behind the other.
+Everything else is left to pika, frame by frame.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+import pika
+from pika import BasicProperties, frame
+from pika.exceptions import InvalidFrameError
+
+from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import encode_properties
+
+FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_END = 1, 2, 3, 0xCE
+FRAME_OVERHEAD = 8
+FRAME_MAX = 131_072
+"""What RabbitMQ and pika agree on; a consumer refuses a broker with less."""
+CLASS_BASIC = 60
+
+_PUBLISH = (CLASS_BASIC << 16) | 40
+_SHORT_STRING_LIMIT = 255
+_FRAME = struct.Struct(">BHI")
+# Frame type, channel, size of payload, class and method, the reserved ticket.
+_METHOD_FRAME = struct.Struct(">BHIIH")
+# Frame type, channel, size of payload, class, weight, size of body.
+_HEADER_FRAME = struct.Struct(">BHIHHQ")
+_HEADER_FIXED = 12
+_END = bytes((FRAME_END,))
+
+
+class RawProperties(pika.BasicProperties):
+    """Properties that pika carries without ever looking into them."""
+
+    def __init__(self, raw: bytes) -> None:
+        # The base class would set its fourteen attributes, for every message, to None.
+        self.raw = raw
+
+    def encode(self) -> list[bytes]:
+        return [self.raw]
+
+    def decode(self, encoded: bytes, offset: int = 0) -> NoReturn:
+        raise NotImplementedError("RawProperties are never decoded by pika; use messages.properties on .raw")
+
+    def __repr__(self) -> str:
+        return f"<RawProperties: {len(self.raw)} bytes>"
+
+
+def marshal_publish(
+    channel_number: int,
+    raw_properties: bytes,
+    body: bytes,
+    *,
+    exchange: str,
+    routing_key: str,
+    mandatory: bool,
+    frame_max: int,
+) -> bytes:
+    """Write a whole basic.publish: the method, the content header and as many body frames as `frame_max` asks for."""
+    header_size = _HEADER_FIXED + len(raw_properties)
+    if header_size + FRAME_OVERHEAD > frame_max:
+        raise HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
+    place = b"%b%b%b" % (short_string(exchange), short_string(routing_key), b"\1" if mandatory else b"\0")
+    pieces = [
+        _METHOD_FRAME.pack(FRAME_METHOD, channel_number, 6 + len(place), _PUBLISH, 0),
+        place,
+        _END,
+        _HEADER_FRAME.pack(FRAME_HEADER, channel_number, header_size, CLASS_BASIC, 0, len(body)),
+        raw_properties,
+        _END,
+    ]
+    most = frame_max - FRAME_OVERHEAD
+    for start in range(0, len(body), most):
+        part = body[start : start + most]
+        pieces += (_FRAME.pack(FRAME_BODY, channel_number, len(part)), part, _END)
+    return b"".join(pieces)
+
+
+def check_writable(message: Message) -> None:
+    """Raise HeadersTooLarge or ValueError where it cannot be written, before anything depends on its being sent."""
+    marshal_publish(
+        1,
+        encode_properties(message.properties),
+        b"",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        mandatory=message.mandatory,
+        frame_max=FRAME_MAX,
+    )
+
+
+def short_string(text: str) -> bytes:
+    """Encode a name; bytes that were not UTF-8 when they came go back as they were."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) > _SHORT_STRING_LIMIT:
+        raise ValueError(f"The name {text[:60]!a}… takes {len(encoded)} bytes; AMQP takes {_SHORT_STRING_LIMIT}.")
+    return bytes((len(encoded),)) + encoded
+
+
+def read_header(buffer: bytes) -> tuple[int, frame.Header | None]:
+    """Read the content header frame a buffer starts with: how many bytes it took (0: incomplete), and the frame."""
+    if len(buffer) < _FRAME.size:
+        return 0, None
+    _, channel_number, size = _FRAME.unpack_from(buffer)
+    stop = size + FRAME_OVERHEAD
+    if stop > len(buffer):
+        return 0, None
+    if buffer[stop - 1] != FRAME_END or size < _HEADER_FIXED:
+        raise InvalidFrameError("A content header frame is broken")
+    _, _, _, class_id, _, body_size = _HEADER_FRAME.unpack_from(buffer)
+    if class_id != CLASS_BASIC:
+        raise InvalidFrameError(f"Content of class {class_id} does not exist in AMQP 0-9-1")
+    return stop, frame.Header(channel_number, body_size, RawProperties(buffer[_HEADER_FRAME.size : stop - 1]))
+
+
+# Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
+Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
+Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
+# Where it ends, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
+Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
+
+# Beyond this a body is worth more time than its frames, and waiting for it would keep two copies.
+LARGE = 65536
+NAMES_KEPT = 1000
+
+# Where a cut ends if there is none: the rest has not come yet, or it is not the plain case.
+INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
+OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
+
+_DELIVER = (CLASS_BASIC << 16) | 60
+_CONTENT_CLASS = CLASS_BASIC << 16
+# The last byte of a frame and the first of the next, left of a channel number.
+_END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
+_END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
+
+_method = struct.Struct(">BHIIB").unpack_from
+_content = struct.Struct(">IIIQ").unpack_from
+_body = struct.Struct(">II").unpack_from
+_tag = struct.Struct(">QB").unpack_from
+
+
+def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per frame; calls cost time here
+    """Cut the delivery that begins at `at`; nothing is kept between calls, so an incomplete one is simply cut again."""
+    if end - at < 12:  # noqa: PLR2004 the first five fields
+        return OTHER
+    kind, number, size, method, tag_size = _method(buffer, at)
+    if kind != FRAME_METHOD or method != _DELIVER:
+        return OTHER
+    content = at + 7 + size
+    if end < content + 20:
+        return OTHER if _is_other(buffer, content, end, _END_THEN_HEADER + number) else INCOMPLETE
+    marker, header_size, content_class, body_size = _content(buffer, content)
+    if marker != _END_THEN_HEADER + number or content_class != _CONTENT_CLASS or header_size < 12:  # noqa: PLR2004
+        return OTHER
+    body = content + 8 + header_size
+    if not 0 < body_size <= LARGE:
+        return OTHER
+    if end < body + 8:
+        return OTHER if _is_other(buffer, body, end, _END_THEN_BODY + number) else INCOMPLETE
+    marker, part_size = _body(buffer, body)
+    if marker != _END_THEN_BODY + number or part_size != body_size:
+        return OTHER
+    stop = body + 9 + body_size
+    if stop > end:
+        return INCOMPLETE
+    after_tag = at + 12 + tag_size
+    if buffer[stop - 1] != FRAME_END or after_tag + 9 > content:
+        return OTHER
+    delivery_tag, bits = _tag(buffer, after_tag)
+    return (
+        stop,
+        number,
+        buffer[at + 12 : after_tag],
+        delivery_tag,
+        bits & 1 == 1,
+        buffer[after_tag + 9 : content],
+        buffer[content + 20 : body],
+        buffer[body + 8 : stop - 1],
+    )
+
+
+def _is_other(buffer: bytes, at: int, end: int, marker: int) -> bool:
+    """Tell whether the bytes between two frames, as far as they have come, are not the ones expected."""
+    return not marker.to_bytes(4).startswith(buffer[at : min(end, at + 4)])
+
+
+class Tags(dict[bytes, str]):
+    """Consumer tags, each decoded once."""
+
+    def __missing__(self, raw: bytes) -> str:
+        if len(self) >= NAMES_KEPT:
+            self.clear()
+        tag = self[raw] = raw.decode("utf-8", "surrogateescape")
+        return tag
+
+
+class Places(dict[bytes, tuple[str, str]]):
+    """Pairs of exchange and routing key, each decoded once; bytes that are not UTF-8 become surrogate escapes."""
+
+    def __missing__(self, raw: bytes) -> tuple[str, str]:
+        middle = 1 + raw[0] if raw else 0
+        if middle >= len(raw) or middle + 1 + raw[middle] != len(raw):
+            raise InvalidFrameError("A basic.deliver is longer or shorter than its names")
+        if len(self) >= NAMES_KEPT:
+            self.clear()
+        exchange = raw[1:middle].decode("utf-8", "surrogateescape")
+        place = self[raw] = exchange, raw[middle + 1 :].decode("utf-8", "surrogateescape")
+        return place
+
+
+class DeliverTo:
+    """What basic_consume takes as callback: our connection calls `receive` itself, pika comes through `__call__`."""
+
+    __slots__ = ("receive",)
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+
+    def __call__(self, channel: object, method: Any, properties: BasicProperties, body: bytes) -> None:
+        names = text_of(method.exchange), text_of(method.routing_key)
+        raw = b"".join(properties.encode())
+        self.receive(text_of(method.consumer_tag), method.delivery_tag, method.redelivered, *names, raw, body)
+
+
+def text_of(name: str | bytes) -> str:
+    # pika gives names that are not UTF-8 as bytes.
+    return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")

@@ -1,0 +1,240 @@
+"""Queue contents: counts, bindings and a look at messages without taking them."""
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+from pika import BlockingConnection
+
+from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry.amqp.connection import parameters
+from django_rmq_retry.amqp.frames import text_of
+from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, BrokerUnreachable, Refusal, words_of
+from django_rmq_retry.amqp.session import Session, passively
+from django_rmq_retry.errors import BrokerRefused, RmqRetryError
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.topology.declarations import QueueDeclaration
+
+UNAUTHORIZED = 401
+LARGEST = 128 * 1024 * 1024
+"""Bytes of an answer; a virtual host with fifty thousand queues is told in less."""
+CHUNK = 65536
+PATIENCE = 6
+"""So many times its timeout an answer may take that comes in small pieces."""
+Row = Mapping[str, Any]
+
+
+class _Staying(HTTPRedirectHandler):
+    """Follows nowhere: Python would take the login along to whatever place an answer names."""
+
+    def redirect_request(self, *_told: Any, **_more: Any) -> None:
+        return None
+
+
+@cache
+def _opener() -> OpenerDirector:
+    """Made when it is needed: it reads the authorities of the whole system, and few processes ask at all."""
+    return build_opener(_Staying)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspector:
+    """Reads one virtual host: ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``."""
+
+    url: Secret
+    vhost: str = "/"
+    timeout: float = 5.0
+
+    @property
+    def shown(self) -> str:
+        """The URL as anybody may see it."""
+        parts = urlsplit(self.url.reveal())
+        user = f"{parts.username}@" if parts.username else ""
+        return f"{parts.scheme}://{user}{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+    def queue(self, name: str) -> Row | None:
+        return self._one("queues", name)
+
+    def exchange(self, name: str) -> Row | None:
+        return self._one("exchanges", name)
+
+    def queues(self) -> dict[str, Row]:
+        """Every queue of the virtual host by its name."""
+        rows = self._get(f"queues/{quote(self.vhost, safe='')}")
+        return {row["name"]: row for row in rows or []}
+
+    def bindings(self) -> list[Row]:
+        """Every binding of the virtual host but those that the default exchange has of itself."""
+        rows = self._get(f"bindings/{quote(self.vhost, safe='')}")
+        return [row for row in rows or [] if row["source"]]
+
+    def _one(self, what: str, name: str) -> Row | None:
+        found: Row | None = self._get(f"{what}/{quote(self.vhost, safe='')}/{quote(name, safe='')}")
+        return found
+
+    def _get(self, path: str) -> Any:
+        parts = urlsplit(self.url.reveal())
+        place = parts.netloc.rpartition("@")[2]
+        request = Request(f"{parts.scheme}://{place}{parts.path.rstrip('/')}/api/{path}")  # noqa: S310  # settings: http(s)
+        login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+        request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+        try:
+            until = time.monotonic() + PATIENCE * self.timeout
+            with _opener().open(request, timeout=self.timeout) as answer:
+                return json.loads(_whole(answer, until))
+        except HTTPError as error:
+            if error.code == MISSING:
+                return None
+            if error.code in (UNAUTHORIZED, FORBIDDEN):
+                reason = "the management API refuses this user, or its tag for that virtual host is missing"
+                raise BrokerRefused(self.shown, reason) from None
+            raise BrokerUnreachable(self.shown, f"the management API answers {error.code}") from None
+        except URLError as error:
+            raise BrokerUnreachable(self.shown, f"the management API: {words_of(error.reason)}") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise BrokerUnreachable(self.shown, f"the management API: {words_of(error)}") from None
+
+
+def _whole(answer: HTTPResponse, until: float) -> bytes:
+    """All of an answer; neither without an end in its size nor in its time."""
+    found = bytearray()
+    while chunk := answer.read1(CHUNK):
+        found += chunk
+        if len(found) > LARGEST:
+            raise ValueError(f"its answer has more than {LARGEST} bytes")
+        if time.monotonic() > until:
+            raise TimeoutError("its answer does not come to an end")
+    return bytes(found)
+
+
+LAG = 11.0
+"""Seconds by which the management API may be behind: figures come every five, and are seen with the next ones."""
+_STEP = 0.5
+_REST, _REST_STEP = 2.0, 0.05
+"""A quorum queue counts who takes a single message as a consumer, for a moment longer than it has it."""
+_HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
+
+
+class WouldLose(RmqRetryError):
+    """Refused, because messages could be lost by it."""
+
+    def __init__(self, queue: str, reason: str) -> None:
+        self.queue = queue
+        self.reason = reason
+        super().__init__(f"Queue {queue!r} was left as it is: {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """The messages and consumers of one queue."""
+
+    queue: str
+    ready: int
+    consumers: int
+    hidden: int | None = None
+    """Messages in a consumer's hand, delayed, or on their way as dead letters; None where nobody can tell."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.ready and not self.hidden
+
+    def refuse_use(self) -> None:
+        """Unless nobody consumes it and none of its messages is under way."""
+        if self.consumers:
+            raise WouldLose(self.queue, f"it has {_count(self.consumers, 'consumer')}. Stop them first.")
+        if self.hidden:
+            raise WouldLose(
+                self.queue,
+                f"{_count(self.hidden, 'message')} of it are in a consumer's hand or on their way to another queue. "
+                "Wait until they are settled.",
+            )
+
+    def refuse_messages(self, advice: str) -> None:
+        if self.ready:
+            raise WouldLose(self.queue, f"it holds {_count(self.ready, 'message')}. {advice}")
+
+
+def look(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
+    """What it holds now; None if there is no such queue. Other answers are a Refusal."""
+    return counted(session, None if inspector is None else inspector.queue(queue), queue)
+
+
+def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
+    """The same, where the management API has been asked already."""
+    try:
+        told = session.ask(passively(QueueDeclaration(name=queue))).method
+    except Refusal as refusal:
+        if refusal.missing:
+            return None
+        # From RabbitMQ 4.3 on looking needs a right on that name.
+        if not refusal.forbidden or row is None:
+            raise
+        return Holding(
+            queue=queue, ready=row.get("messages_ready", 0), consumers=row.get("consumers", 0), hidden=_hidden(row)
+        )
+    return Holding(queue=queue, ready=told.message_count, consumers=told.consumer_count, hidden=_hidden(row))
+
+
+def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
+    """As ``look``, a moment later where it has consumers that may be gone by then."""
+    deadline = time.monotonic() + _REST
+    while True:
+        found = look(session, inspector, queue)
+        if found is None or not found.consumers or time.monotonic() > deadline:
+            return found
+        time.sleep(_REST_STEP)
+
+
+def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) -> dict[str, Holding]:
+    """Those that are there, looked at for as long as the management API may be behind, or until something is found."""
+    seen = {queue: look_at_rest(session, inspector, queue) for queue in queues}
+    for _ in range(round(LAG / _STEP) if inspector is not None else 0):
+        idle = [queue for queue, found in seen.items() if found and not found.consumers and not found.hidden]
+        if not idle:
+            break
+        time.sleep(_STEP)
+        seen |= {queue: look(session, inspector, queue) for queue in idle}
+    return {queue: found for queue, found in seen.items() if found is not None}
+
+
+def _hidden(row: Row | None) -> int | None:
+    # A queue that was made just now has no figures yet.
+    if row is None or row.get("messages") is None:
+        return None
+    return sum(row.get(name) or 0 for name in _HIDDEN)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def peek(access: Access, queue: str) -> list[Delivery]:
+    """The messages of a queue in their order; each counts as redelivered from now on."""
+    found: list[Delivery] = []
+    connection = BlockingConnection(parameters(access, access.current().hosts[0], purpose="peek"))
+    try:
+        channel = connection.channel()
+        while True:
+            method, properties, body = channel.basic_get(queue)
+            if method is None or properties is None:
+                return found
+            found.append(
+                Delivery(
+                    queue=queue,
+                    body=body or b"",
+                    raw=b"".join(properties.encode()),
+                    exchange=text_of(method.exchange or ""),
+                    routing_key=text_of(method.routing_key or ""),
+                    redelivered=method.redelivered,
+                )
+            )
+    finally:
+        connection.close()

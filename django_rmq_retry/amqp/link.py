@@ -1,0 +1,148 @@
+"""A connection that reconnects: it tries the hosts in turn and waits longer after each failure."""
+
+import random
+import time
+from collections.abc import Callable
+
+from django_rmq_retry.amqp.address import Access, Host
+from django_rmq_retry.amqp.connection import Connection, IoThread, parameters
+from django_rmq_retry.amqp.refusals import cause_of, denied, refusal_in, words_of
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
+MOST_REFUSALS = 5
+"""So often in a row a virtual host may be missing that was there before: somebody deleted it."""
+FRAME = 131_072
+"""RabbitMQ's own frame_max. Headers that fill it come, and must leave again in a copy: a smaller one is refused."""
+HEALTHY = 5.0
+"""A session of so many seconds counts as a good one."""
+
+
+class Link:
+    """Keeps one connection open until told otherwise. Used on the I/O thread only, except for its construction."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        access: Access,
+        *,
+        purpose: str,
+        opened: Callable[[Connection], None],
+        lost: Callable[[str, float], None],
+        refused: Callable[[BaseException], None],
+        healthy: float = HEALTHY,
+    ) -> None:
+        self.connection: Connection | None = None
+        self._io = io
+        self._access = access
+        self._purpose = purpose
+        self._opened_cb = opened
+        self._lost = lost
+        self._refused = refused
+        self._healthy = healthy
+        self._wait = FIRST_WAIT
+        self._tries = 0
+        self._since = 0.0
+        self._ever = False
+        self._missing = 0
+        self._wanted = False
+        self._dialled: Connection | None = None
+        self._closed_cb: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        self._wanted = True
+        self._dial()
+
+    def close(self, closed: Callable[[], None]) -> None:
+        """Close for good; ``closed`` is called when the broker knows, or at once where nothing is open."""
+        self._wanted = False
+        connection = self.connection or self._dialled
+        if connection is None or connection.is_closing or connection.is_closed:
+            closed()
+            return
+        self._closed_cb = closed
+        connection.close()
+
+    def _dial(self) -> None:
+        if not self._wanted:
+            return
+        # Without a server there is no host; asking for its parameters says so.
+        hosts = self._access.hosts or (Host("", 0),)
+        host = hosts[self._tries % len(hosts)]
+        self._tries += 1
+        try:
+            said = parameters(self._access, host, purpose=self._purpose)
+            self._dialled = Connection(
+                said,
+                on_open_callback=self._opened,
+                on_open_error_callback=self._not_opened,
+                on_close_callback=self._closed,
+                custom_ioloop=self._io.loop,
+            )
+        except Exception as error:  # noqa: BLE001 - a certificate or a credentials provider may fail in any way
+            self._dialled = None
+            self._not_opened(None, error)
+
+    def _opened(self, connection: Connection) -> None:
+        if not self._wanted or self.connection is not None:
+            # Closed, or closed and opened again, while this one was being dialled.
+            connection.close()
+            return
+        self.connection, self._dialled = connection, None
+        if connection.frame_max < FRAME:
+            error = BrokerUnfit(_small_frames(self._access.shown, connection.frame_max))
+            self.close(lambda: self._refused(error))
+            return
+        self._since = time.monotonic()
+        self._ever, self._missing = True, 0
+        self._opened_cb(connection)
+
+    def _not_opened(self, connection: Connection | None, error: BaseException | str) -> None:
+        if not self._wanted or connection is not self._dialled:
+            # Given up while it was dialled; another may be on its way by now.
+            self._ended()
+            return
+        self._dialled = None
+        cause = cause_of(error)
+        # An embedded broker that has run before may be started again.
+        if isinstance(cause, ConfigurationError) and not (self._ever and self._access.embedded):
+            self._give_up(cause)
+            return
+        refusal = refusal_in(cause)
+        self._missing = self._missing + 1 if denied(cause) else 0
+        if refusal and (not self._ever or self._missing >= MOST_REFUSALS):
+            self._give_up(BrokerRefused(self._access.shown, refusal))
+            return
+        self._again(refusal or words_of(cause))
+
+    def _give_up(self, error: BaseException) -> None:
+        self._wanted = False
+        self._refused(error)
+
+    def _closed(self, connection: object, reason: BaseException) -> None:
+        if connection is not self.connection:
+            return
+        self.connection = None
+        if not self._wanted:
+            self._ended()
+            return
+        if time.monotonic() - self._since >= self._healthy:
+            self._wait = FIRST_WAIT
+        self._again(words_of(reason))
+
+    def _ended(self) -> None:
+        closed, self._closed_cb = self._closed_cb, None
+        if closed is not None:
+            closed()
+
+    def _again(self, reason: str) -> None:
+        wait, self._wait = self._wait, min(LONGEST_WAIT, random.uniform(FIRST_WAIT, self._wait * 3))
+        self._lost(reason, wait)
+        self._io.later(wait, self._dial)
+
+
+def _small_frames(address: str, most: int) -> str:
+    return (
+        f"The broker at {address} takes frames of {most} bytes, and a message whose headers need more could neither be "
+        f"retried nor parked. Set frame_max = {FRAME}, RabbitMQ's default, in rabbitmq.conf."
+    )

@@ -1,0 +1,486 @@
+"""The publishing connection of a process, shared by all threads: pipelined confirms, a deadline for each publish."""
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pika.exceptions import ChannelClosed
+
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.connection import Connection, IoThread, above, limit_in
+from django_rmq_retry.amqp.contracts import ERRORS, UNWRITABLE, Outcome
+from django_rmq_retry.amqp.frames import marshal_publish, text_of
+from django_rmq_retry.amqp.link import HEALTHY, Link
+from django_rmq_retry.errors import HeadersTooLarge, PublishError
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
+
+if TYPE_CHECKING:
+    from pika.channel import Channel
+
+
+Done = Callable[[Outcome, str], None]
+
+_MISSING = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
+
+
+class Pending:
+    """A publish that has not ended yet; it ends once."""
+
+    __slots__ = ("_done", "deadline", "message", "raw", "returned")
+
+    def __init__(self, message: Message, raw: bytes, *, deadline: float, done: Done) -> None:
+        self.message = message
+        self.raw = raw
+        self.deadline = deadline
+        self.returned = ""
+        self._done: Done | None = done
+
+    @property
+    def ended(self) -> bool:
+        return self._done is None
+
+    def may_be(self, place: tuple[str, str], body: bytes) -> bool:
+        """Whether the broker may mean this one when it returns a message."""
+        message = self.message
+        if self.returned or not message.mandatory:
+            return False
+        return (message.exchange, message.routing_key) == place and message.body == body
+
+    def end(self, outcome: Outcome, said: str = "") -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(outcome, said)
+
+
+class ConfirmChannel:
+    """The publishes of one exchange: a missing exchange closes its channel, and must not take others along."""
+
+    def __init__(self, connection: "Connection", *, closed: Callable[["ConfirmChannel"], None]) -> None:
+        self._connection = connection
+        self._closed = closed
+        self._channel: Channel | None = None
+        self._waiting: list[Pending] = []
+        self._sent: dict[int, Pending] = {}
+        self._count = 0
+        self._lowest = 1
+        self._open = False
+        connection.channel(on_open_callback=self._opened)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent or self._waiting)
+
+    def send(self, pending: Pending) -> None:
+        """Send it now, or as soon as the channel is open."""
+        if not self._open or self._channel is None:
+            self._waiting.append(pending)
+            return
+        frames = self._written(pending, self._channel.channel_number)
+        if frames:
+            self._count += 1
+            self._sent[self._count] = pending
+            self._connection.send_raw(frames)
+
+    def _written(self, pending: Pending, channel_number: int) -> bytes:
+        """As frames; nothing, if it has ended or waits until the broker has said whether it takes so large a body."""
+        message, own = pending.message, self._connection.user
+        if message.properties.user_id not in (None, own):
+            # The broker would close the channel, and leave what others have sent on it without an answer.
+            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: its user_id is not {own!r}, the user of this connection")
+            return b""
+        if message.properties.reply_to == DIRECT:
+            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: only who consumes {DIRECT!r} may send it as reply_to")
+            return b""
+        try:
+            if len(message.body) <= self._connection.sizes.taken:
+                return marshal_publish(
+                    channel_number,
+                    pending.raw,
+                    message.body,
+                    exchange=message.exchange,
+                    routing_key=message.routing_key,
+                    mandatory=message.mandatory,
+                    frame_max=self._connection.params.frame_max,
+                )
+        except (HeadersTooLarge, ValueError) as error:
+            pending.end(Outcome.UNSENT, str(error))
+        except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
+            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: {type(error).__name__}: {error}")
+        else:
+            self._doubt(pending)
+        return b""
+
+    def _doubt(self, pending: Pending) -> None:
+        """A body too large would close the channel, and leave what others have sent on it without an answer."""
+        sizes, size = self._connection.sizes, len(pending.message.body)
+        if sizes.limit is not None:
+            pending.end(Outcome.TOO_LARGE, above(size, sizes.limit))
+            return
+        # What comes after it stays behind it.
+        self._open = False
+        self._waiting.append(pending)
+        sizes.ask(size, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            self._ready(None)
+
+    def unsent(self) -> list[Pending]:
+        """What waits for the channel to open; it is no longer waited for."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def lost(self, said: str) -> None:
+        """The connection or channel is gone: nobody will say how these ended."""
+        self._open = False
+        sent, self._sent = self._sent, {}
+        missing, limit = _MISSING.search(said), limit_in(said)
+        if limit is not None:
+            self._connection.sizes.learn(limit)
+        for pending in sent.values():
+            message = pending.message
+            if missing and missing["exchange"] == message.exchange:
+                pending.end(Outcome.RETURNED, f"exchange {message.exchange!r} does not exist")
+            elif limit is not None and len(message.body) > limit:
+                pending.end(Outcome.TOO_LARGE, above(len(message.body), limit))
+            else:
+                pending.end(Outcome.UNKNOWN, said)
+
+    def forget(self, now: float) -> None:
+        """End what waited past its deadline; a late answer then finds nobody."""
+        for pending in self._sent.values():
+            if pending.deadline <= now and not pending.ended:
+                pending.end(Outcome.UNKNOWN, "no confirm in time")
+        for pending in self._waiting:
+            if pending.deadline <= now:
+                pending.end(Outcome.UNSENT, "the channel did not open in time")
+        self._waiting = [pending for pending in self._waiting if not pending.ended]
+
+    def _opened(self, channel: "Channel") -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._was_closed)
+        channel.add_on_return_callback(self._returned)
+        # Acks come by the short way; a nack, which is rare, by pika's.
+        self._connection.confirms[channel.channel_number] = self._acked
+        channel.confirm_delivery(self._answered, callback=self._ready)
+
+    def _ready(self, _frame: object) -> None:
+        self._open = True
+        for pending in self.unsent():
+            self.send(pending)
+
+    def _acked(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
+        self._settle(tag, Outcome.CONFIRMED, multiple=multiple)
+
+    def _answered(self, frame: object) -> None:
+        method = frame.method  # type: ignore[attr-defined]  # a pika frame: Basic.Ack or Basic.Nack
+        outcome = Outcome.CONFIRMED if method.NAME == "Basic.Ack" else Outcome.NACKED
+        self._settle(method.delivery_tag, outcome, multiple=method.multiple)
+
+    def _settle(self, tag: int, outcome: Outcome, *, multiple: bool) -> None:
+        if not multiple:
+            self._end(self._sent.pop(tag, None), outcome)
+            return
+        # Numbers rise by one, so a run is walked without looking for its first member.
+        for number in range(self._lowest, tag + 1):
+            self._end(self._sent.pop(number, None), outcome)
+        self._lowest = tag + 1
+
+    @staticmethod
+    def _end(pending: Pending | None, outcome: Outcome) -> None:
+        if pending is None:
+            return
+        if pending.returned:
+            pending.end(Outcome.RETURNED, pending.returned)
+        else:
+            pending.end(outcome)
+
+    def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
+        """A message comes back before its confirm, as it was sent but for the header BCC, which the broker takes."""
+        raw: bytes = properties.raw  # type: ignore[attr-defined]  # RawProperties
+        name = decode_properties(raw).message_id
+        place = text_of(method.exchange), text_of(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return
+        alike = [pending for pending in self._sent.values() if pending.may_be(place, body)]
+        same = next((pending for pending in alike if pending.raw == raw), None)
+        named = next((pending for pending in alike if pending.message.properties.message_id == name), None)
+        found = same or named or next(iter(alike), None)
+        if found is not None:
+            found.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]  # Basic.Return
+
+    def _was_closed(self, channel: "Channel", reason: BaseException) -> None:
+        # The next channel may get the same number.
+        self._connection.confirms.pop(channel.channel_number, None)
+        said = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
+        # A connection that is lost closes its channels first: that is no answer to what was sent on them.
+        self.lost(said if isinstance(reason, ChannelClosed) else f"the connection was lost: {said}")
+        self._closed(self)
+
+
+STILL = "the I/O thread does not answer"
+
+
+class Waiter:
+    """A thread that waits for one outcome. A bare lock: an Event costs twice as much, and publishes are many."""
+
+    __slots__ = ("_gate", "outcome", "said")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self.outcome = Outcome.UNKNOWN
+        self.said = ""
+
+    def done(self, outcome: Outcome, said: str) -> None:
+        self.outcome, self.said = outcome, said
+        self._gate.release()
+
+    def wait(self, timeout: float) -> tuple[Outcome, str]:
+        # The I/O thread ends every publish at its deadline; the time-out is for one that stands still.
+        if not self._gate.acquire(timeout=timeout):
+            return Outcome.UNKNOWN, STILL
+        return self.outcome, self.said
+
+
+class Batch:
+    """Many publishes under way at once, at most a window of them."""
+
+    def __init__(self, window: int, timeout: float) -> None:
+        self.confirmed = 0
+        self.failure: PublishError | None = None
+        self._window = threading.BoundedSemaphore(window)
+        self._size = window
+        self._timeout = timeout
+        self._place = "", ""
+
+    def begin(self, message: Message) -> None:
+        self._place = message.exchange, message.routing_key
+        self._acquire()
+
+    def leave_out(self) -> None:
+        """What was begun last is not on its way."""
+        self._window.release()
+
+    def ender(self, message: Message) -> Done:
+        def done(outcome: Outcome, said: str) -> None:
+            if outcome is Outcome.CONFIRMED:
+                self.confirmed += 1
+            elif self.failure is None:
+                self.failure = ERRORS[outcome](message.exchange, message.routing_key, said=said)
+            self._window.release()
+
+        return done
+
+    def wait(self) -> None:
+        for _ in range(self._size):
+            self._acquire()
+
+    def _acquire(self) -> None:
+        if not self._window.acquire(timeout=self._timeout):
+            raise ERRORS[Outcome.UNKNOWN](*self._place, said=STILL)
+
+
+log = logging.getLogger("django_rmq_retry")
+
+LOOK = 0.1
+"""Seconds between two looks at the deadlines."""
+GRACE = 1.0
+"""Seconds beyond a deadline within which the I/O thread has said what became of a publish."""
+
+
+class PikaPublisher:
+    """Publishes on its own connection, never on one that consumes: a blocked publisher must not hold acks back."""
+
+    purpose = "publish"
+    healthy = HEALTHY
+    """Seconds after which a lost connection was a good one, and is dialled anew without a long wait."""
+    losses = logging.WARNING
+    """The level at which a lost connection is logged."""
+
+    def __init__(self, io: IoThread, access: Access) -> None:
+        self._io = io
+        self._timeout = access.publish_timeout
+        self._link = Link(
+            io,
+            access,
+            purpose=self.purpose,
+            healthy=self.healthy,
+            opened=self._opened,
+            lost=self._lost,
+            refused=self._refused,
+        )
+        self._channels: dict[str, ConfirmChannel] = {}
+        self._waiting: deque[Pending] = deque()
+        self._handed: deque[Pending] = deque()
+        self._blocked = False
+        self._dialling = False
+        self._looking = False
+        self._trouble = "no connection yet"
+        io.at_end(self._no_more)
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        """Return when the broker has confirmed, else raise what became of it."""
+        waiter = Waiter()
+        self._hand_over(message, waiter.done, timeout)
+        outcome, said = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
+        if outcome is not Outcome.CONFIRMED:
+            raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
+        if window < 1:
+            raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
+        batch = Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
+        try:
+            for message in messages:
+                self._begin(batch, message, timeout)
+                if batch.failure is not None:
+                    break
+        except BaseException as error:
+            # Of the caller's own, between two messages, or one that cannot be written: the others have left.
+            with suppress(PublishError):
+                batch.wait()
+            error.add_note(f"{batch.confirmed} messages of this batch were confirmed.")
+            raise
+        batch.wait()
+        if batch.failure is not None:
+            raise batch.failure
+        return batch.confirmed
+
+    def _begin(self, batch: Batch, message: Message, timeout: float | None) -> None:
+        batch.begin(message)
+        try:
+            self._hand_over(message, batch.ender(message), timeout)
+        except BaseException:
+            batch.leave_out()
+            raise
+
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
+        """Hand over and go on; ``done`` is called on the I/O thread, at once where the message cannot be written."""
+        try:
+            self._hand_over(message, done, timeout)
+        except Exception as error:  # noqa: BLE001 - whoever hands over may be the I/O thread, which must not end of it
+            done(Outcome.UNSENT, f"{UNWRITABLE}: {error}")
+
+    def close(self) -> None:
+        """Close the connection; what is not confirmed by then ends as unknown."""
+        if not self._io.alive:
+            return
+        closed = threading.Event()
+        self._io.call(lambda: self._close(closed.set))
+        if not self._io.current:
+            closed.wait(self._timeout)
+
+    def _close(self, closed: Callable[[], None]) -> None:
+        self._dialling = False
+        self._link.close(closed)
+
+    def _hand_over(self, message: Message, done: Done, timeout: float | None) -> None:
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        raw = encode_properties(message.properties)
+        self._handed.append(Pending(message, raw, deadline=deadline, done=done))
+        if self._io.alive:
+            self._io.call(self._take)
+        else:
+            self._no_more()
+
+    def _take(self) -> None:
+        while self._handed:
+            pending = self._handed.popleft()
+            connection = self._usable
+            if connection is None:
+                self._waiting.append(pending)
+            else:
+                self._channel(connection, pending.message.exchange).send(pending)
+        if not self._dialling:
+            self._dialling = True
+            self._link.open()
+        if not self._looking:
+            self._looking = True
+            self._io.later(LOOK, self._look)
+
+    @property
+    def _usable(self) -> Connection | None:
+        """The connection, if it takes messages: a lost one tells its channels of it before it tells us."""
+        connection = self._link.connection
+        return None if connection is None or not connection.is_open or self._blocked else connection
+
+    def _channel(self, connection: Connection, exchange: str) -> ConfirmChannel:
+        channel = self._channels.get(exchange)
+        if channel is None:
+            forget: Callable[[ConfirmChannel], None] = lambda gone: self._forget(exchange, gone)  # noqa: E731
+            channel = self._channels[exchange] = ConfirmChannel(connection, closed=forget)
+        return channel
+
+    def _forget(self, exchange: str, gone: ConfirmChannel) -> None:
+        if self._channels.get(exchange) is gone:
+            del self._channels[exchange]
+        self._waiting.extend(gone.unsent())
+        self._resume()
+
+    def _opened(self, connection: Connection) -> None:
+        connection.add_on_connection_blocked_callback(lambda _c, frame: self._block(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda _c, _frame: self._unblock())
+        self._blocked = False
+        self._resume()
+
+    def _block(self, reason: str) -> None:
+        self._blocked = True
+        self._trouble = f"the broker takes no messages for now: {reason}"
+        log.warning("The broker takes no messages for now: %s", reason)
+
+    def _unblock(self) -> None:
+        self._blocked = False
+        self._resume()
+
+    def _resume(self) -> None:
+        """Send what waited, in its order."""
+        connection = self._usable
+        if connection is None:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            if not pending.ended:
+                self._channel(connection, pending.message.exchange).send(pending)
+
+    def _lost(self, reason: str, retry_in: float) -> None:
+        self._trouble = reason
+        log.log(self.losses, "No connection to %s (%s), next try in %.1f s", self.purpose, reason, retry_in)
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            self._waiting.extend(channel.unsent())
+            channel.lost(f"the connection was lost: {reason}")
+
+    def _refused(self, error: BaseException) -> None:
+        self._trouble = str(error)
+        self._dialling = False
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            pending.end(Outcome.UNSENT, str(error))
+
+    def _no_more(self) -> None:
+        """The I/O thread has ended: whoever waits must hear of it."""
+        for channel in list(self._channels.values()):
+            self._waiting.extend(channel.unsent())
+            channel.lost("the I/O thread ended")
+        for pendings in (self._handed, self._waiting):
+            while pendings:
+                pendings.popleft().end(Outcome.UNSENT, "the I/O thread has ended")
+
+    def _look(self) -> None:
+        """End whatever is past its deadline; looked at only while something is on its way."""
+        now = time.monotonic()
+        for channel in self._channels.values():
+            channel.forget(now)
+        for pending in self._waiting:
+            if pending.deadline <= now:
+                pending.end(Outcome.UNSENT, self._trouble)
+        self._waiting = deque(pending for pending in self._waiting if not pending.ended)
+        self._looking = bool(self._waiting) or any(channel.busy for channel in self._channels.values())
+        if self._looking:
+            self._io.later(LOOK, self._look)

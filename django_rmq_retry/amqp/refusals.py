@@ -1,0 +1,174 @@
+"""Errors of the broker: refused declarations, lost connections and cancelled subscriptions, with their meaning."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from django_rmq_retry.errors import RmqRetryError
+
+FORBIDDEN, MISSING, LOCKED, UNEQUAL = 403, 404, 405, 406
+
+_UNEQUAL = re.compile(r"inequivalent arg '(?P<argument>.*?)' for (?P<what>queue|exchange) '.*' in vhost", re.DOTALL)
+_TYPED = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>\w+)'", re.DOTALL)
+_ACCESS = re.compile(
+    r"(?:(?P<right>configure|write|read) )?access to (?P<what>queue|exchange|topic) '(?P<name>.*)' in "
+    r"(?:vhost|exchange).* refused for user '(?P<user>.*?)'",
+    re.DOTALL,
+)
+_AWAY = ("home node", "timeout", "is down or inaccessible")
+
+
+class BrokerUnreachable(RmqRetryError):
+    """No host of the broker answered."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(f"The broker at {address} cannot be reached: {reason}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unequal:
+    """The one argument that a refused declaration names, and the value it has on the broker."""
+
+    argument: str
+    value: object = None
+    told: bool = True
+    """False where the broker's sentence, at most 255 bytes long, ends before the value."""
+
+
+class Refusal(RmqRetryError):
+    """The broker's answer is no: the channel is closed, or the whole connection."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(f"{code} {text}")
+
+    @property
+    def away(self) -> bool:
+        """It is there, but on a node that is not: a declaration must not take it for missing."""
+        return self.code == MISSING and any(word in self.text for word in _AWAY)
+
+    @property
+    def missing(self) -> bool:
+        return self.code == MISSING and not self.away
+
+    @property
+    def forbidden(self) -> bool:
+        return self.code == FORBIDDEN and "access to" in self.text
+
+    @property
+    def unequal(self) -> Unequal | None:
+        found = _UNEQUAL.search(self.text) if self.code == UNEQUAL else None
+        if found is None:
+            return None
+        _, told, current = self.text.rpartition(" but current is ")
+        if not told:
+            return Unequal(argument=found["argument"], told=False)
+        return Unequal(argument=found["argument"], value=_value(current))
+
+    def sentence(self, right: Callable[[str, str], str] = lambda *_: "configure") -> str:
+        """What an operator can do something with; ``right`` tells what was needed, where the broker does not."""
+        found = _ACCESS.search(self.text) if self.code == FORBIDDEN else None
+        if found is not None:
+            needed = found["right"] or right(found["what"], found["name"])
+            return (
+                f"The user {found['user']!r} lacks the {needed} right on the "
+                f"{found['what']} {found['name']!r}. Grant it with `rabbitmqctl set_permissions`."
+            )
+        if self.away:
+            return "The node that holds it is down or does not answer. Nothing was created; try again when it is back."
+        _, _, reason = self.text.partition(" - ")
+        return f"The broker refuses it: {reason or self.text} ({self.code})."
+
+
+def _value(current: str) -> object:
+    if current == "none":
+        return None
+    typed = _TYPED.fullmatch(current)
+    kind = typed["type"] if typed else ""
+    text = typed["value"] if typed else current[1:-1] if current[:1] == "'" else current
+    if kind in ("longstr", "table", "array"):
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+
+
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+
+
+def cause_of(error: object) -> object:
+    """What lies under the exceptions in which pika wraps the end of a connection attempt."""
+    while True:
+        inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
+        if isinstance(inner, (list, tuple)):
+            inner = inner[-1] if inner else None
+        if inner is None and isinstance(error, AMQPConnectionError) and error.args:
+            inner = error.args[0] if isinstance(error.args[0], BaseException) else None
+        if inner is None:
+            return error
+        error = inner
+
+
+def refusal_in(error: object) -> str:
+    """What no waiting mends: wrong credentials, no such virtual host, not an AMQP server."""
+    if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
+        return "it refused the user name or password"
+    if denied(error):
+        return "the virtual host does not exist, or this user may not use it"
+    if isinstance(error, IncompatibleProtocolError):
+        return "what answers there does not speak AMQP 0-9-1"
+    return ""
+
+
+def denied(error: object) -> bool:
+    return isinstance(error, ProbableAccessDeniedError) or _code(error) == NOT_ALLOWED
+
+
+def _code(error: object) -> int:
+    return error.reply_code if isinstance(error, ConnectionClosedByBroker) else 0
+
+
+def words_of(error: object) -> str:
+    if isinstance(error, ConnectionClosedByBroker):
+        return f"{error.reply_code} {error.reply_text}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
+    """What is wrong and what to do, where subscribing again would change nothing; None where it may."""
+    if not isinstance(reason, ChannelClosedByBroker) or granted:
+        return None
+    text = reason.reply_text
+    if reason.reply_code == MISSING and not ("home node" in text or "timeout" in text):
+        return "it does not exist", "Declare it with `manage.py rmq_declare`."
+    if "inequivalent" in text:
+        return f"it was declared otherwise ({text})", "Delete the old queue, or give this one another name."
+    if reason.reply_code == FORBIDDEN and "exclusive" not in text:
+        return f"the broker says {text}", "Give the user the right to read it."
+    return None
+
+
+def ended(reason: BaseException | str) -> bool:
+    """Whether the queue itself may be gone: it was cancelled, or not found. Otherwise only its channel is."""
+    return not isinstance(reason, ChannelClosedByBroker) or reason.reply_code == MISSING
+
+
+def words(reason: BaseException | str) -> str:
+    if isinstance(reason, ChannelClosedByBroker):
+        return f"the broker closed the channel ({reason.reply_code} {reason.reply_text})"
+    return str(reason)

@@ -1,0 +1,219 @@
+"""Short sessions with a broker: one question at a time, with a timeout.
+
+For commands. It runs an event loop on the caller's thread and reconnects after a refusal that cost the connection.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from pika.adapters.select_connection import IOLoop
+from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+
+from django_rmq_retry.amqp.address import Access, Host
+from django_rmq_retry.amqp.connection import Connection, hush, parameters, speak
+from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal, cause_of, refusal_in, words_of
+from django_rmq_retry.errors import BrokerRefused
+from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration
+from django_rmq_retry.topology.versions import Server
+
+Done = Callable[[Any], None]
+Question = Callable[[Channel, Done], object]
+
+PATIENCE = 30.0
+"""Seconds for one answer; a cluster without a majority never gives it."""
+
+
+class Session:
+    """``session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))``."""
+
+    def __init__(self, access: Access, *, purpose: str = "command", patience: float = PATIENCE) -> None:
+        self.access = access
+        self.patience = patience
+        self._purpose = purpose
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._ends: dict[object, BaseException] = {}
+
+    def __enter__(self) -> Self:
+        # A refusal is an answer here; pika would log each one as a warning, and a lost connection with its traceback.
+        hush()
+        try:
+            self._connection = self._open()
+        except BaseException:
+            speak()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._drop()
+        speak()
+
+    @property
+    def server(self) -> Server:
+        return self.connection.server
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._open()
+        return self._connection
+
+    def ask(self, question: Question) -> Any:
+        """One question on a channel that nothing else depends on; a refusal costs that channel."""
+        answers: list[Any] = []
+        channel = self.channel()
+        question(channel, answers.append)
+        self.wait(lambda: answers, channel)
+        return answers[0]
+
+    def channel(self) -> Channel:
+        """The open channel, or a new one where the last was refused something."""
+        if self._channel is None or not self._channel.is_open or self._connection is None:
+            self._channel = self.new_channel()
+        return self._channel
+
+    def new_channel(self) -> Channel:
+        opened: list[Channel] = []
+        channel = self.connection.channel(on_open_callback=opened.append)
+        channel.add_on_close_callback(self._ends.__setitem__)
+        self.wait(lambda: opened, channel)
+        return channel
+
+    def wait(self, ready: Callable[[], object], channel: Channel | None = None) -> None:
+        """Run the loop until it is ready; a channel or connection that ends meanwhile is a Refusal."""
+        connection = self.connection
+        loop = connection.ioloop
+        deadline = time.monotonic() + self.patience
+        alarm = loop.call_later(self.patience, lambda: None)
+        try:
+            while not ready():
+                self._check(connection, channel)
+                if time.monotonic() >= deadline:
+                    self._drop()
+                    raise BrokerUnreachable(self.access.shown, f"it did not answer within {self.patience:g} s")
+                loop.poll()
+                loop.process_timeouts()
+        finally:
+            loop.remove_timeout(alarm)
+
+    def _check(self, connection: Connection, channel: Channel | None) -> None:
+        # A lost connection ends its channels as well, with the same reason.
+        for end in (connection, channel):
+            error = self._ends.get(end)
+            if error is None:
+                continue
+            if end is connection:
+                self._drop()
+            if isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker)):
+                raise Refusal(error.reply_code, error.reply_text)
+            raise BrokerUnreachable(self.access.shown, words_of(error))
+
+    def _open(self) -> Connection:
+        trouble: list[str] = []
+        for host in self.access.current().hosts or (Host("", 0),):
+            found = self._dial(host)
+            if isinstance(found, Connection):
+                return found
+            cause = cause_of(found)
+            refusal = refusal_in(cause)
+            if refusal:
+                raise BrokerRefused(self.access.shown, refusal)
+            trouble.append(f"{host}: {words_of(cause)}")
+        raise BrokerUnreachable(self.access.shown, "; ".join(trouble))
+
+    def _dial(self, host: Host) -> Connection | BaseException:
+        results: list[Connection | BaseException] = []
+        loop = IOLoop()
+        loop.activate_poller()
+        Connection(
+            parameters(self.access, host, purpose=self._purpose),
+            on_open_callback=results.append,
+            on_open_error_callback=lambda _, error: results.append(error),
+            on_close_callback=self._ends.__setitem__,
+            custom_ioloop=loop,
+        )
+        # pika's own deadline for the whole of dialling ends this.
+        while not results:
+            loop.poll()
+            loop.process_timeouts()
+        if not isinstance(results[0], Connection):
+            loop.close()
+        return results[0]
+
+    def _drop(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is None:
+            return
+        loop = connection.ioloop
+        if connection.is_open:
+            connection.close()
+            deadline = time.monotonic() + 1.0
+            alarm = loop.call_later(1.0, lambda: None)
+            while not connection.is_closed and time.monotonic() < deadline:
+                loop.poll()
+                loop.process_timeouts()
+            loop.remove_timeout(alarm)
+        loop.close()
+
+
+Named = ExchangeDeclaration | QueueDeclaration
+OWN = ("type", "durable", "exclusive", "auto_delete", "internal")
+"""What is no argument of the table but a field of the method; refusals and the management API name them alike."""
+
+
+def wanted(declaration: Named) -> dict[str, object]:
+    """Everything that a declaration says."""
+    if isinstance(declaration, QueueDeclaration):
+        own = {name: getattr(declaration, name) for name in ("durable", "exclusive", "auto_delete")}
+        return {**own, **declaration.arguments}
+    own = {name: getattr(declaration, name) for name in ("type", "durable", "auto_delete", "internal")}
+    return {**own, **declaration.arguments}
+
+
+def declaring(declaration: Named, said: Mapping[str, object]) -> Question:
+    """Declare it with what is said, which need not be what the declaration says; None leaves an argument out."""
+    own: dict[str, Any] = {name: value for name, value in said.items() if name in OWN}
+    arguments = {name: value for name, value in said.items() if name not in OWN and value is not None}
+    name = declaration.name
+    if isinstance(declaration, QueueDeclaration):
+        name = "" if declaration.named_by_broker else name
+        return lambda channel, done: channel.queue_declare(name, arguments=arguments, callback=done, **own)
+    kind = own.pop("type")
+    return lambda channel, done: channel.exchange_declare(name, kind, arguments=arguments, callback=done, **own)
+
+
+def passively(declaration: Named) -> Question:
+    """Ask whether it is there. The arguments play no part."""
+    name = declaration.name
+    if isinstance(declaration, QueueDeclaration):
+        return lambda channel, done: channel.queue_declare(name, passive=True, callback=done)
+    return lambda channel, done: channel.exchange_declare(name, passive=True, callback=done)
+
+
+def binding(said: BindingDeclaration) -> Question:
+    key, arguments = said.key, dict(said.arguments)
+    if said.to_exchange:
+        return lambda channel, done: channel.exchange_bind(
+            said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+        )
+    return lambda channel, done: channel.queue_bind(
+        said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+    )
+
+
+def unbinding(said: BindingDeclaration) -> Question:
+    key, arguments = said.key, dict(said.arguments)
+    return lambda channel, done: channel.queue_unbind(
+        said.destination, said.source, routing_key=key, arguments=arguments, callback=done
+    )
+
+
+def right_for(declaration: Named | BindingDeclaration, what: str, name: str) -> str:
+    """The right that a refused declaration needed, where an old broker names only the thing."""
+    if isinstance(declaration, BindingDeclaration):
+        return "read" if what == "exchange" and name == declaration.source else "write"
+    # Dead letters and alternates are written to an exchange, by the right of whoever declares.
+    return "configure" if name == declaration.name else "write"

@@ -1,0 +1,295 @@
+"""Settlements, carried out on the I/O thread: the copy is confirmed before the original is acked."""
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.connection import IoThread
+from django_rmq_retry.amqp.contracts import Outcome, Publisher
+from django_rmq_retry.messages.deaths import rejectable
+from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+
+if TYPE_CHECKING:
+    from pika.adapters.select_connection import _Timeout as Timer
+
+
+class Copies:
+    """Of one connection, on its I/O thread."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._under_way: set[int] = set()
+        self._awaiting: list[tuple[set[int], Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def begin(self) -> int:
+        """One is sent; its number."""
+        self._sent += 1
+        self._under_way.add(self._sent)
+        return self._sent
+
+    def end(self, number: int) -> None:
+        """It is stored, or was refused, or nobody will ever know."""
+        self._under_way.discard(number)
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._awaiting)
+
+    def wait(self, then: Callable[[], None]) -> None:
+        """For those that are under way now; later ones keep nobody waiting."""
+        self._awaiting.append((set(self._under_way), then))
+
+    def go_on(self) -> None:
+        """Call whoever waits for none any more."""
+        awaiting, self._awaiting = self._awaiting, []
+        for copies, then in awaiting:
+            if copies & self._under_way:
+                self._awaiting.append((copies, then))
+            else:
+                then()
+
+
+log = logging.getLogger("django_rmq_retry")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+LARGE_PAUSE = 300.0
+"""Seconds until a copy that is too large for the broker is tried again: only a changed broker will take it."""
+SPREAD = 0.25
+"""By so much of itself a pause is shorter or longer: copies that failed together are not to come together again."""
+
+
+class Sender(Protocol):
+    """Where answers leave."""
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], /) -> None: ...
+
+
+class Settler:
+    """Takes settlements from any thread; what concerns a channel happens on the I/O thread."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        publisher: Publisher,
+        *,
+        answers: Sender | None = None,
+        again: Callable[[Delivery], None],
+        renew: Callable[[Delivery, float], None],
+        remember: Callable[[Delivery], None],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._io = io
+        self._publisher = publisher
+        self._answers = publisher if answers is None else answers
+        self._again = again
+        self._renew = renew
+        self._remember = remember
+        self._chance = chance
+        self._handed: deque[tuple[Delivery, Settlement]] = deque()
+        self._held: dict[Delivery, tuple[Timer, Settlement]] = {}
+        self._stopping = False
+        self._copies = Copies()
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are under way: until the last is confirmed, nothing may be closed."""
+        return bool(self._copies)
+
+    def when_copied(self, then: Callable[[], None]) -> None:
+        """Go on when no copy that is under way now is so any more, and what was confirmed is acknowledged."""
+        self._copies.wait(then)
+        self.flush()
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._handed.append((delivery, settlement))
+        self._io.call(self.flush)
+
+    def stop(self) -> None:
+        """Hold nothing any longer: what waits in hand goes back, and its next attempt is somebody else's."""
+        self._stopping = True
+        held, self._held = self._held, {}
+        for delivery, (timer, _settlement) in held.items():
+            self._io.cancel(timer)
+            self._give_back(delivery)
+
+    def let_go(self, line: OpenLine) -> None:
+        """What waits in hand for another attempt goes back, for its line is paused; what leaves as a copy stays."""
+        for delivery, (timer, settlement) in list(self._held.items()):
+            if _line(delivery) is line and settlement.tell is Tell.AGAIN:
+                del self._held[delivery]
+                self._io.cancel(timer)
+                self._give_back(delivery)
+
+    def flush(self) -> None:
+        """Carry out everything handed over since the last turn; plain acks of one channel leave in one write."""
+        acks: dict[OpenLine, list[Delivery]] = {}
+        handed = self._handed
+        while handed:
+            delivery, settlement = handed.popleft()
+            line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            if not line.open:
+                continue
+            if settlement is DONE:
+                acks.setdefault(line, []).append(delivery)
+            elif settlement.hold:
+                self._hold(delivery, settlement)
+            else:
+                self._carry_out(delivery, settlement)
+        for line, deliveries in acks.items():
+            line.send(line.ack(deliveries))
+        if self._copies.awaited:
+            self._copies.go_on()
+
+    def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
+        if self._stopping:
+            self._give_back(delivery)
+            return
+        if settlement.tell is Tell.AGAIN:
+            self._remember(delivery)
+        line = _line(delivery)
+        if line.retired and settlement.tell is Tell.AGAIN:
+            self._give_back(delivery)
+            return
+        if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
+            self._renew(delivery, settlement.hold)
+            return
+        timer = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
+        self._held[delivery] = timer, settlement
+
+    def _held_enough(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._held.pop(delivery, None)
+        if _line(delivery).open:
+            self._carry_out(delivery, settlement)
+
+    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
+        if settlement.tell is Tell.AGAIN:
+            self._again(delivery)
+            return
+        if settlement.answer is not None:
+            self._answers.send(settlement.answer, _answered)
+        if settlement.copy is None:
+            _line(delivery).tell(delivery, settlement.tell)
+        elif settlement.ack_first:
+            self._ack_first(delivery, settlement.tell, settlement.copy)
+        else:
+            self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
+
+    def _copy(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
+        """Publish the copy until the broker confirms it; only then is the delivery given up."""
+
+        number = self._copies.begin()
+
+        def done(outcome: Outcome, said: str) -> None:
+            self._end(number)
+            line = _line(delivery)
+            if not line.open:
+                return
+            if outcome is Outcome.CONFIRMED and settlement.tell is Tell.ACK:
+                # Confirms come many at a time: their acks leave as one, in a moment.
+                self.settle(delivery, DONE)
+                return
+            if outcome is Outcome.CONFIRMED:
+                line.tell(delivery, settlement.tell)
+                return
+            if outcome is Outcome.TOO_LARGE:
+                self._too_large(delivery, settlement, copy, said)
+                return
+            wait = self._about(pause)
+            log.error(
+                "A copy of message %r to %r is not stored (%s%s); the message stays in hand, next try in %.1f s.%s",
+                copy.properties.message_id,
+                copy.routing_key,
+                outcome.value,
+                f": {said}" if said else "",
+                wait,
+                " Declare what is missing with `manage.py rmq_declare`." if outcome is Outcome.RETURNED else "",
+            )
+            longer = min(pause * 2, LONGEST_PAUSE)
+            self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
+
+        self._publisher.send(copy, done)
+
+    def _about(self, pause: float) -> float:
+        return pause * (1 + SPREAD * (2 * self._chance() - 1))
+
+    def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
+        if _line(delivery).open:
+            self._copy(delivery, settlement, copy, pause)
+
+    def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
+        """Stored under an older limit: within the broker it can still move, where its queue has a way to be parked."""
+        line = _line(delivery)
+        if line.line.parks and rejectable(delivery):
+            log.error(
+                "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
+                "Raise max_message_size on the broker before it is requeued.",
+                copy.properties.message_id,
+                delivery.queue,
+                said,
+            )
+            line.tell(delivery, Tell.REJECT)
+            return
+        wait = self._about(LARGE_PAUSE)
+        log.error(
+            "Message %r of queue %r is too large to be copied (%s); it stays in hand, and its place is taken until the "
+            "broker takes it: next try in %.0f s. Raise max_message_size on the broker, and restart this consumer.",
+            copy.properties.message_id,
+            delivery.queue,
+            said,
+            wait,
+        )
+        self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
+
+    def _ack_first(self, delivery: Delivery, tell: Tell, copy: Message) -> None:
+        """Of a delivery whose ack the broker did not hear, a copy would be the second."""
+        number = self._copies.begin()
+
+        def done(outcome: Outcome, said: str) -> None:
+            self._end(number)
+            if outcome is not Outcome.CONFIRMED:
+                log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
+
+        def heard(taken: bool) -> None:  # noqa: FBT001 - the answer
+            if taken:
+                self._publisher.send(copy, done)
+                return
+            self._end(number)
+            log.critical(
+                "Message %r of queue %r comes again, or is lost: AckFirst (the channel closed before it was heard)",
+                copy.properties.message_id,
+                delivery.queue,
+            )
+
+        line = _line(delivery)
+        line.tell(delivery, tell)
+        line.when_heard(heard)
+
+    def _end(self, number: int) -> None:
+        self._copies.end(number)
+        if self._copies.awaited:
+            self._io.call(self.flush)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """A line in order keeps its messages until its channel closes: a nack may move one behind others."""
+        line = _line(delivery)
+        if line.line.in_order:
+            line.drop()
+        else:
+            line.tell(delivery, Tell.REQUEUE)
+
+
+def _line(delivery: Delivery) -> OpenLine:
+    line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+    return line
+
+
+def _answered(outcome: Outcome, said: str) -> None:
+    if outcome is not Outcome.CONFIRMED:
+        log.warning("An answer did not reach its caller (%s %s)", outcome.value, said)

@@ -1,0 +1,326 @@
+"""The consuming connection: subscribes to queues, delivers messages, and resubscribes after a failure."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp.answers import Answers
+from django_rmq_retry.amqp.channel import OpenLine
+from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
+from django_rmq_retry.amqp.demand import Emptiness, Look, Pauses
+from django_rmq_retry.amqp.link import Link
+from django_rmq_retry.amqp.refusals import ended, hopeless, words
+from django_rmq_retry.amqp.session import Named
+from django_rmq_retry.amqp.settler import Settler
+from django_rmq_retry.errors import QueueUnusable, TopologyMissing
+from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+
+log = logging.getLogger("django_rmq_retry")
+
+RESUBSCRIBE = 0.5
+MOST_TRIES = 8
+"""So often in a row a queue may refuse a subscription that it once granted: its leader may be moving."""
+LOOK = 0.05
+LAST_ANSWERS = 2.0
+"""Seconds that answers have at the end to be confirmed."""
+DEAF = 120
+"""So often in a row, twice a second, the I/O thread may leave the question unanswered whether it still turns."""
+
+
+class PikaSource:
+    """Consumes over one connection with a channel for each queue; publishes copies over the publisher's own."""
+
+    def __init__(self, io: IoThread, access: Access, publisher: Publisher, *, needs: Iterable[Named] = ()) -> None:
+        self._io = io
+        self._needs = tuple(needs)
+        """What must be there before anything is consumed; asked for once, for what vanishes later may come back."""
+        self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
+        self._answers = Answers(io, access, publisher)
+        self._settler = Settler(
+            *(io, publisher),
+            answers=self._answers,
+            again=self._again,
+            renew=self._renew,
+            remember=self._remember,
+        )
+        self._lines: dict[str, OpenLine] = {}
+        self._wanted: tuple[Line, ...] = ()
+        self._tries: dict[str, int] = {}
+        self._granted: set[str] = set()
+        self._named: dict[str, str] = {}
+        """What the broker calls the queues of this connection: they outlive a pause, and end with the connection."""
+        self._halted: dict[str, tuple[bytes, str, int]] = {}
+        """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
+        self._pauses = Pauses(io)
+        self._forgotten: Counter[str] = Counter()
+        self._quiet = False
+        self._end_by = 0.0
+        self._receiver: Receiver | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._io.alive and self._io.unheard() < DEAF
+
+    def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
+        self._wanted, self._receiver = tuple(lines), receiver
+        self._io.call(self._link.open)
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._settler.settle(delivery, settlement)
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Return deliveries that no attempt was made of."""
+        returned = list(deliveries)
+        self._io.call(lambda: self._return(returned))
+
+    def pause(self, queue: str) -> None:
+        """Take nothing more of this queue; what is in hand can still be settled."""
+        self._io.call(lambda: self._pause(queue))
+
+    def resume(self, queue: str, *, prefetch: int | None = None) -> None:
+        """Take of it again, at most so many at once."""
+        self._io.call(lambda: self._resume(queue, prefetch))
+
+    def quiesce(self) -> None:
+        """No further arrivals; what is in hand can still be settled."""
+        self._io.call(self._quiesce)
+
+    def stop(self) -> None:
+        """Settle what was handed over, then close."""
+        self._io.call(self._stop)
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        """Tell whether every queue is empty and nothing is in hand."""
+        self._io.call(lambda: self._look(told))
+
+    def arrived(self, delivery: Delivery) -> None:
+        if self._halted:
+            body, key, attempts = self._halted.pop(delivery.queue, (b"", "", 0))
+            if delivery.redelivered and (body, key) == (delivery.body, delivery.routing_key):
+                delivery.attempt = attempts + 1
+        self._hand_over(delivery)
+
+    def _again(self, delivery: Delivery) -> None:
+        """The next attempt of a message that stayed in hand."""
+        self._remember(delivery)
+        delivery.attempt += 1
+        self._hand_over(delivery)
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        if line.line.alone:
+            # It may be the copy of a message that we still have: if it kills us before our ack is heard, there are two.
+            self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
+        else:
+            self._give(delivery)
+
+    def _give(self, delivery: Delivery) -> None:
+        if self._receiver is not None:
+            self._receiver.arrived(delivery)
+
+    def subscribed(self, line: OpenLine) -> None:
+        self._tries.pop(line.line.queue, None)
+        self._granted.add(line.line.queue)
+        if line.line.temporary is not None and all(one.exclusive for one in line.line.temporary.queues.values()):
+            self._named[line.line.queue] = line.name
+
+    def forgot(self, queue: str) -> None:
+        """A message that would go back is lost, for the broker has forgotten it."""
+        self._forgotten[queue] += 1
+
+    def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
+        """The broker ended a subscription: an error to be mended, never the end of the work."""
+        queue = line.line.queue
+        if ended(reason):
+            self._named.pop(queue, None)
+        if self._lines.get(queue) is line:
+            del self._lines[queue]
+        if self._quiet:
+            return
+        tries = self._tries[queue] = self._tries.get(queue, 0) + 1
+        verdict = hopeless(reason, granted=queue in self._granted and tries < MOST_TRIES)
+        if verdict is not None:
+            self._failed(QueueUnusable(queue, verdict[0], advice=verdict[1]))
+            return
+        wait = min(RESUBSCRIBE * tries, 5.0)
+        log.warning("Queue %r: %s; subscribing again in %.1f s", queue, words(reason), wait)
+        self._io.later(wait, lambda: self._reopen(queue))
+
+    def _opened(self, connection: Connection) -> None:
+        if self._receiver is not None:
+            self._receiver.connected(connection.server)
+        if self._needs:
+            Look(connection, self._needs, self._looked)
+        else:
+            self._open_lines()
+
+    def _looked(self, missing: list[str]) -> None:
+        if missing:
+            self._failed(TopologyMissing(missing))
+            return
+        self._needs = ()
+        self._open_lines()
+
+    def _open_lines(self) -> None:
+        for line in self._wanted:
+            self._open_line(line)
+
+    def _reopen(self, queue: str) -> None:
+        for line in self._wanted:
+            if line.queue == queue:
+                self._open_line(line)
+
+    def _open_line(self, line: Line) -> None:
+        connection = self._link.connection
+        wanted = not self._quiet and line.queue not in self._lines and line.queue not in self._pauses
+        if wanted and connection is not None and connection.is_open:
+            self._lines[line.queue] = OpenLine(
+                connection, self._pauses.shaped(line), self, name=self._named.get(line.queue, "")
+            )
+
+    def _pause(self, queue: str) -> None:
+        self._pauses.pause(queue)
+        line = self._lines.pop(queue, None)
+        if line is not None:
+            self._pauses.retire(line)
+            self._settler.let_go(line)
+
+    def _resume(self, queue: str, prefetch: int | None) -> None:
+        self._pauses.resume(queue, prefetch)
+        line = self._lines.get(queue)
+        shaped = {self._pauses.shaped(one).prefetch for one in self._wanted if one.queue == queue}
+        if line is not None and line.line.prefetch not in shaped:
+            # A prefetch is a subscription's, and cannot be changed (docs/consumer-prefetch).
+            self._pauses.retire(self._lines.pop(queue))
+        self._reopen(queue)
+
+    def _remember(self, delivery: Delivery) -> None:
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        if line.line.ordered:
+            self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
+
+    def _renew(self, delivery: Delivery, hold: float) -> None:
+        """Give an ordered line's message back, in its place, and take it again when its wait is over."""
+        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        line.close()
+        self._lines.pop(line.line.queue, None)
+        self._io.later(hold, lambda: self._reopen(line.line.queue))
+
+    def _lost(self, reason: str, retry_in: float) -> None:
+        self._lines.clear()
+        self._named.clear()
+        self._pauses.forget()
+        if self._receiver is not None:
+            self._receiver.lost(reason, retry_in)
+
+    def _failed(self, error: BaseException) -> None:
+        if self._receiver is not None:
+            self._receiver.failed(error)
+
+    def _return(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            if line.line.in_order:
+                line.drop()
+            else:
+                line.tell(delivery, Tell.REQUEUE)
+
+    def _quiesce(self) -> None:
+        self._quiet = True
+        self._settler.stop()
+        for line in self._lines.values():
+            line.quiesce()
+
+    def _stop(self) -> None:
+        if not self._quiet:
+            self._quiesce()
+        # What was confirmed a moment ago is to be acknowledged before its channel closes, or it comes again.
+        self._settler.flush()
+        open_lines = [line for line in self._lines.values() if line.open]
+        if (self._settler.copying or not all(line.quiet for line in open_lines)) and self._link.connection is not None:
+            self._io.later(LOOK, self._stop)
+            return
+        self._end_by = self._end_by or time.monotonic() + LAST_ANSWERS
+        if self._answers.under_way and time.monotonic() < self._end_by:
+            self._io.later(LOOK, self._stop)
+            return
+        self._answers.close()
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+        self._pauses.close()
+        for queue, count in self._forgotten.items():
+            log.warning(
+                "Queue %r: %s messages that had arrived and were not begun are lost (ack='auto')",
+                *(queue, count),
+                extra={"event": "lost", "queue": queue},
+            )
+        self._forgotten.clear()
+        self._link.close(self._drained)
+
+    def _drained(self) -> None:
+        if self._receiver is not None:
+            self._receiver.drained()
+
+    def _look(self, told: Callable[[bool], None]) -> None:
+        lines = list(self._lines.values())
+        wanted = [line for line in self._wanted if line.queue not in self._pauses]
+        if any(line.in_hand > 0 for line in self._pauses.retired):
+            told(False)  # noqa: FBT003 - the answer
+            return
+        if not wanted:
+            told(True)  # noqa: FBT003 - the answer
+            return
+        if len(lines) < len(wanted) or not all(line.open for line in lines):
+            told(False)  # noqa: FBT003 - the answer
+            return
+        Emptiness(lines, told)
+
+
+LOOK_AGAIN = 30.0
+
+
+class PatientSource(PikaSource):
+    """As its kind, but a queue that cannot be consumed is looked for again, and nobody is told that all has failed."""
+
+    def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
+        super().__init__(io, access, publisher)
+        self._unusable: set[str] = set()
+        self._awaited: set[str] = set()
+        """Of those the ones for which a timer runs; a connection made anew looks for all at once as well."""
+
+    def subscribed(self, line: OpenLine) -> None:
+        if line.line.queue in self._unusable:
+            self._unusable.discard(line.line.queue)
+            log.info("Queue %r can be consumed now", line.line.queue, extra={"event": "usable"})
+        super().subscribed(line)
+
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, QueueUnusable):
+            super()._failed(error)
+            return
+        queue = error.queue
+        if queue not in self._unusable:
+            self._unusable.add(queue)
+            log.warning("%s Looking again every %g s.", error, LOOK_AGAIN, extra={"event": "unusable", "queue": queue})
+        if queue not in self._awaited:
+            self._awaited.add(queue)
+            self._io.later(LOOK_AGAIN, lambda: self._look_again(queue))
+
+    def _look_again(self, queue: str) -> None:
+        self._awaited.discard(queue)
+        self._reopen(queue)
+
+    def _look(self, told: Callable[[bool], None]) -> None:
+        """What cannot be consumed holds nobody up."""
+        wanted = self._wanted
+        usable = tuple(line for line in wanted if line.queue not in self._unusable)
+        if not usable:
+            told(self._link.connection is not None)
+            return
+        self._wanted = usable
+        super()._look(told)
+        self._wanted = wanted

@@ -1,0 +1,1 @@
+"""Breakers, pauses and rates, shared by all processes."""

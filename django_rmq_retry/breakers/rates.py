@@ -1,0 +1,171 @@
+"""Rates: how many runs of a handler all processes may start in a second."""
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from django_rmq_retry.handlers.settlement import put_back
+from django_rmq_retry.handlers.subscription import Intake, Subscription
+from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.policies.verdict import Verdict
+
+log = logging.getLogger("django_rmq_retry")
+
+BATCH = 0.25
+"""Seconds' worth of moments that a process takes at once: at 1000 a second it asks four times a second."""
+AHEAD = 1.0
+"""Seconds ahead of now that moments are given away: what a killed process had taken is lost."""
+LATE = 0.5
+"""Seconds after which a moment that was not used is over; it bounds the burst."""
+LOOK = 5.0
+"""The most seconds until a message asks again for its moment."""
+LONGEST_HOLD = 600.0
+"""Seconds after which a message that waits in hand goes back: the broker takes it away after 1800."""
+AMISS = 60.0
+"""Seconds by which a next moment may be further ahead than anybody leaves it: so much may clocks differ."""
+FORGET = 60.0
+MANY = 100
+
+
+class Meters(Protocol):
+    """Where the moments of a handler are given away."""
+
+    def take(self, handler: str, count: int, rate: float, now: float) -> float:
+        """The first of so many moments that follow each other; or, where all are too far ahead, minus the next."""
+
+
+def begun(next_at: float, rate: float, now: float) -> float:
+    """The first moment that is free; one too far ahead is of a clock that was wrong, or of a rate that is no more."""
+    return now if next_at > now + AHEAD + max(1 / rate, BATCH) + AMISS else max(next_at, now)
+
+
+class OwnMeters:
+    """Of this process alone."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, float] = {}
+
+    def take(self, handler: str, count: int, rate: float, now: float) -> float:
+        first = begun(self._next.get(handler, now), rate, now)
+        if first > now + AHEAD:
+            return -first
+        self._next[handler] = first + count / rate
+        return first
+
+
+@dataclass(slots=True)
+class _Waiting:
+    since: float
+    again: float
+    moment: float | None = None
+
+
+class Pacer:
+    """The pace of one handler in this process; used by all its worker threads."""
+
+    def __init__(self, handler: str, rate: float, take: Callable[[str, int, float, float], float]) -> None:
+        self._handler = handler
+        self._rate = rate
+        self._take = take
+        self._lock = threading.Lock()
+        self._moments: deque[float] = deque()
+        self._waiting: dict[Delivery, _Waiting] = {}
+        self._batch = 1
+        self._last = 0.0
+
+    def wait(self, delivery: Delivery, now: float) -> tuple[float, float]:
+        """Seconds until it may run, 0 for now; and since when it waits without a moment of its own."""
+        with self._lock:
+            known = self._waiting.pop(delivery, None)
+            moment = known.moment if known is not None else None
+            if moment is None or not _usable(moment, now):
+                moment = self._next(now)
+            if 0 <= moment <= now:
+                return 0.0, now
+            since = known.since if known is not None else now
+            again = moment if moment > 0 else now + min(max(-moment - now - AHEAD / 2, BATCH), LOOK)
+            self._waiting[delivery] = _Waiting(since, again, moment if moment > 0 else None)
+            return again - now, now if moment > 0 else since
+
+    def forget(self, delivery: Delivery) -> None:
+        with self._lock:
+            self._waiting.pop(delivery, None)
+
+    def _next(self, now: float) -> float:
+        while self._moments and not _usable(self._moments[0], now):
+            self._moments.popleft()
+        if self._moments:
+            return self._moments.popleft()
+        self._forget_lost(now)
+        # Whoever asks again and again takes more at once; who comes now and then leaves them to others.
+        most = max(1, math.floor(self._rate * BATCH))
+        self._batch = min(self._batch * 2, most) if now - self._last < 2 * BATCH + self._batch / self._rate else 1
+        first = self._take(self._handler, self._batch, self._rate, now)
+        if first < 0:
+            return first
+        self._last = now
+        self._moments.extend(first + number / self._rate for number in range(1, self._batch))
+        return first
+
+    def _forget_lost(self, now: float) -> None:
+        """Those whose channel was closed while they waited never come again."""
+        if len(self._waiting) > MANY:
+            self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET}
+
+
+def _usable(moment: float, now: float) -> bool:
+    """Not over, nor further ahead than moments are taken, as after a clock was set back."""
+    return now - LATE <= moment <= now + AHEAD + 2 * BATCH
+
+
+class Pace:
+    """A gate: who comes before its moment waits in hand, and no thread waits with it."""
+
+    def __init__(self, intakes: Sequence[Intake], meters: Meters | None, *, now: Callable[[], float]) -> None:
+        self._now = now
+        self._meters = meters
+        self._own = OwnMeters()
+        self._alone = False
+        rates = {one.name: one.rate for intake in intakes for one in intake.subscriptions}
+        self._pacers = {name: Pacer(name, rate, self._take) for name, rate in rates.items() if rate is not None}
+        self._in_place = {one.name: intake.in_place for intake in intakes for one in intake.subscriptions}
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+        pacer = self._pacers.get(subscription.name)
+        if pacer is None:
+            return None
+        now = self._now()
+        wait, since = pacer.wait(delivery, now)
+        if not wait:
+            return None
+        if now + wait - since > LONGEST_HOLD and not self._in_place[subscription.name]:
+            pacer.forget(delivery)
+            return put_back(delivery, subscription, in_place=False)
+        return Settlement(tell=Tell.AGAIN, hold=wait)
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        return verdict
+
+    def _take(self, handler: str, count: int, rate: float, now: float) -> float:
+        if self._meters is None:
+            return self._own.take(handler, count, rate, now)
+        try:
+            first = self._meters.take(handler, count, rate, now)
+        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+            if not self._alone:
+                said = "The pace of all processes together cannot be kept (%s); each keeps the whole rate by itself"
+                words = short(" ".join(str(error).split()) or type(error).__name__, 200)
+                log.warning(said, words, extra={"event": "alone", "handler": handler})
+            self._alone = True
+            return self._own.take(handler, count, rate, now)
+        if self._alone:
+            log.info("The pace of all processes together is kept again", extra={"event": "together"})
+        self._alone = False
+        return first

@@ -1,1 +1,0 @@
-"""Everything that speaks to RabbitMQ, and the only place that imports pika."""

@@ -1,0 +1,193 @@
+"""Checks of ``once=True``, breakers and rates."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from django.apps import apps
+from django.core.checks import (
+    CheckMessage,  # Django's own name
+    Tags,
+    register,
+)
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
+
+from django_rmq_retry.checks.settings import TAG, error, joined, warning, with_settings
+from django_rmq_retry.conf import Settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Intake, Subscription
+from django_rmq_retry.messages.seconds import spelled
+from django_rmq_retry.policies.backoff import MOST_LOOKED_AT, Backoff
+from django_rmq_retry.policies.carriers import AckFirst
+from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine, error_types
+
+DAY = 86400.0
+TABLE = "rmq_retry_inboxentry"
+
+
+@register(TAG)
+@with_settings
+def check_once(settings: Settings) -> Iterator[CheckMessage]:
+    found = [one for one in map(registry.subscription, joined()) if one.once]
+    for one in found:
+        yield from _forgets(one, settings)
+        if isinstance(one.policy.via, AckFirst):
+            yield warning(
+                "W032",
+                "Runs once, by AckFirst: what dies between its acknowledgement and its copy is not even run once.",
+                hint="Use the default, via=Ladder(): once=True takes care of what comes twice.",
+                at=one.name,
+            )
+    if found and settings.inbox_days < settings.resolved_days:
+        yield warning(
+            "W031",
+            f"INBOX_DAYS is {settings.inbox_days}, but messages that are done with can be sent back for RESOLVED_DAYS, "
+            f"{settings.resolved_days}: what was handled may then run again.",
+            hint="Let RMQ_RETRY['INBOX_DAYS'] be the longer one.",
+        )
+    for alias, names in _databases(found).items():
+        yield from _database(alias, names)
+
+
+@register(Tags.database)
+def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
+    """Asked with ``--database``, and by ``migrate``, which an error would keep from mending it."""
+    try:
+        found = _databases([one for one in map(registry.subscription, joined()) if one.once])
+    except ImproperlyConfigured:
+        # Another check says what is wrong with the settings.
+        return []
+    return [
+        _no_table(warning, "W033", alias, found[alias])
+        for alias in databases or ()
+        if alias in found and not _has_table(alias)
+    ]
+
+
+def _databases(found: Iterable[Subscription]) -> dict[str, list[str]]:
+    """The handlers of each database."""
+    named: dict[str, list[str]] = {}
+    for one in found:
+        named.setdefault(one.using or DEFAULT_DB_ALIAS, []).append(one.name)
+    return named
+
+
+def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
+    if alias not in connections:
+        yield error(
+            "E030",
+            f"Runs once in the database {alias!r}, which DATABASES does not have.",
+            hint="Correct using=… of @handler, or leave it out for the default database.",
+            at=names[0],
+        )
+        return
+    known = connections[alias].settings_dict
+    if not router.allow_migrate_model(alias, apps.get_model("rmq_retry", "InboxEntry")):
+        yield _no_table(error, "E031", alias, names)
+    if not known["AUTOCOMMIT"]:
+        yield error(
+            "E033",
+            f"Runs once in the database {alias!r}, which has AUTOCOMMIT False: nothing would be committed.",
+            hint="Leave AUTOCOMMIT out of DATABASES.",
+            at=names[0],
+        )
+    in_a_file = known["ENGINE"].endswith("sqlite3") and "memory" not in str(known["NAME"])
+    if in_a_file and str(known["OPTIONS"].get("transaction_mode", "")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        yield warning(
+            "W030",
+            f"Runs once in the SQLite database {alias!r}, and holds its lock for as long as it runs. Transactions "
+            "beside it that read first and write then fail at once.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE', and a timeout.",
+            at=names[0],
+        )
+
+
+def _no_table(say: Callable[..., CheckMessage], number: str, alias: str, names: Sequence[str]) -> CheckMessage:
+    return say(
+        number,
+        f"Runs once in the database {alias!r}, which has no table {TABLE!r} for what was handled.",
+        hint=f"Run `manage.py migrate --database {alias}`; a router must let the app rmq_retry migrate there.",
+        at=names[0],
+    )
+
+
+def _has_table(alias: str) -> bool:
+    try:
+        with connections[alias].cursor() as cursor:
+            return TABLE in connections[alias].introspection.table_names(cursor)
+    except Error:
+        # That it cannot be reached is said by whoever asked for it.
+        return True
+
+
+def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
+    longest = max((_all_waits(backoff, attempts) for backoff, attempts in one.policy.waits), default=0.0)
+    if longest > settings.inbox_days * DAY:
+        yield error(
+            "E032",
+            f"Its retries take up to {longest / DAY:.0f} days, but what was handled is remembered for INBOX_DAYS, "
+            f"{settings.inbox_days}: a second copy of a message could then run again.",
+            hint="Raise RMQ_RETRY['INBOX_DAYS'], or give the back-off a cap.",
+            at=one.name,
+        )
+
+
+def _all_waits(backoff: Backoff, attempts: int | None) -> float:
+    times = range(1, min(attempts or MOST_LOOKED_AT, 1000))
+    return sum(map(backoff.nominal, times)) * (1 + backoff.spread)
+
+
+LONG = 600.0
+"""Seconds in hand after which a message goes back, where it may; the broker takes it away after 1800."""
+
+
+@register(TAG)
+@with_settings
+def check_switching(settings: Settings) -> Iterator[CheckMessage]:
+    for intake in registry.intakes():
+        yield from _stops_others(intake)
+        for subscription in intake.subscriptions:
+            yield from _parks_and_spares(subscription)
+            yield from _holds_too_long(subscription, intake, settings)
+
+
+def _stops_others(intake: Intake) -> Iterable[CheckMessage]:
+    """A queue is consumed or it is not: its handlers stop together."""
+    guarded = [one for one in intake.subscriptions if one.breaker is not None]
+    others = [one.name for one in intake.subscriptions if one.breaker is None]
+    if guarded and others:
+        yield warning(
+            "W050",
+            f"While the breaker of {guarded[0].name} is open, queue {intake.queue.name!r} is paused, and with it "
+            f"{', '.join(others)}.",
+            hint="Give the handler with the breaker a queue of its own.",
+            at=guarded[0].name,
+        )
+
+
+def _parks_and_spares(subscription: Subscription) -> Iterable[CheckMessage]:
+    policy, breaker = subscription.policy, subscription.breaker
+    if breaker is None or not isinstance(policy, (RetryThenPark, StopTheLine)):
+        return
+    parked = error_types("park_on", policy.park_on)
+    both = [kind.__name__ for kind in error_types("on", breaker.on) if issubclass(kind, parked)]
+    if both:
+        yield warning(
+            "W051",
+            f"{', '.join(both)} opens the breaker, and park_on would park it. It is never parked: the message comes "
+            "again when the breaker closes.",
+            hint="Leave it out of one of them.",
+            at=subscription.name,
+        )
+
+
+def _holds_too_long(subscription: Subscription, intake: Intake, settings: Settings) -> Iterable[CheckMessage]:
+    prefetch = 1 if intake.ordered else settings.prefetch
+    if subscription.rate is not None and prefetch / subscription.rate > LONG:
+        yield warning(
+            "W052",
+            f"With a rate of {spelled(subscription.rate)} the {prefetch} messages in hand last for "
+            f"{prefetch / subscription.rate:.0f} s; what waits longer than {LONG:g} s goes back to its queue, or loses "
+            "its connection.",
+            hint="Lower the prefetch of the consumer, or raise the rate.",
+            at=subscription.name,
+        )

@@ -1,0 +1,225 @@
+"""Checks of queues, exchanges and bindings."""
+
+from collections.abc import Iterable, Iterator
+
+from django.core.checks import (
+    CheckMessage,  # Django's own name
+    register,
+)
+
+from django_rmq_retry.checks.settings import TAG, error, warning, with_settings
+from django_rmq_retry.conf import Settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.queues import NO_LIMIT, met_limit
+
+PREDEFINED = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+DEAD_LETTERS = "x-dead-letter-exchange"
+LENGTHS = {"x-max-length", "x-max-length-bytes"}
+
+
+@register(TAG)
+@with_settings
+def check_topology(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG001
+    topology = registry.topology()
+    dropping = {intake.queue.name for intake in registry.intakes() if intake.queue.drops}
+    yield from _ends(registry.intakes())
+    yield from _drops(registry.intakes())
+    for queue in topology.queues.values():
+        for check in (_vanishes, _crosses_types, _dead_ends):
+            yield from check(queue, topology)
+        if queue.name not in dropping:
+            yield from _gives_up(queue)
+            yield from _drops_oldest(queue)
+    yield from _exchanges(topology)
+    yield from _loops(topology)
+    yield from _lines(topology)
+
+
+def _gives_up(queue: QueueDeclaration) -> Iterable[CheckMessage]:
+    if queue.role is Role.WORK and not queue.existing and DEAD_LETTERS not in queue.arguments:
+        yield warning(
+            "W003",
+            f"Work queue {queue.name!r} has no dead-letter exchange: what the broker gives up (expired, over a limit, "
+            "rejected) is dropped without a trace.",
+            hint=f"Leave {DEAD_LETTERS!r} to the layout: it is given where the queue's arguments do not say None.",
+        )
+
+
+def _ends(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
+    for queue in (intake.queue for intake in intakes if not intake.queue.lasting):
+        if queue.exclusive or queue.auto_delete:
+            when = (
+                "ends with its consumer: what is published while none runs is lost, and so is what it still holds then"
+            )
+        else:
+            when = "is gone when the broker restarts, with its messages"
+        refused = (
+            ""
+            if queue.durable or queue.exclusive
+            else (". RabbitMQ 4 deprecates transient queues that are not exclusive, and 4.3 refuses them by default")
+        )
+        yield warning(
+            "W018",
+            f"Queue {queue.name!r} {when}{refused}.",
+            hint="Where that is meant, silence this check. Else use a durable queue: Queue(…), the default.",
+        )
+
+
+def _drops(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
+    for queue in (intake.queue for intake in intakes):
+        if queue.drops:
+            yield warning(
+                "W016",
+                f"Queue {queue.name!r} drops {' and '.join(queue.drops)}: no record, no handler and no log has it.",
+                hint="Where that is meant, silence this check. Else use expired='park', the default.",
+            )
+
+
+def _drops_oldest(queue: QueueDeclaration) -> Iterable[CheckMessage]:
+    arguments = queue.arguments
+    drops = arguments.get("x-overflow", "drop-head") == "drop-head"
+    if arguments.get("x-queue-type") == "quorum" and LENGTHS & arguments.keys() and drops:
+        yield warning(
+            "W002",
+            f"Quorum queue {queue.name!r} drops its oldest message when it is full (drop-head), so its dead-lettering "
+            "is at most once: messages on their way to the parked queue are lost when the broker stops.",
+            hint="Use overflow='reject-publish': the publisher is told and keeps the message.",
+        )
+
+
+def _vanishes(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:  # noqa: ARG001
+    if "x-expires" in queue.arguments:
+        yield warning(
+            "W007",
+            f"Queue {queue.name!r} has x-expires: the broker deletes it with all it holds when nobody uses it.",
+            hint="Leave x-expires out of queues that hold messages you need.",
+        )
+
+
+def _crosses_types(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:
+    if queue.arguments.get("x-queue-type", "classic") != "classic" or queue.existing:
+        return
+    for name in _targets(queue, topology):
+        target = topology.queues.get(name)
+        if target is not None and target.arguments.get("x-queue-type") == "quorum":
+            yield warning(
+                "W006",
+                f"Classic queue {queue.name!r} dead-letters into quorum queue {name!r}: of messages on that way most "
+                "are lost when the broker restarts.",
+                hint="Give both the same type; quorum is the safe one.",
+            )
+
+
+def _dead_ends(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMessage]:
+    exchange = queue.arguments.get(DEAD_LETTERS)
+    if exchange is None or _targets(queue, topology):
+        return
+    known = topology.exchanges.get(str(exchange))
+    if known is not None and known.existing:
+        return
+    said = "which nothing is bound to" if known else "which nobody declares"
+    named = f"the exchange {exchange!r}, {said}" if exchange else "a queue that nobody declares"
+    yield warning(
+        "W009",
+        f"Queue {queue.name!r} dead-letters into {named}: the broker drops such messages without a word.",
+        hint="Declare it with a bound queue in RMQ_RETRY['TOPOLOGY'], or say Exchange(…, existing=True) there.",
+    )
+
+
+def _targets(queue: QueueDeclaration, topology: Topology) -> list[str]:
+    """The queues that what this one gives up may reach; by a key that is not known all bound ones count."""
+    exchange = queue.arguments.get(DEAD_LETTERS)
+    if exchange is None:
+        return []
+    key = queue.arguments.get("x-dead-letter-routing-key", queue.name)
+    if not exchange:
+        return [str(key)] if key in topology.queues else []
+    return [bound.destination for bound in topology.bindings if bound.source == exchange]
+
+
+def _exchanges(topology: Topology) -> Iterable[CheckMessage]:
+    for exchange in topology.exchanges.values():
+        if exchange.existing:
+            continue
+        if exchange.name.startswith("amq.") and PREDEFINED.get(exchange.name) != exchange.type:
+            yield error(
+                "E006",
+                f"Exchange {exchange.name!r} of type {exchange.type!r} cannot be declared: names with 'amq.' are the "
+                "broker's own.",
+                hint="Choose another name, or one of " + ", ".join(f"{n} ({t})" for n, t in PREDEFINED.items()) + ".",
+            )
+        if not exchange.durable or exchange.auto_delete:
+            yield warning(
+                "W010",
+                f"Exchange {exchange.name!r} is not lasting: after a restart of the broker, or once nothing is bound, "
+                "it is gone, and messages published to it are returned.",
+                hint="Use durable=True and auto_delete=False, the defaults.",
+            )
+
+
+def _loops(topology: Topology) -> Iterable[CheckMessage]:
+    for intake in registry.intakes():
+        parks = all(subscription.policy.via.parks for subscription in intake.subscriptions)
+        leaving = None if parks else _leaves_by_itself(topology.queues[intake.queue.name])
+        if leaving:
+            yield error(
+                "E005",
+                f"Queue {intake.queue.name!r} has {leaving}, and a dead-letter loop: what RabbitMQ gives up for that "
+                "goes round without an attempt, and is dropped or stays where nobody can take it.",
+                hint=f"Leave it to the layout (x-delivery-limit={NO_LIMIT}, no TTL, x-overflow='reject-publish'), or "
+                "use via=Ladder().",
+            )
+
+
+def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
+    """How the broker may give a message up that no handler has seen, by all that is declared of its queue."""
+    arguments = queue.arguments
+    if "x-message-ttl" in arguments:
+        return f"x-message-ttl={arguments['x-message-ttl']!r}"
+    overflow = arguments.get("x-overflow", "drop-head")
+    if LENGTHS & arguments.keys() and overflow != "reject-publish":
+        return f"a length with x-overflow={overflow!r}"
+    return met_limit(arguments)
+
+
+def _lines(topology: Topology) -> Iterable[CheckMessage]:
+    """Queues whose order counts, by all that is declared of them."""
+    for intake in registry.intakes():
+        if intake.ordered or intake.keyed:
+            by = "StopTheLine" if intake.ordered else "order_by"
+            yield from _line(topology.queues[intake.queue.name], by)
+
+
+def _line(queue: QueueDeclaration, by: str) -> Iterable[CheckMessage]:
+    if queue.arguments.get("x-single-active-consumer") is not True:
+        yield error(
+            "E007",
+            f"Queue {queue.name!r} is to keep its order ({by}), but its arguments take "
+            "x-single-active-consumer away: each consumer would be handed messages of its own.",
+            hint=f"Leave x-single-active-consumer out of the arguments: {by} sets it.",
+        )
+    limit = met_limit(queue.arguments)
+    if limit:
+        yield error(
+            "E008",
+            f"Queue {queue.name!r} is to keep its order ({by}), but has {limit}: after so many returns, those "
+            "of orderly stops too, the broker gives a message up and the ones behind it pass.",
+            hint=f"Leave the delivery limit to the layout ({NO_LIMIT}). Where a line shall give up what stops its "
+            "worker so often, silence this check.",
+        )
+    unlimited = not {"x-queue-type", "x-delivery-limit"} & queue.arguments.keys()
+    if unlimited and not queue.existing:
+        yield warning(
+            "W015",
+            f"Queue {queue.name!r} is to keep its order ({by}), but leaves its type to the broker: where that "
+            "is quorum it has no x-delivery-limit of ours, and what comes back loses its place.",
+            hint="Say type='quorum' or type='classic'.",
+        )

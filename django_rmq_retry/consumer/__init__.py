@@ -1,0 +1,1 @@
+"""The consuming process. The web process never imports it."""

@@ -1,0 +1,255 @@
+"""Builds a consumer and a drainer from the project's settings."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connections
+from django.db.backends.signals import connection_created
+
+from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.frames import check_writable
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.amqp.source import PatientSource, PikaSource
+from django_rmq_retry.breakers.gate import Board
+from django_rmq_retry.breakers.rates import Pace
+from django_rmq_retry.breakers.table import MeterTable, Table, database, me
+from django_rmq_retry.breakers.watch import Halts, Watch
+from django_rmq_retry.conf import settings
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.drainer import Chore, Drainer, Means
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.embedded.process import Keeper
+from django_rmq_retry.errors import MessageReturned
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.attempt import Gates, Journals, Surroundings, machine_fails
+from django_rmq_retry.handlers.layout import homes_of, needed
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.inbox import retention
+from django_rmq_retry.inbox.once import once
+from django_rmq_retry.inbox.retention import Ageing
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked import PUT_ASIDE, set_aside
+from django_rmq_retry.models import server as clock
+from django_rmq_retry.ordering.gate import Order
+from django_rmq_retry.ordering.keys import EVERY, settle
+from django_rmq_retry.parked import attempts
+from django_rmq_retry.parked.history import Recorder
+from django_rmq_retry.parked.retention import age_out
+from django_rmq_retry.parked.store import Store
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.topology.versions import Server, carrier_refusal
+
+LAST_WORDS = 5.0
+"""Seconds that the database has at the end to hear what was switched."""
+
+
+def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetch: int, limits: Limits) -> Consumer:
+    """A consumer with its connections; its handlers publish over the same I/O thread."""
+    now = settings()
+    recorder = Recorder() if now.records else None
+    board = Board(intakes, Table(), now=_now, chance=random.random, who=me())
+    # Whoever has neither records nor breakers may well have none of our tables.
+    board.loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
+    pace = Pace(intakes, MeterTable(), now=_now)
+    surroundings = Surroundings(
+        around=Around if recorder is None else Heard,
+        # Records before signals: whoever is told of an outcome may look at its record.
+        journal=events if recorder is None else Journals((recorder, events)),
+        clock=time.monotonic,
+        today=_today,
+        chance=random.random,
+        crash_limit=now.crash_limit,
+        reply_to=now.reply_to,
+        refused=events.refuse_answer,
+        once=once,
+        interrupted=_interrupted,
+        check=check_writable,
+        away=_away,
+        gate=Gates((board, pace, Order())),
+    )
+    access = now.access(port_of=Keeper().port)
+    source = PikaSource(broker_connections.io("rmq-io"), access, broker_connections.publisher(), needs=needed(intakes))
+    made = Recorded(
+        intakes,
+        source,
+        Attempts(intakes, surroundings),
+        recorder=recorder,
+        watch=Watch(board, around=Around, halts=Halts(lambda: events.halts, me())),
+        threads=threads,
+        prefetch=prefetch,
+        limits=limits,
+        refusal=lambda server: _refusal(intakes, server),
+    )
+    board.hands = made.valves
+    return made
+
+
+class Recorded(Consumer):
+    """A consumer that follows what is switched, and whose attempts are remembered, if a recorder is given."""
+
+    def __init__(self, *args: Any, recorder: Recorder | None, watch: Watch, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._recorder = recorder
+        self._watch = watch
+
+    def run(self) -> int:
+        self._watch.start()
+        try:
+            with self._recorder.recording() if self._recorder else nullcontext():
+                return super().run()
+        finally:
+            self._watch.stop(LAST_WORDS)
+
+
+def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
+    """What a carrier needs that this broker, which is known only now, cannot do."""
+    for intake in intakes:
+        for subscription in intake.subscriptions:
+            reason = carrier_refusal(server, subscription.policy.via)
+            if reason:
+                return f"Handler {subscription.name}: {reason}"
+    return None
+
+
+def _now() -> float:
+    """By the clock of the database that all processes share."""
+    return clock.epoch(database())
+
+
+def _today() -> int:
+    """Milliseconds of the epoch. What a message is stamped with is compared with times of the database."""
+    try:
+        return int(_now() * 1000)
+    except Exception:  # noqa: BLE001 - a router of the project's: without a stamp no failure could be settled
+        return time.time_ns() // 1_000_000
+
+
+def _away(error: BaseException) -> bool:
+    """A database says of itself that it cannot, or of what it was given."""
+    if isinstance(error, DatabaseError):
+        return not isinstance(error, DataError | IntegrityError)
+    return isinstance(error, InterfaceError | ImproperlyConfigured) or machine_fails(error)
+
+
+class _Thread(threading.local):
+    """Whether this thread has ever connected to a database: asking all of Django's connections costs more."""
+
+    connects = False
+    interrupted = False
+    """Whether a deadline has ended a handler here: a connection may wait for an answer that nobody will read."""
+
+
+_thread = _Thread()
+
+
+def _connected(**_: object) -> None:
+    _thread.connects = True
+
+
+connection_created.connect(_connected, dispatch_uid="django_rmq_retry.consumer.assembly")
+
+
+def _interrupted() -> None:
+    _thread.interrupted = True
+
+
+class Around:
+    """Cares for Django's connections around one attempt, as a request does: old ones are closed before and after."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if _thread.connects:
+            _renew()
+
+    def __exit__(self, *_error: object) -> None:
+        if not _thread.connects:
+            return
+        interrupted, _thread.interrupted = _thread.interrupted, False
+        for connection in connections.all(initialized_only=True):
+            if interrupted:
+                connection.close()
+            else:
+                connection.close_if_unusable_or_obsolete()
+
+
+class Heard(Around):
+    """The same, and what is logged meanwhile is kept until it is known how the attempt ends."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        attempts.begin()
+        if _thread.connects:
+            _renew()
+
+
+def _renew() -> None:
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        connection.close_if_unusable_or_obsolete()
+
+
+PREFETCH = 500
+PATIENCE = 10.0
+HOUR = 3600.0
+
+
+def parked_queues() -> tuple[str, ...]:
+    """All parked queues of the project, and of others where the settings name them; never one that handlers read."""
+    intakes = registry.intakes()
+    work = {intake.queue.name for intake in intakes}
+    named = dict.fromkeys((*(intake.park for intake in intakes), *settings().parked_queues))
+    return tuple(name for name in named if name not in work)
+
+
+def drainer() -> Drainer:
+    """A drainer with a connection of its own, on the I/O thread of the process."""
+    access = settings().access(port_of=Keeper().port)
+    means = Means(
+        source=lambda: PatientSource(broker_connections.io("rmq-io"), access, broker_connections.publisher()),
+        parker=Store(homes_of(registry.intakes())),
+        aside=PutAside(),
+        around=Around,
+        chores=(
+            Chore(name="Retention", every=HOUR, run=age_out),
+            Chore(name="Retention of handled messages", every=HOUR, run=Ageing()),
+            Chore(name="Closing what another copy has done", every=retention.EVERY, run=retention.Twins()),
+            Chore(name="Letting keys go on", every=EVERY, run=settle),
+        ),
+    )
+    return Drainer([Line(queue=name, prefetch=PREFETCH) for name in parked_queues()], means)
+
+
+class PutAside:
+    """Copies into a queue beside the parked one, which is declared when it is first needed."""
+
+    def __init__(self) -> None:
+        self._declared: set[str] = set()
+
+    def __call__(self, delivery: Delivery, why: str) -> None:
+        name = delivery.queue + PUT_ASIDE
+        if name not in self._declared:
+            declare(name)
+            self._declared.add(name)
+        try:
+            broker_connections.publisher().publish(set_aside(delivery, why, queue=name), timeout=PATIENCE)
+        except MessageReturned:
+            self._declared.discard(name)
+            raise
+
+
+def declare(name: str) -> None:
+    """A queue that keeps what it gets, as safely as the broker can."""
+    declaration = QueueDeclaration(name=name, role=Role.PARKED, arguments=Queue(name).plain_arguments())
+    with Session(settings().access(), purpose="drain", patience=PATIENCE) as session:
+        Declarer(session).declare(Topology(queues={name: declaration}))

@@ -1,0 +1,534 @@
+"""The consumer: worker threads, pauses and limits between source and attempts."""
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from django_rmq_retry.amqp.contracts import Line, Source
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.deadlines import Run
+from django_rmq_retry.consumer.sequencer import Quota, Sequencer
+from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
+from django_rmq_retry.handlers.attempt import tell_failed, tell_mishap
+from django_rmq_retry.handlers.layout import parks, temporary
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.topology.versions import Server
+
+Job = TypeVar("Job")
+LOOK = 0.5
+"""Seconds between two looks at what hangs: nothing announces that."""
+
+
+class Workers(Generic[Job]):
+    """A fixed number of threads and one queue of jobs, filled by one other thread."""
+
+    def __init__(self, threads: int, run: Callable[[Job], None], *, name: str = "rmq-worker") -> None:
+        self._run = run
+        self._jobs: deque[Job] = deque()
+        self._lock = threading.Lock()
+        # Released to wake one thread; held while all are awake or one wake-up is on its way.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._idle = threads
+        self._waking = False
+        self._stopping = False
+        self._busy = 0
+        self._quiet = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number + 1}", daemon=True) for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def dead(self) -> list[str]:
+        """The names of threads that have ended though nobody stopped them."""
+        return [thread.name for thread in self._threads if not thread.is_alive() and not self._stopping]
+
+    @property
+    def running(self) -> int:
+        return self._busy
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+        if self._idle and not self._waking:
+            self._wake()
+
+    def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
+        """The jobs that no thread has begun; they are no longer anybody's. Those that are not wanted stay."""
+        taken: list[Job] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._jobs.popleft())
+        for job in taken:
+            if not wanted(job):
+                self.add(job)
+        return [job for job in taken if wanted(job)]
+
+    def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
+        """Wait until no thread runs a job, but for those that hang; tell whether that came about."""
+        end = time.monotonic() + timeout
+        with self._quiet:
+            while self._jobs or self._busy > hung():
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self._quiet.wait(min(left, LOOK))
+        return True
+
+    def stop(self) -> None:
+        """Let the threads end as they become idle."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._waking or not self._idle:
+                return
+            self._waking = True
+            self._idle -= 1
+        self._gate.release()
+
+    def _work(self) -> None:
+        while not self._stopping:
+            self._gate.acquire()
+            with self._lock:
+                self._waking = False
+                self._busy += 1
+            self._work_off()
+            with self._lock:
+                self._busy -= 1
+                self._idle += 1
+                self._quiet.notify_all()
+            # A job that came after the last look and before idle was counted has woken nobody.
+            if (self._jobs or self._stopping) and not self._waking:
+                self._wake()
+
+    def _work_off(self) -> None:
+        jobs, run = self._jobs, self._run
+        while True:
+            try:
+                job = jobs.popleft()
+            except IndexError:
+                return
+            if jobs and self._idle and not self._waking:
+                self._wake()
+            try:
+                run(job)
+            except BaseException:  # noqa: BLE001 - a job handles its own errors; this is the last net
+                tell_failed("A worker thread met an error outside any handler")
+
+
+class Valves:
+    """May be used from any thread, also before the consumer starts."""
+
+    def __init__(
+        self,
+        intakes: Sequence[Intake],
+        source: Source,
+        workers: Workers[Delivery],
+        sequencer: Sequencer,
+        *,
+        able: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._source = source
+        self._workers = workers
+        self._sequencer = sequencer
+        self.able = able
+        """Whether messages can come at all: there is a broker, and the consumer does not stop."""
+        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
+        self._asked = asked(intakes)
+        # What the broker has forgotten cannot go back: it is handled here.
+        self._own = self._keyed | {intake.queue.name for intake in intakes if intake.lossy}
+        self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The work queues that are consumed here."""
+        return tuple(self._lanes)
+
+    def shut(self, queue: str) -> None:
+        """Take nothing more; what has begun ends, and the rest goes back once."""
+        lanes = self._lanes.get(queue, ())
+        for name in lanes:
+            self._source.pause(name)
+        if queue in self._asked:
+            return
+        # Where keys are kept in order, what waits for a thread only stands for one of those that wait for their turn:
+        # it stays, for one of them that has come again goes on, and without a thread its channel would never close.
+        plain = self._workers.take_back(lambda one: one.queue in lanes and one.queue not in self._own)
+        self._source.give_back([*plain, *self._sequencer.give_up(lanes)])
+
+    def open(self, queue: str) -> None:
+        for name in self._lanes.get(queue, ()):
+            self._source.resume(name)
+
+    def try_one(self, queue: str) -> None:
+        """One message at a time; what was suspected of stopping a worker stays where it is."""
+        self._source.resume(queue, prefetch=1)
+
+
+def asked(intakes: Sequence[Intake]) -> frozenset[str]:
+    """The queues whose messages all come to a gate, which has them go back without a return that queues count."""
+    gated = (intake for intake in intakes if all(one.gated for one in intake.subscriptions) and not intake.in_place)
+    return frozenset(intake.queue.name for intake in gated)
+
+
+def lanes_of(intake: Intake) -> tuple[str, ...]:
+    """The queues that are consumed for the handlers of one."""
+    return (intake.queue.name,) if intake.suspects is None else (intake.queue.name, intake.suspects)
+
+
+def lines_of(intake: Intake, prefetch: int) -> list[Line]:
+    """The work queue, and where what may have stopped a worker is tried alone."""
+    work = Line(
+        queue=intake.queue.name,
+        prefetch=1 if intake.ordered else prefetch,
+        ordered=intake.ordered,
+        keyed=intake.keyed,
+        parks=parks(intake),
+        temporary=temporary(intake),
+        acked=intake.lossy,
+    )
+    if intake.suspects is None:
+        return [work]
+    # One suspect at a time: when it takes its worker along, no other message is charged with it.
+    return [work, Line(queue=intake.suspects, prefetch=1, parks=True, alone=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a consumer ends by itself; None is never."""
+
+    burst: bool = False
+    messages: int | None = None
+    seconds: float | None = None
+    fail_fast: bool = False
+    shutdown: float = 30.0
+    also: Sequence[Callable[[], str | None]] = ()
+    """Further reasons to stop, asked for at every tick."""
+
+
+log = logging.getLogger("django_rmq_retry")
+
+TICK = 0.5
+AFTER_MISHAP = 5.0
+"""Seconds that a message stays in hand when something outside its handler failed."""
+LAST_WORDS = 5.0
+LAST_ATTEMPTS = 5.0
+"""Seconds to record the attempts of handlers that hang."""
+
+STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
+"""Exit codes, the same as every command's."""
+
+
+def _unheard() -> None: ...
+
+
+class Consumer:
+    """One consuming process. ``run`` returns its exit code."""
+
+    hung = False
+    """Whether it ends because of a handler that its deadline could not end: its thread may never end."""
+
+    def __init__(
+        self,
+        intakes: Sequence[Intake],
+        source: Source,
+        attempts: Attempts,
+        *,
+        threads: int,
+        prefetch: int,
+        limits: Limits,
+        refusal: Callable[[Server], str | None] = lambda _server: None,
+    ) -> None:
+        most = limits.messages
+        # More than may be run would only go back, and a queue may count that as if its worker had gone away.
+        held = prefetch if most is None else min(prefetch, most)
+        self._quota = None if most is None else Quota(most, last=self._last_begun)
+        self._lines = tuple(line for intake in intakes for line in lines_of(intake, held))
+        self._source = source
+        self._attempts = attempts
+        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
+        self._sequencer = Sequencer(attempts.key)
+        self._limits = limits
+        self._refusal = refusal
+        self._workers: Workers[Delivery] = Workers(threads, self._work)
+        self._over = False
+        # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._drained = threading.Event()
+        self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
+        # Those that hang: whose message is settled, and those that are in the log with their place.
+        self._abandoned, self._located = set[Delivery](), set[Run]()
+        self.why = ""
+        """Why it stops, once it does."""
+        self.server: Server | None = None
+        self.online = False
+        able = lambda: self.online and not self._over  # noqa: E731
+        self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
+        self.reached = self.ticked = _unheard
+        """Called when the broker is reached; and at every tick while all is well, for a liveness file and the like."""
+        self.beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003
+        """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
+
+    def run(self) -> int:
+        """Consume until told to stop, or a limit is reached, or nothing can be done any more."""
+        began = time.monotonic()
+        self._workers.start()
+        self._source.start(self._lines, self)
+        while not self._over:
+            with suppress(queue.Empty):
+                self._wake.get(timeout=TICK)
+            if not self._over:
+                self._look_after(time.monotonic() - began)
+        return self._wind_down()
+
+    def stop(self, why: str, code: int = STOPPED) -> None:
+        """End in good order; the first reason is the one that counts."""
+        if self._over:
+            return
+        self.why, self._code, self._over = why, code, True
+        self._wake.put(None)
+        if code:
+            log.critical("%s", why, extra={"event": "failed"})
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(line.queue for line in self._lines)
+
+    @property
+    def running(self) -> int:
+        """Messages that handlers work on."""
+        return self._workers.running
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait here for a thread."""
+        return self._workers.waiting + self._sequencer.waiting
+
+    def arrived(self, delivery: Delivery) -> None:
+        if self._over:
+            self._source.give_back([delivery])
+            return
+        if delivery.queue in self._keyed:
+            self._sequencer.add(delivery)
+        self._workers.add(delivery)
+
+    def connected(self, server: Server) -> None:
+        self.server, self.online, self._tries = server, True, 0
+        self.reached()
+        refusal = self._refusal(server)
+        if refusal:
+            self.failed(BrokerUnfit(refusal))
+            return
+        log.info("Connected to %s", server, extra={"event": "connected", "broker": str(server)})
+
+    def lost(self, reason: str, retry_in: float) -> None:
+        self.online = False
+        self._lost_at = time.time() if not self._tries else self._lost_at
+        self._tries += 1
+        if self._limits.fail_fast:
+            self.stop(f"No broker ({reason}), and --fail-fast waits for none.", NO_BROKER)
+            return
+        log.warning(
+            "No broker since %s (%s), next try in %.1f s (attempt %s)",
+            time.strftime("%H:%M:%S", time.localtime(self._lost_at)),
+            reason,
+            retry_in,
+            self._tries,
+            extra={"event": "lost"},
+        )
+
+    def failed(self, error: BaseException) -> None:
+        codes = {BrokerRefused: NO_BROKER, BrokerUnfit: UNFIT, QueueUnusable: UNFIT, TopologyMissing: UNFIT}
+        self.stop(str(error), codes.get(type(error), BROKEN))
+
+    def drained(self) -> None:
+        self._drained.set()
+
+    def _work(self, delivery: Delivery) -> None:
+        if delivery.queue not in self._keyed:
+            self._make(delivery)
+            return
+        # It stands for one arrival, whichever is the next. Who has done with a message goes on with those behind it.
+        turn = self._sequencer.take()
+        while turn is not None:
+            turn = self._make(turn)
+
+    def _make(self, delivery: Delivery) -> Delivery | None:
+        """Make an attempt and have it settled; what waited for it, where its order counts."""
+        quota = self._quota
+        if quota is not None and not quota.admits(delivery):
+            following = self._sequencer.keep(delivery)
+            if self._over or quota.begun:
+                self._give_back_rest()
+            return following
+        try:
+            settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
+        except BaseException as mishap:  # noqa: BLE001 - whatever it is, the worker must live on
+            if delivery in self._abandoned:
+                return None
+            settlement = self._unmade(delivery, mishap)
+        stays = settlement.tell is Tell.AGAIN
+        # Before it can come again.
+        following = self._sequencer.keep(delivery) if stays else None
+        self._source.settle(delivery, settlement)
+        if not stays:
+            following = self._sequencer.done(delivery)
+        if quota is not None:
+            for other in quota.end(delivery):
+                self.arrived(other)
+            if quota.used:
+                self.stop(f"{quota.most} messages were asked for")
+        return following
+
+    def _unmade(self, delivery: Delivery, mishap: BaseException) -> Settlement:
+        """What becomes of a message of which no attempt could be made: a few tries, unless others would fare as ill."""
+        known = self._attempts.known(delivery)
+        if known is not None:
+            tell_failed("An attempt failed after its end; its message is settled all the same", mishap)
+            return known
+        if self._attempts.at_fault(delivery, mishap):
+            try:
+                return self._attempts.give_up(delivery, mishap)
+            except BaseException as another:  # noqa: BLE001 - as above
+                mishap = another
+        tell_mishap(mishap, AFTER_MISHAP)
+        # It stays in hand, for a return would count as a crash; and it was no attempt of the message's.
+        delivery.attempt -= 1
+        return Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
+
+    def _last_begun(self) -> None:
+        """Before it is acknowledged: what the broker would send in its place could only go back."""
+        self._source.quiesce()
+        self._give_back_rest()
+
+    def _give_back_rest(self) -> None:
+        self._sequencer.clear()
+        self._source.give_back([*self._workers.take_back(), *(self._quota.take_spare() if self._quota else ())])
+
+    def _look_after(self, age: float) -> None:
+        dead, hung = self._workers.dead, self._hung()
+        if hung:
+            self._stop_for(hung[0])
+        elif dead:
+            self.stop(f"Worker thread {dead[0]} has ended.", BROKEN)
+        elif not self._source.alive:
+            self.stop("The I/O thread has ended, or stands still.", BROKEN)
+        elif self._limits.seconds is not None and age >= self._limits.seconds:
+            self.stop(f"{self._limits.seconds:g} s were asked for")
+        elif self._limits.burst:
+            self._source.empty(self._emptied)
+        for asked in self._limits.also:
+            why = asked()
+            if why:
+                self.stop(why)
+        if not self._over:
+            self.ticked()
+
+    def _hung(self) -> Sequence[Run]:
+        self._attempts.deadlines.keep_watch()
+        return self._attempts.deadlines.hung
+
+    def _stop_for(self, run: Run) -> None:
+        self.hung = True
+        self._located.add(run)
+        self.stop(
+            f"{_located(run)} This process ends when its other handlers have, "
+            "and a fresh one must take its place; the message is settled as a failed attempt.",
+            BROKEN,
+        )
+
+    def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+        if empty:
+            # Only now: what was parked last has left its work queue, and lies in the parked one.
+            self.beside_empty(self._all_empty)
+
+    def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+        if empty:
+            self.stop("every queue is empty")
+
+    def _abandon_all(self, runs: Sequence[Run]) -> None:
+        """Settle the messages of handlers that hang; a database that does not answer must not keep the process."""
+        if not runs:
+            return
+        self._code, self.hung = self._code or BROKEN, True
+        for run in runs:
+            if run not in self._located:
+                tell_failed(_located(run), run.error())
+        threads = [threading.Thread(target=self._abandon, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
+        end = time.monotonic() + LAST_ATTEMPTS
+        with suppress(RuntimeError):
+            # Where no thread can be started, the message returns to its queue.
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end - time.monotonic()))
+        left = sum(thread.ident is None or thread.is_alive() for thread in threads)
+        if left:
+            log.error(
+                "Hanging handlers without a record of their attempt: %s. Their messages return to their queues", left
+            )
+
+    def _abandon(self, run: Run) -> None:
+        """Settle the message of a handler that hangs; what that does afterwards counts for nothing."""
+        self._abandoned.add(run.delivery)
+        if not self._attempts.deadlines.abandon(run):
+            # It has ended in this moment, and its worker settles the message.
+            self._abandoned.discard(run.delivery)
+            return
+        try:
+            self._source.settle(run.delivery, self._attempts.abandoned(run))
+        except Exception:
+            log.exception("The message of a handler that hangs returns to its queue: its attempt cannot be recorded")
+
+    def _say_stopping(self) -> None:
+        running = self._workers.running
+        if running:
+            what = f"finishing {running} message{'' if running == 1 else 's'} (max {self._limits.shutdown:g} s)."
+            what += " Again to stop now; unfinished messages return to the queue."
+        else:
+            what = "nothing is in hand."
+        why = f" ({self.why})" if not self._code else ""
+        log.info("Stopping%s: %s", why, what, extra={"event": "stopping"})
+
+    def _wind_down(self) -> int:
+        """Finish what has begun, give the rest back, tell the broker, close."""
+        self._say_stopping()
+        self._source.quiesce()
+        self._give_back_rest()
+        if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
+            left = self._workers.running - len(self._hung())
+            log.error("%s handlers did not finish; their messages return to their queues", left)
+            self._code = self._code or BROKEN
+        self._abandon_all(self._hung())
+        self._source.stop()
+        if not self._drained.wait(LAST_WORDS):
+            log.error("The broker did not hear the last words; what was not settled returns to its queue")
+            self._code = self._code or BROKEN
+        self._workers.stop()
+        return self._code
+
+
+def _located(run: Run) -> str:
+    """That it hangs, and where in the code."""
+    error = run.error()
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""
+    return f"{error}, in a call that Python cannot interrupt.{at}"

@@ -1,0 +1,302 @@
+"""The drainer: moves messages from parked queues into the database."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+
+from django_rmq_retry.amqp.contracts import Line, Source
+from django_rmq_retry.messages.message import DONE, Delivery
+from django_rmq_retry.parked.store import Absent, Parker, Stored
+from django_rmq_retry.topology.versions import Server
+
+log = logging.getLogger("django_rmq_retry")
+
+STUCK = 30.0
+"""Seconds between two attempts while it fails: nobody waits for each message."""
+
+
+class Aside:
+    """Used by the drainer's thread."""
+
+    def __init__(self, put: Callable[[Delivery, str], None]) -> None:
+        self._put = put
+        self._until = 0.0
+        self._stuck: list[tuple[int, Delivery]] = []
+
+    @property
+    def stuck(self) -> bool:
+        """Whether something is in hand that can be neither stored nor put aside."""
+        return bool(self._stuck)
+
+    def put(self, delivery: Delivery, why: str, session: int) -> bool:
+        """Put it aside; tell whether the broker has it there."""
+        said: object = "others could not be put aside a moment ago"
+        if time.monotonic() >= self._until:
+            try:
+                self._put(delivery, why)
+            except Exception as error:  # noqa: BLE001 - whatever keeps the broker from it
+                said = error
+                self._until = time.monotonic() + STUCK
+            else:
+                log.error("A message of %r is put aside: %s", delivery.queue, why, extra={"event": "aside"})
+                return True
+        self._stuck.append((session, delivery))
+        log.error(
+            "A message of %r stays in hand, for it can be neither stored (%s) nor put aside (%s)",
+            *(delivery.queue, why, said),
+            extra={"event": "stuck"},
+        )
+        return False
+
+    def due(self) -> list[tuple[int, Delivery]]:
+        """What is to be tried again now."""
+        if not self._stuck or time.monotonic() < self._until:
+            return []
+        stuck, self._stuck = self._stuck, []
+        return stuck
+
+    def forget(self) -> None:
+        """All of it returns to its queue."""
+        self._stuck.clear()
+
+
+SOON = 5.0
+"""Seconds until the next part of a chore that is not done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Chore:
+    """One of them; every process does it, so it must not mind being done twice."""
+
+    name: str
+    every: float
+    run: Callable[[], bool]
+    """Does a part of it; tells whether there is more to do."""
+    due: float = 0.0
+    failing: bool = False
+
+
+def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[object]]) -> None:
+    """Do what is due; what fails is tried again at its next time."""
+    for chore in chores:
+        now = time.monotonic()
+        if now < chore.due:
+            continue
+        chore.due = now + chore.every
+        try:
+            with around():
+                more = chore.run()
+        except Exception:
+            # Once: a database that is away for hours says the same each time.
+            if not chore.failing:
+                log.exception("%s failed; tried again every %g s", chore.name, chore.every)
+            chore.failing = True
+        else:
+            chore.failing = False
+            if more:
+                chore.due = now + min(SOON, chore.every)
+
+
+BATCH = 250
+"""Half of what a queue may have in hand: the next batch arrives while this one is stored."""
+BYTES = 4 * 1024 * 1024
+"""Of bodies in one batch: a statement of more is refused by a MariaDB of default settings."""
+COLLECT = 0.05
+TICK = 1.0
+FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
+GIVE_UP = 600.0
+"""Seconds without a database after which messages return to their queues. RabbitMQ counts every return."""
+LAST_WORDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a drainer works with."""
+
+    source: Callable[[], Source]
+    """A new source; one that was stopped is not started again."""
+    parker: Parker
+    aside: Callable[[Delivery, str], None]
+    """Puts a delivery where it bothers nobody, with the reason; returns when the broker has confirmed."""
+    around: Callable[[], AbstractContextManager[object]]
+    chores: Sequence[Chore] = ()
+
+
+class Drainer:
+    """One for a process, on a thread of its own. Several processes may drain the same queues."""
+
+    def __init__(self, lines: Sequence[Line], means: Means) -> None:
+        self._lines = tuple(lines)
+        self._means = means
+        self._arrived: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
+        self._session = 0
+        """Grows when the connection is lost: what came before is the broker's again."""
+        self._aside = Aside(means.aside)
+        self._source: Source | None = None
+        self._away = False
+        self._over = threading.Event()
+        self._drained = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-drainer", daemon=True)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(line.queue for line in self._lines)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, timeout: float) -> bool:
+        """Finish the batch in hand and give the rest back; tell whether that was done in time."""
+        self._over.set()
+        self._arrived.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def empty(self, told: Callable[[bool], None]) -> None:
+        """Tell whether there is nothing to drain, or nothing can be."""
+        source = self._source
+        if self._away or not self._thread.is_alive():
+            told(True)  # noqa: FBT003 - the answer
+        elif source is None:
+            told(False)  # noqa: FBT003 - the answer
+        else:
+            source.empty(lambda empty: told(empty or self._aside.stuck))
+
+    def arrived(self, delivery: Delivery) -> None:
+        self._arrived.put((self._session, delivery))
+
+    def connected(self, server: Server) -> None:
+        log.debug("The drainer is connected to %s", server)
+
+    def lost(self, reason: str, retry_in: float) -> None:
+        self._session += 1
+
+    def failed(self, error: BaseException) -> None:
+        log.error("Parked messages are not taken: %s", error, extra={"event": "undrained"})
+
+    def drained(self) -> None:
+        self._drained.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                try:
+                    self._work()
+                except BaseException:
+                    # Whatever it is: it must not end the draining while the consumer goes on.
+                    log.exception("The drainer failed; it begins anew in %g s", LONGEST_WAIT)
+                    self._close()
+                    self._over.wait(LONGEST_WAIT)
+        finally:
+            self._close()
+            self._means.parker.close()
+
+    def _work(self) -> None:
+        """Wait for the database, then drain until told to stop or the database is away for too long."""
+        if not self._ready():
+            return
+        self._drained.clear()
+        self._source = self._means.source()
+        self._source.start(self._lines, self)
+        while not self._over.is_set():
+            batch = self._gathered() + self._aside.due()
+            if not self._kept(batch):
+                log.error("Parked messages return to their queues: no database for %g s", GIVE_UP)
+                break
+            do_due(self._means.chores, self._means.around)
+        self._close()
+
+    def _ready(self) -> bool:
+        """Until the database takes messages: before that none is taken from its queue."""
+        wait = FIRST_WAIT
+        while not self._over.is_set():
+            with self._means.around():
+                why = self._means.parker.absent()
+            if not why:
+                self._away = False
+                return True
+            self._away = True
+            log.warning("Parked messages stay in their queues: %s", why, extra={"event": "undrained"})
+            self._over.wait(wait)
+            wait = min(wait * 2, LONGEST_WAIT)
+        return False
+
+    def _gathered(self) -> list[tuple[int, Delivery]]:
+        """What has arrived within a moment of the first, at most so many and so large."""
+        batch: list[tuple[int, Delivery]] = []
+        size, end = 0, time.monotonic() + TICK
+        while len(batch) < BATCH and size < BYTES:
+            with suppress(queue.Empty):
+                one = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
+                if one is None:
+                    break
+                if not batch:
+                    end = time.monotonic() + COLLECT
+                batch.append(one)
+                size += len(one[1].body)
+                continue
+            break
+        return batch
+
+    def _kept(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
+        """Have a batch stored, however long it takes; tell whether it still made sense to wait."""
+        since, wait = time.monotonic(), FIRST_WAIT
+        left = self._ours(batch)
+        while left and not self._over.is_set():
+            try:
+                with self._means.around():
+                    stored = self._means.parker.store(left)
+            except Absent as absent:
+                self._settle(absent.done)
+                left = [one for one in left if one not in absent.done]
+                why = absent.why
+            else:
+                self._away = False
+                self._settle(dict(zip(left, stored, strict=True)))
+                return True
+            if time.monotonic() - since > GIVE_UP:
+                return False
+            self._away = True
+            log.warning(
+                "%s parked messages stay in hand, next try in %g s: %s",
+                *(len(left), wait, why),
+                extra={"event": "away"},
+            )
+            self._over.wait(wait)
+            wait = min(wait * 2, LONGEST_WAIT)
+            left = self._again(batch, left)
+        return True
+
+    def _again(self, batch: Sequence[tuple[int, Delivery]], left: Sequence[Delivery]) -> list[Delivery]:
+        """What is still ours. It may have been stored although nobody heard of it, as if it were delivered twice."""
+        waiting = set(left)
+        ours = [one for one in self._ours(batch) if one in waiting]
+        for one in ours:
+            one.redelivered = True
+        return ours
+
+    def _ours(self, batch: Sequence[tuple[int, Delivery]]) -> list[Delivery]:
+        return [delivery for session, delivery in batch if session == self._session]
+
+    def _settle(self, stored: Mapping[Delivery, Stored]) -> None:
+        """Let the broker forget what is committed, and put aside what never will be."""
+        source = self._source
+        for delivery, one in stored.items():
+            settled = not one.problem or self._aside.put(delivery, one.problem, self._session)
+            if settled and source is not None:
+                source.settle(delivery, DONE)
+
+    def _close(self) -> None:
+        """Tell the broker what was settled; the rest returns."""
+        source, self._source = self._source, None
+        if source is None:
+            return
+        source.stop()
+        if not self._drained.wait(LAST_WORDS):
+            log.error("The broker did not hear the drainer's last words; what was not acknowledged comes again")
+        self._session += 1
+        self._aside.forget()

@@ -1,0 +1,182 @@
+"""Events of a consumer: counters, log lines and signals."""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+
+from django_rmq_retry import signals
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, key_of, message_id, tell_each
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.verdict import DUPLICATE, Kind
+
+log = logging.getLogger("django_rmq_retry")
+
+_LEVELS = {
+    Kind.ACK: logging.INFO,
+    Kind.RETRY: logging.INFO,
+    Kind.HALT: logging.WARNING,
+    Kind.DISCARD: logging.WARNING,
+    Kind.PARK: logging.ERROR,
+}
+
+
+MOST_PATTERNS = 100
+"""Patterns of refused addresses that are logged; senders choose the addresses, so there may be any number of them."""
+
+# A part of a name that holds a digit is taken for a number or an id; such parts next to each other are one.
+_NUMBERED = re.compile(r"[^.:/_-]*\d[^.:/_-]*(?:[.:/_-][^.:/_-]*\d[^.:/_-]*)*")
+
+
+def pattern_of(address: str) -> str:
+    """The pattern for REPLY_TO that allows this address and others that differ in their numbers and ids."""
+    literal = re.sub(r"[*?[]", lambda special: f"[{special[0]}]", address)
+    return _NUMBERED.sub("*", literal)
+
+
+class Events:
+    """A journal that logs one line per verdict and tells observers."""
+
+    def __init__(self, clock: Callable[[], float], observers: Sequence[Callable[[FinishedAttempt], None]] = ()) -> None:
+        self._clock = clock
+        self._observers = tuple(observers)
+        self._told = (self._count, _write, *self._observers)
+        self._halts: dict[str, Halt] = {}
+        self._lock = threading.Lock()
+        self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.counts_acks = False
+        """Whether successes are counted although nobody hears of each."""
+        self.duplicates = 0
+        """So many of those acknowledged were not run, for they had been handled before."""
+        self.unanswered = 0
+        """Answers that were not sent because REPLY_TO does not allow their address."""
+        self._patterns: set[str] = set()
+
+    @property
+    def notes_acks(self) -> bool:
+        return self.counts_acks or bool(self._observers or self._halts) or log.isEnabledFor(logging.INFO)
+
+    @property
+    def halts(self) -> tuple[Halt, ...]:
+        """The lines that stand still now."""
+        with self._lock:
+            return tuple(self._halts.values())
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        tell_each(self._told, attempt)
+
+    def _count(self, attempt: FinishedAttempt) -> None:
+        with self._lock:
+            self.counts[attempt.verdict.kind] += 1
+            self.duplicates += attempt.verdict is DUPLICATE
+            self._mark_halt(attempt)
+
+    def refuse_answer(self, address: str) -> None:
+        """Count an answer that the settings do not allow, and log the first for each pattern of addresses."""
+        pattern = pattern_of(address)
+        with self._lock:
+            self.unanswered += 1
+            if pattern in self._patterns or len(self._patterns) >= MOST_PATTERNS:
+                return
+            self._patterns.add(pattern)
+        log.warning(
+            "The answer to %r was not sent: the setting REPLY_TO does not allow this queue. If callers of this project "
+            "wait there, add %r to RMQ_RETRY['REPLY_TO']. Further answers to such addresses are counted, not logged.",
+            # A pattern that begins with * would allow queues that have nothing to do with this one.
+            *(address, address if pattern.startswith("*") else pattern),
+            extra={"event": "answer_refused", "reply_to": address},
+        )
+
+    def _mark_halt(self, attempt: FinishedAttempt) -> None:
+        queue = attempt.delivery.queue
+        if attempt.verdict.kind is not Kind.HALT:
+            if self._halts.pop(queue, None) is not None:
+                log.warning("The line %r goes on", queue, extra={"event": "released", "queue": queue})
+            return
+        known = self._halts.get(queue)
+        self._halts[queue] = Halt(
+            queue=queue,
+            since=known.since if known else self._clock(),
+            attempt=attempt.delivery.attempt,
+            error=str(attempt.verdict.error or ""),
+            message_id=message_id(attempt),
+        )
+
+
+def _write(attempt: FinishedAttempt) -> None:
+    verdict, delivery = attempt.verdict, attempt.delivery
+    level = _LEVELS[verdict.kind]
+    if not log.isEnabledFor(level):
+        return
+    handler = attempt.subscription.name if attempt.subscription else "-"
+    number = delivery.attempt if attempt.subscription else 0
+    limit = attempt.subscription.policy.attempts if attempt.subscription else None
+    event = "duplicate" if verdict is DUPLICATE else verdict.kind.value
+    fields = {
+        "event": event,
+        "queue": delivery.queue,
+        "handler": handler,
+        "key": key_of(attempt),
+        "message_id": message_id(attempt),
+        "attempt": number,
+        "attempts": limit,
+        "seconds": round(attempt.seconds, 6),
+        "after": verdict.after,
+        "reason": verdict.reason.value if verdict.reason else None,
+        "error": verdict.error.kind if verdict.error else None,
+        "detail": verdict.detail or (str(verdict.error) if verdict.error else ""),
+    }
+    # %r: whatever a sender or an exception put into these texts stays on one line.
+    log.log(
+        level,
+        "%s %s%s id=%r attempt=%s/%s ms=%.1f%s%s",
+        event,
+        handler if attempt.subscription else delivery.queue,
+        f" key={fields['key']!r}" if fields["key"] else "",
+        fields["message_id"],
+        number,
+        limit or "∞",
+        attempt.seconds * 1000,
+        f" after={verdict.after:.3g}s" if verdict.after else "",
+        f" {fields['detail']!r}" if fields["detail"] else "",
+        extra=fields,
+    )
+
+
+ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.released)
+
+
+def observers() -> Sequence[Callable[[FinishedAttempt], None]]:
+    """What to hand to Events; nothing where nobody listens, so that successes cost nothing."""
+    return (Announcer(),) if any(signal.receivers for signal in ALL) else ()
+
+
+class Announcer:
+    """An observer of attempts that knows which lines stood still before."""
+
+    def __init__(self) -> None:
+        self._halted: set[str] = set()
+
+    def __call__(self, attempt: FinishedAttempt) -> None:
+        queue, kind = attempt.delivery.queue, attempt.verdict.kind
+        names = {
+            "delivery": attempt.delivery,
+            "handler": attempt.subscription.name if attempt.subscription else "",
+            "verdict": attempt.verdict,
+        }
+        try:
+            if attempt.verdict is DUPLICATE:
+                signals.duplicated.send_robust(Delivery, **names)
+            elif attempt.subscription is not None:
+                signals.attempted.send_robust(Delivery, error=attempt.error, seconds=attempt.seconds, **names)
+            if kind is Kind.PARK:
+                signals.parked.send_robust(Delivery, **names)
+            if kind is Kind.HALT:
+                self._halted.add(queue)
+                signals.halted.send_robust(Delivery, **names)
+            elif queue in self._halted:
+                self._halted.discard(queue)
+                signals.released.send_robust(Delivery, **names)
+        except BaseException:
+            # SystemExit and its like pass through send_robust; the message was handled all the same.
+            log.exception("A receiver of a signal raised what it should not")

@@ -1,0 +1,430 @@
+"""One consuming process: signals, limits, memory and liveness file."""
+
+import atexit
+import json
+import logging
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.db import connections
+
+from django_rmq_retry import __version__
+from django_rmq_retry.conf import settings
+from django_rmq_retry.consumer import assembly, events, status_line
+from django_rmq_retry.consumer import supervisor as shutdown
+from django_rmq_retry.consumer.assembly import parked_queues
+from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.consumer.status_line import LastRow, last_row
+from django_rmq_retry.consumer.supervisor import RENEW, Supervisor
+from django_rmq_retry.handlers.attempt import FinishedAttempt
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.management.command import Options
+from django_rmq_retry.parked.driver import RunDriver
+from django_rmq_retry.publishing import broker_connections, outbox_rows
+from django_rmq_retry.publishing.relay_thread import Relaying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The options of rmq_consume, with the settings where they say nothing."""
+
+    intakes: Sequence[Intake]
+    threads: int
+    processes: int
+    prefetch: int
+    shutdown: float
+    burst: bool
+    messages: int | None
+    seconds: float | None
+    memory: int | None
+    fail_fast: bool
+    liveness_file: Path | None
+    verbosity: int
+    parks: bool = False
+    """Whether parked messages are taken into the database."""
+
+    @classmethod
+    def of(cls, intakes: Sequence[Intake], options: Options) -> "Start":
+        now = settings()
+        return cls(
+            intakes=intakes,
+            threads=options["threads"] or now.threads,
+            processes=options["processes"],
+            prefetch=options["prefetch"] or now.prefetch,
+            shutdown=now.shutdown_timeout if options["shutdown_timeout"] is None else options["shutdown_timeout"],
+            burst=options["burst"],
+            messages=options["max_messages"],
+            seconds=options["max_runtime"],
+            memory=options["max_memory"],
+            fail_fast=options["fail_fast"],
+            liveness_file=options["liveness_file"],
+            verbosity=options["verbosity"],
+            parks=bool(now.records and not options["no_park"] and parked_queues()),
+        )
+
+    def lines(self, *, plain: bool) -> Iterator[str]:
+        """The banner: a line for each thing to know."""
+        dot = ", " if plain else " · "
+        sizes = [f"pid {os.getpid()}", counted(self.threads, "thread"), f"prefetch {self.prefetch}"]
+        if self.processes > 1:
+            sizes.insert(1, counted(self.processes, "process", "es"))
+        yield dot.join([f"django-rmq-retry {__version__}", *sizes])
+        width = max((len(intake.queue.name) for intake in self.intakes), default=0)
+        for intake in self.intakes:
+            names = ", ".join(one.name for one in intake.subscriptions)
+            ordered = "  (in order, one at a time)" if intake.ordered else ""
+            yield f"  queue     {intake.queue.name.ljust(width)}  {names}{ordered}"
+        if self.parks:
+            yield f"  parked    {', '.join(parked_queues())}"
+        yield f"  broker    {settings().address().shown}"
+        for database in databases():
+            yield f"  database  {database}"
+        yield "Ctrl-C: finish and stop"
+
+    def facts(self) -> dict[str, object]:
+        """The same for a log line."""
+        from_all = [one.name for intake in self.intakes for one in intake.subscriptions]
+        return {
+            "queues": ",".join(intake.queue.name for intake in self.intakes),
+            "handlers": ",".join(from_all),
+            "parked": ",".join(parked_queues()) if self.parks else "",
+            "broker": settings().address().shown,
+            "databases": ",".join(databases()),
+            "version": __version__,
+            "processes": self.processes,
+            "threads": self.threads,
+            "prefetch": self.prefetch,
+        }
+
+
+def databases() -> Iterator[str]:
+    """``default postgresql bank@db``; nothing is connected to."""
+    for alias in connections:
+        connection = connections[alias]
+        host = connection.settings_dict.get("HOST")
+        name = connection.settings_dict.get("NAME")
+        yield f"{alias} {connection.vendor} {name}{f'@{host}' if host else ''}"
+
+
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+log = logging.getLogger("django_rmq_retry")
+
+EVERY = 1.0
+STALE = 15.0
+"""Seconds after which a process that has not written is taken for deaf."""
+
+Call = Callable[[], None]
+Content = dict[str, object]
+
+
+class Liveness:
+    """Writes what ``content`` tells, each second, if who was asked has answered since the last time."""
+
+    def __init__(self, path: Path, content: Callable[[], Content], *, ask: Callable[[Call], None]) -> None:
+        self._path = path
+        self._content = content
+        self._ask = ask
+        self._answered = False
+        self._next = 0.0
+        self._failing = False
+
+    def beat(self) -> None:
+        """To be called again and again by the main thread."""
+        now = time.monotonic()
+        if self._answered and now >= self._next:
+            self._answered = False
+            self._next = now + EVERY
+            self._write()
+        self._ask(self._answer)
+
+    def end(self) -> None:
+        """Remove the file: nobody is alive here any more."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def _write(self) -> None:
+        try:
+            write(self._path, self._content())
+            self._failing = False
+        except OSError as error:
+            # A full disk must not end the work; the file goes stale, and the probe decides.
+            if not self._failing:
+                log.warning("The liveness file cannot be written: %s", error, extra={"event": "liveness"})
+            self._failing = True
+
+
+def write(path: Path, content: Content) -> None:
+    """Replace a file as a whole: who reads it never sees half of it."""
+    handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump({**content, "pid": os.getpid(), "beat": round(time.time(), 3)}, file, default=str)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
+    """What a consumer tells of itself."""
+
+    def content() -> Content:
+        return {
+            "connected": consumer.online,
+            "broker": str(consumer.server or ""),
+            "queues": consumer.queues,
+            "running": consumer.running,
+            "waiting": consumer.waiting,
+            "counts": {kind.value: count for kind, count in events.counts.items()},
+            "duplicates": events.duplicates,
+            "unanswered": events.unanswered,
+            "halts": [
+                {
+                    "queue": halt.queue,
+                    "since": round(halt.since, 3),
+                    "attempt": halt.attempt,
+                    "error": halt.error,
+                    "message_id": halt.message_id,
+                }
+                for halt in events.halts
+            ],
+        }
+
+    return content
+
+
+def told_by_all(paths: Sequence[Path]) -> Callable[[], Content]:
+    """What the processes of a supervisor tell together."""
+
+    def content() -> Content:
+        return {"processes": [json.loads(path.read_text()) for path in paths]}
+
+    return content
+
+
+def fresh(paths: Sequence[Path]) -> bool:
+    """Whether each of these was written lately."""
+    try:
+        return all(time.time() - path.stat().st_mtime < STALE for path in paths)
+    except OSError:
+        return False
+
+
+MB = 1024 * 1024
+STATM = Path("/proc/self/statm")
+
+
+def used() -> int:
+    """Bytes of resident memory; where the system does not tell, the most there ever was."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Memory:
+    """Asked at every tick of a consumer: why to stop, if more than ``limit`` MB are in use."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.exceeded = False
+
+    def __call__(self) -> str | None:
+        held = used()
+        if held <= self._limit * MB:
+            return None
+        self.exceeded = True
+        return f"{held // MB} MB of memory are in use, more than {self._limit} MB"
+
+
+TRACES = 2
+"""The verbosity from which failures are shown with their traceback."""
+
+
+class Process:
+    """One consuming process; a child of a supervisor has a number from 1."""
+
+    def __init__(
+        self, start: Start, *, number: int = 0, row: LastRow | None = None, reached: Callable[[], None] = lambda: None
+    ) -> None:
+        self._start = start
+        self._row = row
+        self._number = number
+        self._signalled = False
+        self._memory = Memory(start.memory) if start.memory else None
+        self._events = Events(time.time, (*events.observers(), *((trace,) if start.verbosity >= TRACES else ())))
+        self._consumer = assembly.consumer(
+            start.intakes, self._events, threads=start.threads, prefetch=start.prefetch, limits=self._limits()
+        )
+        self._drainer = assembly.drainer() if start.parks else None
+        self._runs = RunDriver(around=assembly.Around) if start.parks else None
+        self._relaying = Relaying(around=assembly.Around) if outbox_rows.served() else None
+        self._consumer.beside_empty, self._consumer.reached = self._beside_empty, reached
+        self._live = self._liveness()
+        self._events.counts_acks = bool(row or self._live)
+
+    @property
+    def why(self) -> str:
+        """Why it ended."""
+        return self._consumer.why
+
+    def run(self) -> int:
+        """Consume until a limit or a signal ends it."""
+        shutdown.listen(self._stop, at_once=shutdown.ignore if self._number else self._end_at_once)
+        return self._consume()
+
+    def run_reloadable(self) -> int:
+        """Consume in the thread of a reloader: as it exits, what is in hand is finished first."""
+        ended = threading.Event()
+
+        def finish() -> None:
+            self._consumer.stop("the code has changed, or Ctrl-C")
+            ended.wait(self._start.shutdown)
+
+        atexit.register(finish)
+        try:
+            return self._consume()
+        finally:
+            ended.set()
+            atexit.unregister(finish)
+
+    def _end_at_once(self, code: int) -> None:
+        if self._row is not None:
+            self._row.end()
+        os._exit(code)
+
+    def _consume(self) -> int:
+        row = self._row
+        if row is None:
+            return self._consumed()
+        with last_row(row, status_line.told_by(self._consumer, self._events, plain=row.plain)):
+            return self._consumed()
+
+    def _consumed(self) -> int:
+        if self._drainer is not None:
+            self._drainer.start()
+        if self._runs is not None:
+            self._runs.start()
+        if self._relaying is not None:
+            self._relaying.start()
+        try:
+            code = self._consumer.run()
+        finally:
+            if self._relaying is not None:
+                self._relaying.stop(timeout=self._start.shutdown)
+            if self._runs is not None:
+                self._runs.stop(timeout=self._start.shutdown)
+            if self._drainer is not None and not self._drainer.stop(timeout=self._start.shutdown):
+                log.error("The database did not answer; what was not recorded comes again")
+            if self._live is not None:
+                self._live.end()
+            broker_connections.close()
+            connections.close_all()
+        if self._consumer.hung:
+            # Its thread can be neither ended nor waited for, which a regular exit would do.
+            self._end_hung(code)
+        exceeded = self._memory is not None and self._memory.exceeded
+        return RENEW if self._number and not code and (self._signalled or exceeded) else code
+
+    def _end_hung(self, code: int) -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        self._end_at_once(RENEW if self._number else code)
+
+    def _stop(self, why: str) -> None:
+        self._signalled = True
+        self._consumer.stop(why)
+
+    def _beside_empty(self, told: Callable[[bool], None]) -> None:
+        """The outbox last: the drainer's thread may have let a key go on."""
+        relaying = self._relaying
+
+        def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
+            relaying.empty(told) if empty and relaying is not None else told(empty)
+
+        self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
+
+    def _limits(self) -> Limits:
+        start = self._start
+        return Limits(
+            burst=start.burst,
+            messages=start.messages,
+            seconds=start.seconds,
+            fail_fast=start.fail_fast,
+            shutdown=start.shutdown,
+            also=(self._memory,) if self._memory else (),
+        )
+
+    def _liveness(self) -> Liveness | None:
+        if self._start.liveness_file is None:
+            return None
+        path = numbered(self._start.liveness_file, self._number) if self._number else self._start.liveness_file
+        content = told_by(self._consumer, self._events)
+        live = Liveness(path, content, ask=broker_connections.io("rmq-io").call)
+        self._consumer.ticked = live.beat
+        return live
+
+
+def supervised(start: Start) -> int:
+    """Run several processes; the liveness file is fresh while those of all of them are."""
+    # A connection that some system check has opened must not be shared by all children.
+    connections.close_all()
+    live = _joint_liveness(start)
+    supervisor = Supervisor(
+        start.processes,
+        lambda number: Process(start, number=number, reached=lambda: supervisor.reached(number)).run(),
+        shutdown=start.shutdown,
+        ticked=live.beat if live else lambda: None,
+    )
+    code = supervisor.run()
+    if live is not None and supervisor.here:
+        live.end()
+    return code
+
+
+def _joint_liveness(start: Start) -> Liveness | None:
+    path = start.liveness_file
+    if path is None:
+        return None
+    paths = [numbered(path, number + 1) for number in range(start.processes)]
+    for one in paths:
+        with suppress(OSError):
+            one.unlink()
+
+    def ask(answer: Call) -> None:
+        if fresh(paths):
+            answer()
+
+    return Liveness(path, told_by_all(paths), ask=ask)
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The liveness file of one process of several."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def trace(attempt: FinishedAttempt) -> None:
+    """Log where a handler failed; the verdict's own line is written already."""
+    if attempt.error is not None:
+        name = attempt.subscription.name if attempt.subscription else attempt.delivery.queue
+        extra = {"event": "trace", "queue": attempt.delivery.queue}
+        log.info("Where %s failed:", name, exc_info=attempt.error, extra=extra)

@@ -1,0 +1,191 @@
+"""The status line at the bottom of a terminal."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from django_rmq_retry.consumer.consumer import Consumer
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.policies.verdict import Kind
+
+EVERY = 0.25
+BUSY = 0.05
+"""Seconds for which a row that was just drawn is not drawn again for a line above it."""
+SPAN = 5.0
+"""Seconds over which the pace is counted."""
+LAST_WORDS = 0.2
+USUAL_WIDTH = 80
+
+
+class LastRow:
+    """Everything for the terminal goes through ``write``; what ends without a new line is not drawn over."""
+
+    def __init__(self, stream: TextIO, *, escapes: bool = True, plain: bool = False) -> None:
+        self._stream = stream
+        self.plain = plain
+        """Whether the stream knows ASCII only."""
+        self.told: Callable[[], str] = str
+        self._escapes = escapes
+        # A signal handler may log while its own thread writes.
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._shown = ""
+        self._drawn_at = 0.0
+        self._begun = False
+        """Whether somebody's line has begun and not ended yet."""
+
+    def write(self, text: str, write: Callable[[str], Any]) -> Any:
+        """Text of others, with their own way to write it: above the row."""
+        with self._lock:
+            self._erase()
+            done = write(text)
+            self._begun = bool(text) and not text.endswith("\n")
+            if time.monotonic() - self._drawn_at >= BUSY:
+                self._draw()
+            return done
+
+    def keep(self) -> None:
+        """Draw it again and again, until the end."""
+        while not self._over.wait(EVERY):
+            with self._lock:
+                if self._row() != self._shown:
+                    self._erase()
+                    self._draw()
+
+    def end(self) -> None:
+        """Leave an empty row; soon, although somebody may be stuck in writing."""
+        self._over.set()
+        if self._lock.acquire(timeout=LAST_WORDS):
+            try:
+                self._erase()
+                self._stream.flush()
+            finally:
+                self._lock.release()
+
+    def forget(self) -> None:
+        """In a child that was forked: the row is the parent's, and so is whoever held the lock."""
+        self._lock = threading.RLock()
+        self._over.set()
+        self._shown = ""
+
+    def _row(self) -> str:
+        return self.told()[: max(self._width() - 1, 0)]
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or USUAL_WIDTH
+        except (OSError, ValueError):
+            return USUAL_WIDTH
+
+    def _draw(self) -> None:
+        if self._over.is_set() or self._begun:
+            return
+        self._shown, self._drawn_at = self._row(), time.monotonic()
+        self._stream.write(self._shown)
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[J" if self._escapes else f"\r{' ' * len(self._shown)}\r")
+            self._shown = ""
+
+
+class Above:
+    """A stream whose text stands above the row."""
+
+    def __init__(self, stream: Any, row: LastRow) -> None:
+        self._stream = stream
+        self._last_row = row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return int(self._last_row.write(text, self._stream.write))
+
+
+@contextmanager
+def last_row(row: LastRow, told: Callable[[], str]) -> Iterator[None]:
+    """Draw it, and have all that this process prints stand above it."""
+    row.told = told
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (Above(stream, row) for stream in before)
+    # While DEBUG is on, Django writes its own records to the stream that it found at the start.
+    theirs = [one for one in logging.getLogger("django").handlers if getattr(one, "stream", None) is before[1]]
+    for one in theirs:
+        one.setStream(sys.stderr)  # type: ignore[attr-defined]  # it has a stream
+    keeper = threading.Thread(target=row.keep, name="rmq-row", daemon=True)
+    keeper.start()
+    _drawn.append(row)
+    try:
+        yield
+    finally:
+        _drawn.remove(row)
+        sys.stdout, sys.stderr = before
+        for one in theirs:
+            one.setStream(before[1])  # type: ignore[attr-defined]  # as above
+        row.end()
+        keeper.join(LAST_WORDS)
+
+
+_drawn: list[LastRow] = []
+
+
+def _forked() -> None:
+    for row in _drawn:
+        row.forget()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Pace:
+    """Messages per second, over the last few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def at(self, count: int) -> float:
+        """The pace, now that so many are done in all."""
+        now = self._clock()
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - SPAN:  # noqa: PLR2004 - the span's two ends
+            self._seen.popleft()
+        began, before = self._seen[0]
+        return (count - before) / (now - began) if now > began else 0.0
+
+
+def told_by(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
+    """``20/s · in hand 1 · ok 91,204 · retry 31 · parked 226 · Ctrl-C: finish and stop``."""
+    pace = Pace()
+
+    def told() -> str:
+        counts = events.counts
+        words = [
+            f"{_short(pace.at(sum(counts.values())))}/s",
+            f"in hand {consumer.running + consumer.waiting}",
+            f"ok {counts[Kind.ACK]:,}",
+            f"retry {counts[Kind.RETRY]:,}",
+            f"parked {counts[Kind.PARK]:,}",
+        ]
+        if counts[Kind.DISCARD]:
+            words.append(f"discarded {counts[Kind.DISCARD]:,}")
+        if events.halts:
+            words.append(f"halted: {', '.join(halt.queue for halt in events.halts)}")
+        if not consumer.online:
+            words.append("no broker")
+        words.append("stopping, Ctrl-C: stop at once" if consumer.why else "Ctrl-C: finish and stop")
+        return (", " if plain else " · ").join(words)
+
+    return told
+
+
+def _short(pace: float) -> str:
+    return f"{pace:,.0f}" if pace >= 10 or not pace else f"{pace:.1f}"  # noqa: PLR2004 - two digits are enough

@@ -1,0 +1,243 @@
+"""The supervisor of several consuming processes."""
+
+import logging
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+
+AT_ONCE = 130
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def ignore(_code: int) -> None:
+    """For ``at_once`` of a child: its supervisor decides, and both may have been sent the same signal."""
+
+
+def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._exit) -> None:
+    """Call ``stop`` with the signal's name on the first signal; end the process on the second, whatever it does.
+
+    What is in hand then goes back to its queue by itself, as the broker sees the connection go. Signals that a
+    supervisor held back are heard from now on.
+    """
+    asked = False
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            at_once(AT_ONCE)
+            return
+        asked = True
+        stop(signal.Signals(number).name)
+
+    for number in SIGNALS:
+        signal.signal(number, heard)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+log = logging.getLogger("django_rmq_retry")
+
+DONE = 74
+"""A child's exit code: it has done what was asked. Not 0, for with that a handler may end its process itself."""
+RENEW = 75
+"""A child's exit code: it has ended in good order, and a fresh one is wanted in its place."""
+UNASKED = 1
+"""The exit code that stands for a child's 0."""
+HOPELESS = (3, 4)
+"""Exit codes that no fresh process mends: no broker for one that waits for none, a queue that cannot be consumed."""
+QUICK = 10.0
+"""Seconds; a process that fails sooner has not worked at all."""
+MOST_QUICK = 5
+MOST_REACHED = 20
+"""The same of one that had reached its broker: a message may end several processes before it is parked."""
+FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
+TICK = 0.5
+GRACE = 15.0
+"""Seconds beyond the shutdown timeout after which a child that is still there is killed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """A place for one process, and the process that has it now."""
+
+    number: int
+    pid: int = 0
+    began: float = 0.0
+    quick: int = 0
+    due: float = 0.0
+    code: int = 0
+    over: bool = False
+
+
+class Supervisor:
+    """``run`` returns the exit code of the whole in the parent; in each child what it is to end with."""
+
+    def __init__(
+        self,
+        processes: int,
+        work: Callable[[int], int],
+        *,
+        shutdown: float = 30.0,
+        ticked: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._children = [Child(number=number + 1) for number in range(processes)]
+        self._work = work
+        self._shutdown = shutdown
+        self._ticked = ticked
+        self._signals = 0
+        self._killed = False
+        self._deadline: float | None = None
+        self._worst = 0
+        self._pid = os.getpid()
+        # Shared with the children: a byte for each, 1 once it has reached its broker.
+        self._reached = mmap.mmap(-1, processes)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the supervisor itself and not one of its children."""
+        return os.getpid() == self._pid
+
+    def reached(self, number: int) -> None:
+        """Called in a child: from now on it is what it meets there that ends it, and not how it was started."""
+        self._reached[number - 1] = 1
+
+    def run(self) -> int:
+        # Only the parent holds the writing end: when it is gone, however it went, each child reads the end of the file.
+        self._lifeline, self._holder = os.pipe()
+        self._woken = self._listen()
+        while not all(child.over for child in self._children):
+            for child in self._children:
+                if not child.over and not child.pid and self._due(child) and self._fork(child):
+                    return self._be(child)
+            self._wait()
+            self._reap()
+            self._end_as_asked()
+            self._ticked()
+        return self._code()
+
+    def _due(self, child: Child) -> bool:
+        if self._deadline is not None:
+            child.over = True
+        return not child.over and time.monotonic() >= child.due
+
+    def _fork(self, child: Child) -> bool:
+        """Start a process in this place; tell whether this is it."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        # A signal before the child has handlers of its own would be lost in its copies of the parent's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        child.began = time.monotonic()
+        self._reached[child.number - 1] = 0
+        child.pid = os.fork()
+        if child.pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            log.info("Process %s started (pid %s)", child.number, child.pid, extra={"event": "forked"})
+        return not child.pid
+
+    def _be(self, child: Child) -> int:
+        """In the child: live as long as the parent does. Its signals wait until ``work`` listens to them."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._holder)
+        for end in self._woken:
+            os.close(end)
+        threading.Thread(target=self._outlive_nobody, name="rmq-lifeline", daemon=True).start()
+        code = self._work(child.number)
+        # The interpreter's end puts the default handlers back: a signal sent to all twice would then kill it.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        return code or DONE
+
+    def _outlive_nobody(self) -> None:
+        os.read(self._lifeline, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _listen(self) -> tuple[int, int]:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+
+        def heard(_number: int, _frame: FrameType | None) -> None:
+            self._signals += 1
+
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in SIGNALS:
+            signal.signal(number, heard)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        return reader, writer
+
+    def _wait(self) -> None:
+        reader, _ = self._woken
+        select.select([reader], [], [], TICK)
+        with suppress(BlockingIOError):
+            os.read(reader, 4096)
+
+    def _reap(self) -> None:
+        for child in self._children:
+            if not child.pid:
+                continue
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                self._ended(child, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: Child, code: int) -> None:
+        pid, child.pid = child.pid, 0
+        child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or UNASKED
+        child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
+        child.over = code == DONE or self._deadline is not None
+        reached = bool(self._reached[child.number - 1])
+        if child.code:
+            said = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        else:
+            said = "has ended"
+        told = f"Process {child.number} (pid {pid}) {said}"
+        if child.over:
+            self._worst = max(self._worst, child.code)
+            log.log(logging.ERROR if child.code else logging.INFO, told, extra={"event": "ended"})
+        elif child.code and (code in HOPELESS or child.quick >= (MOST_REACHED if reached else MOST_QUICK)):
+            self._give_up(child, told)
+        else:
+            wait = min(FIRST_WAIT * 2 ** (child.quick - 1), LONGEST_REACHED if reached else LONGEST_WAIT)
+            child.due = time.monotonic() + wait
+            log.warning("%s; a fresh one starts in %.1f s", told, wait, extra={"event": "ended"})
+
+    def _give_up(self, child: Child, said: str) -> None:
+        child.over = True
+        self._worst = max(self._worst, child.code)
+        times = f", {child.quick} times in a row" if child.quick > 1 else ""
+        log.critical("%s%s; ending all", said, times, extra={"event": "failed"})
+        self._stop()
+
+    def _end_as_asked(self) -> None:
+        if self._signals and self._deadline is None:
+            log.info(
+                "Stopping: the processes finish their messages (max %g s). Again to stop now; "
+                "unfinished messages return to the queue.",
+                self._shutdown,
+                extra={"event": "stopping"},
+            )
+            self._stop()
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        if (self._signals > 1 or late) and not self._killed:
+            self._killed = True
+            self._send(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        self._deadline = time.monotonic() + self._shutdown + GRACE
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, number)
+
+    def _code(self) -> int:
+        return AT_ONCE if self._signals > 1 else self._worst

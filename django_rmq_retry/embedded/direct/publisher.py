@@ -1,0 +1,212 @@
+"""The publishing connection in process, and calls over it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
+from django_rmq_retry.embedded.direct.broker import DirectBroker
+from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.messages import Deliver, Nack, Returned
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import DIRECT, encode_properties
+
+Meddler = Callable[[Message], Outcome | None]
+"""May give a publish an end of its own: UNKNOWN stores the message all the same, every other end does not."""
+
+
+class DirectPublisher:
+    """Publishes with confirms; `sent` is told of what a queue has stored."""
+
+    def __init__(
+        self,
+        broker: DirectBroker,
+        *,
+        meddler: Meddler = lambda _message: None,
+        sent: Callable[[Message], None] = lambda _message: None,
+    ) -> None:
+        self._lock = broker.lock
+        self._session = broker.vhost.connect()
+        self._meddler = meddler
+        self._sent = sent
+        self._channel: Channel | None = None
+
+    def publish(self, message: Message, *, timeout: float | None = None) -> None:
+        """Return when the broker has confirmed, else raise what became of it."""
+        with self._lock:
+            outcome, said = self._end_of(message)
+        if outcome is not Outcome.CONFIRMED:
+            raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+
+    def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
+        """Publish one after the other; the first failure is raised."""
+        if window < 1:
+            raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
+        confirmed = 0
+        for message in messages:
+            self.publish(message)
+            confirmed += 1
+        return confirmed
+
+    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+        """``done`` is called before this returns."""
+        with self._lock:
+            end = self._end_of(message)
+        done(*end)
+
+    def close(self) -> None:
+        self._session.close()
+        self._channel = None
+
+    def _end_of(self, message: Message) -> tuple[Outcome, str]:
+        raw = encode_properties(message.properties)
+        try:
+            _check(message, raw)
+        except (HeadersTooLarge, ValueError) as error:
+            return Outcome.UNSENT, str(error)
+        meddled = self._meddler(message)
+        if meddled is not None and meddled is not Outcome.UNKNOWN:
+            return meddled, "the test asked for it"
+        outcome, said = self._store(message, raw)
+        if outcome is Outcome.CONFIRMED:
+            self._sent(message)
+            if meddled is not None:
+                return meddled, "the test asked for it"
+        return outcome, said
+
+    def _store(self, message: Message, raw: bytes) -> tuple[Outcome, str]:
+        channel = self._open()
+        # Whoever the settings name was compared with this when the message was made.
+        channel.user = message.properties.user_id or channel.user
+        try:
+            channel.publish(message.exchange, message.routing_key, raw, message.body, mandatory=message.mandatory)
+        except Refused as refused:
+            self._session.close()
+            self._channel = None
+            return _refused(message, refused)
+        events = self._session.drain()
+        if any(isinstance(event, Returned) for event in events):
+            return Outcome.RETURNED, "312 NO_ROUTE"
+        if any(isinstance(event, Nack) for event in events):
+            return Outcome.NACKED, ""
+        return Outcome.CONFIRMED, ""
+
+    def _open(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._session.channel(1)
+            self._channel.confirm_select()
+        return self._channel
+
+
+def _check(message: Message, raw: bytes) -> None:
+    """Refuse what cannot be written into a frame."""
+    marshal_publish(
+        1,
+        raw,
+        b"",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        mandatory=message.mandatory,
+        frame_max=FRAME_MAX,
+    )
+
+
+def _refused(message: Message, refused: Refused) -> tuple[Outcome, str]:
+    """A channel that is closed says of a publish what the reason allows to conclude, as amqp.publisher has it."""
+    if "no exchange" in refused.reason:
+        return Outcome.RETURNED, f"exchange {message.exchange!r} does not exist"
+    if "larger than configured max size" in refused.reason:
+        return Outcome.TOO_LARGE, f"{len(message.body)} bytes: {refused.reason}"
+    return Outcome.UNKNOWN, refused.text
+
+
+RunUntil = Callable[[Callable[[], bool], float], None]
+"""Runs handlers until what it is given is true, or so many seconds are over."""
+
+
+class DirectCaller:
+    """Asks, and has the handlers run meanwhile."""
+
+    def __init__(
+        self,
+        broker: DirectBroker,
+        run_until: RunUntil,
+        *,
+        exclusive: bool = False,
+        meddler: Meddler = lambda _message: None,
+        sent: Callable[[Message], None] = lambda _message: None,
+    ) -> None:
+        self._lock = broker.lock
+        self._session = broker.vhost.connect()
+        self._run_until = run_until
+        self._exclusive = exclusive
+        self._meddler = meddler
+        self._sent = sent
+        self._channel: Channel | None = None
+        self._answers_to = ""
+        self._answers: dict[str, Delivery] = {}
+        self._returned = ""
+
+    def call(self, message: Message, *, timeout: float) -> Delivery:
+        """The answer to a message; time is the broker's."""
+        with self._lock:
+            return self._call(message, timeout)
+
+    def close(self) -> None:
+        self._session.close()
+        self._channel = None
+
+    def _call(self, message: Message, timeout: float) -> Delivery:
+        name = message.properties.correlation_id or ""
+        meddled = self._meddler(message)
+        if meddled is not None:
+            raise asked_for(message, meddled)
+        self._ask(message)
+        self._run_until(lambda: self._has(name), timeout)
+        answer = self._answers.pop(name, None)
+        if answer is None:
+            raise CallUnanswered(message.routing_key, timeout=timeout, sent=True)
+        return answer
+
+    def _ask(self, message: Message) -> None:
+        where = message.exchange, message.routing_key
+        channel = self._open()
+        question = replace(message, properties=replace(message.properties, reply_to=self._answers_to))
+        self._returned = ""
+        channel.user = message.properties.user_id or channel.user
+        try:
+            channel.publish(*where, encode_properties(question.properties), question.body, mandatory=True)
+        except Refused as refused:
+            self.close()
+            raise CallUnanswered(message.routing_key, timeout=0, sent=True, reason=refused.text) from refused
+        self._read()
+        if self._returned:
+            raise MessageReturned(*where, said=self._returned)
+        self._sent(question)
+
+    def _open(self) -> Channel:
+        if self._channel is None:
+            self._channel = channel = self._session.channel(1)
+            self._answers_to = channel.queue_declare("", exclusive=True).queue if self._exclusive else DIRECT
+            channel.consume(self._answers_to, no_ack=True)
+        return self._channel
+
+    def _has(self, name: str) -> bool:
+        self._read()
+        return name in self._answers
+
+    def _read(self) -> None:
+        for event in self._session.drain():
+            if isinstance(event, Returned):
+                self._returned = event.text
+            if isinstance(event, Deliver):
+                answer = Delivery(queue=self._answers_to, body=event.message.body, raw=event.raw)
+                self._answers[answer.correlation_id or ""] = answer
+
+
+def asked_for(message: Message, end: Outcome) -> CallUnanswered:
+    """How a call fails whose question has an end that a test asked for."""
+    sent = end is not Outcome.UNSENT
+    return CallUnanswered(message.routing_key, timeout=0, sent=sent, reason="the test asked for it")

@@ -1,0 +1,400 @@
+"""One channel: consume, publish, ack, reject and recover."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import takewhile
+
+from django_rmq_retry.embedded.engine.arguments import integer_problem, milliseconds, type_name
+from django_rmq_retry.embedded.engine.behaviour import Return
+from django_rmq_retry.embedded.engine.consumers import Consumer, Credit
+from django_rmq_retry.embedded.engine.declarations import REPLY_TO, Declaring
+from django_rmq_retry.embedded.engine.entries import Entry
+from django_rmq_retry.embedded.engine.exchanges import Exchange
+from django_rmq_retry.embedded.engine.host import Host, Outbox
+from django_rmq_retry.embedded.engine.messages import (
+    PERSISTENT,
+    Cancel,
+    Deliver,
+    Glance,
+    Got,
+    Message,
+    Nack,
+    Returned,
+    checked_headers,
+    decoded,
+    glance,
+    is_reply_name,
+    reply_name,
+    with_reply_to,
+    with_table,
+)
+from django_rmq_retry.embedded.engine.queue import Queue, dressed
+from django_rmq_retry.embedded.engine.refusals import Refused, method
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.messages.headers import Headers
+
+_NO_PROPERTIES = b"\0\0"
+
+
+class Publishing(Declaring):
+    """The part of a channel that publishes, and that requests by direct reply-to."""
+
+    def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
+        super().__init__(host, outbox)
+        self.number = number
+        self.user = user
+        self.confirming = False
+        self.published = 0
+        self.reply_name = ""
+        """What stands in reply_to of the requests of this channel; empty while it has no consumer for the answers."""
+        self.reply_tag = ""
+        self.last_tag = 0
+
+    @method(85, 10)
+    def confirm_select(self) -> None:
+        self.confirming = True
+
+    @method(90, 10)
+    def tx_select(self) -> None:
+        if self.confirming:
+            raise Refused(406, "cannot switch from confirm to tx mode")
+        raise Refused(540, "the embedded broker has no transactions; use publisher confirms")
+
+    @method(90, 20)
+    def tx_commit(self) -> None:
+        raise Refused(406, "channel is not transactional")
+
+    @method(90, 30)
+    def tx_rollback(self) -> None:
+        raise Refused(406, "channel is not transactional")
+
+    @method(60, 40)
+    def publish(
+        self, exchange: str, key: str, raw: bytes, body: bytes, *, mandatory: bool = False, immediate: bool = False
+    ) -> None:
+        """Publish; returns, confirms and deliveries go to the outboxes they belong to."""
+        host = self.host
+        if immediate:
+            raise Refused(540, "immediate=true")
+        if len(body) > host.behaviour.max_message:
+            most = host.behaviour.max_message
+            raise Refused(406, f"message size {len(body)} is larger than configured max size {most}")
+        source = host.exchange(exchange)
+        if source.internal:
+            raise Refused(403, f"cannot publish to internal exchange '{exchange}' in vhost '{host.name}'")
+        message = Message(source.name, key, raw, body)
+        if raw != _NO_PROPERTIES:
+            self._read(message, glance(raw))
+        taken = self._spread(source, message, mandatory=mandatory)
+        if self.confirming:
+            self.published += 1
+            if taken:
+                self.outbox.confirm(self.number, self.published)
+            else:
+                self.outbox.tell(Nack(self.number, self.published))
+        if host.around.graves:
+            host.settle()
+
+    def _spread(self, source: Exchange, message: Message, *, mandatory: bool) -> bool:
+        """Hand the message to every queue; False: one of them is full."""
+        host = self.host
+        queues = host.router.route(source, message)
+        if not queues:
+            self._spread_nowhere(source, message, mandatory=mandatory)
+            return True
+        taken = True
+        for queue in queues:
+            if not queue.offer(message):
+                host.around.lost["refused"] += 1
+                taken = False
+        return taken
+
+    def _spread_nowhere(self, source: Exchange, message: Message, *, mandatory: bool) -> None:
+        host = self.host
+        replies = source is host.router.default and is_reply_name(message.key)
+        answered = host.repliers.get(message.key) if replies else None
+        if answered is not None:
+            answered(message)
+        else:
+            host.around.lost["unroutable"] += 1
+        if mandatory and (not replies or host.behaviour.replies_return):
+            self.outbox.tell(Returned(self.number, message))
+
+    def _read(self, message: Message, seen: Glance) -> None:
+        if seen.names_user:
+            named = decoded(message.raw).user_id
+            if named != self.user:
+                why = f"user_id property set to '{named}' but authenticated user was '{self.user}'"
+                raise Refused(406, why)
+        if seen.expiration is not None:
+            message.expiration = str(milliseconds(seen.expiration))
+        message.persistent = seen.mode == PERSISTENT
+        message.priority = seen.priority
+        if seen.has_headers:
+            headers = checked_headers(message.raw)
+            if "CC" in headers or "BCC" in headers:
+                _add_copies(message, headers)
+        if seen.reply_to == REPLY_TO.encode():
+            self._await_reply(message)
+
+    def _await_reply(self, message: Message) -> None:
+        if not self.reply_name:
+            raise Refused(406, "fast reply consumer does not exist")
+        message.raw = with_reply_to(message.raw, self.reply_name)
+
+    def _answer(self, message: Message) -> None:
+        tag = 1
+        if self.host.behaviour.replies_numbered:
+            tag = self.last_tag = self.last_tag + 1
+        self.outbox.tell(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
+
+
+def _add_copies(message: Message, headers: Headers) -> None:
+    """Read the headers CC and BCC, and take BCC away."""
+    copies = {name: _keys(name, headers) for name in ("CC", "BCC") if name in headers}
+    message.bcc = copies.get("BCC", ())
+    message.more = copies.get("CC", ()) + message.bcc
+    if "BCC" in copies:
+        message.raw = with_table(message.raw, drop={"BCC"}, add=b"")
+
+
+def _keys(name: str, headers: Headers) -> tuple[str, ...]:
+    try:
+        value = headers[name]
+    except UndecodableHeaders as error:
+        raise Refused(502, str(error)) from None
+    if not isinstance(value, list):
+        raise Refused(406, f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(value)}}}')
+    return tuple(key for key in value if isinstance(key, str))
+
+
+Held = tuple[Consumer | None, Queue, Entry]
+
+
+class Channel(Publishing):
+    """The methods of AMQP 0-9-1 as plain calls. A refusal is raised; the face then closes what it must."""
+
+    def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
+        super().__init__(host, outbox, number, user=user)
+        self.unacked: dict[int, Held] = {}
+        self.consumers: dict[str, tuple[Consumer, Queue]] = {}
+        self._credit = Credit(outbox.valve)
+        self._prefetch = 0
+
+    @method(60, 10)
+    def qos(self, prefetch: int = 0, *, size: int = 0, channel_wide: bool = False) -> None:
+        """Limit consumers started from now on; channel-wide (global=true): all of this channel together."""
+        if size:
+            raise Refused(540, f"prefetch_size!=0 ({size})")
+        if not channel_wide or not self.host.behaviour.channel_prefetch:
+            # RabbitMQ lets the second kind of limit end the first (rabbit_channel, basic.qos).
+            self._prefetch, self._credit.limit = prefetch, 0
+            return
+        self._credit.limit = prefetch
+        self._wake_all()
+
+    @method(60, 20)
+    def consume(
+        self,
+        queue: str = "",
+        tag: str = "",
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> str:
+        """Start a consumer and return its tag; deliveries follow in the outbox."""
+        tag = tag or f"amq.ctag-{self.host.chance()}"
+        if queue == REPLY_TO:
+            return self._consume_replies(tag, no_ack=no_ack)
+        if tag in self.consumers:
+            raise Refused(530, f"attempt to reuse consumer tag '{tag}'")
+        found = self._own_queue(self._named(queue))
+        priority = (arguments or {}).get("x-priority", 0)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise Refused(406, f"invalid arg 'x-priority' for {found.spec.thing}: {integer_problem(priority)}")
+        exclusive = exclusive and not found.spec.quorum
+        if found.roster.exclusive or (exclusive and (found.roster.members or found.roster.single)):
+            raise Refused(403, f"{found.spec.thing} in exclusive use")
+        if found.spec.quorum and self._credit.limit:
+            raise Refused(540, f"{found.spec.thing} does not support global qos")
+        consumer = Consumer(
+            tag, self._credit, no_ack=no_ack, prefetch=self._prefetch, exclusive=exclusive, arguments=arguments
+        )
+        consumer.take = partial(self._deliver, consumer, found)
+        consumer.gone = partial(self._queue_gone, tag)
+        self.consumers[tag] = (consumer, found)
+        if found.lease is not None:
+            found.lease.stop()
+        found.roster.add(consumer)
+        found.dispatch()
+        self.host.settle()
+        return tag
+
+    @method(60, 30)
+    def cancel(self, tag: str) -> None:
+        """End a consumer; what it holds stays with the channel."""
+        if tag == self.reply_tag:
+            self._end_replies()
+        if tag in self.consumers:
+            consumer, queue = self.consumers.pop(tag)
+            queue.roster.remove(consumer)
+            queue.dispatch()
+            self._left(queue)
+            self.host.settle()
+
+    @method(60, 70)
+    def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
+        """Take one message, if there is one."""
+        found = self._own_queue(self._named(queue))
+        if found.spec.quorum and found.roster.single:
+            what = "basic.get operations are not supported by quorum queues with single active consumer"
+            raise Refused(405, f"cannot obtain access to locked {found.spec.thing}. {what}")
+        if found.lease is not None:
+            found.lease.fetched()
+        entry = found.fetch()
+        self.host.settle()
+        if entry is None:
+            return None
+        self.last_tag += 1
+        if no_ack:
+            found.done(entry)
+        else:
+            self.unacked[self.last_tag] = (None, found, entry)
+            found.note(entry, "held")
+        raw, redelivered = dressed(found, entry)
+        return Got(self.last_tag, entry.message, raw=raw, redelivered=redelivered, left=found.ready.count)
+
+    @method(60, 80)
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
+        for consumer, queue, entry in self._settled(tag, multiple=multiple):
+            queue.done(entry)
+            if consumer is not None and (queue.ready.count or not consumer.waits):
+                queue.freed(consumer)
+        if self._credit.limit:
+            self._wake_all()
+        if self.host.around.graves:
+            self.host.settle()
+
+    @method(60, 120)
+    def nack(self, tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
+        self._return(self._settled(tag, multiple=multiple), "nack", requeue=requeue)
+
+    @method(60, 90)
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        self._return(self._settled(tag, multiple=False), "reject", requeue=requeue)
+
+    @method(60, 110)
+    def recover(self, *, requeue: bool = True) -> None:
+        """Give everything back that this channel holds."""
+        if not requeue:
+            raise Refused(540, "requeue=false")
+        self._return(self._settled(0, multiple=True), "recover", requeue=True)
+
+    def stop_consuming(self) -> list[Queue]:
+        """End all consumers, without giving their queues' messages to others yet."""
+        if self.reply_name:
+            self._end_replies()
+        ended = [queue for _, queue in self.consumers.values()]
+        for consumer, queue in self.consumers.values():
+            queue.roster.remove(consumer)
+        self.consumers.clear()
+        return ended
+
+    def let_go(self) -> None:
+        """Give back everything that is held, as when the channel is closed."""
+        self._return(self._settled(0, multiple=True), "lost", requeue=True)
+
+    def close(self) -> None:
+        """End the channel: first its consumers, then what it holds goes back in order."""
+        ended = self.stop_consuming()
+        self.let_go()
+        self.wake(ended)
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """Other consumers of these queues may have their turn now."""
+        for queue in queues:
+            queue.dispatch()
+            self._left(queue)
+        self.host.settle()
+
+    def _deliver(self, consumer: Consumer, queue: Queue, entry: Entry) -> None:
+        self.last_tag = tag = self.last_tag + 1
+        if consumer.no_ack:
+            queue.done(entry)
+        else:
+            self.unacked[tag] = (consumer, queue, entry)
+            queue.note(entry, "held")
+            consumer.in_hand += 1
+            self._credit.in_hand += 1
+        raw, redelivered = dressed(queue, entry)
+        self.outbox.valve.pass_on(len(raw) + len(entry.message.body))
+        self.outbox.tell(Deliver(self.number, consumer.tag, tag, entry.message, raw=raw, redelivered=redelivered))
+
+    def _settled(self, tag: int, *, multiple: bool) -> list[Held]:
+        """Take out of hand what a client's word is about."""
+        unacked = self.unacked
+        if tag not in unacked and not (multiple and tag == 0):
+            raise Refused(406, f"unknown delivery tag {tag}")
+        tags = [tag]
+        if multiple:
+            tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
+        found = [unacked.pop(one) for one in tags]
+        for consumer, _, _ in found:
+            if consumer is not None:
+                consumer.in_hand -= 1
+                self._credit.in_hand -= 1
+        return found
+
+    def _return(self, found: list[Held], how: Return, *, requeue: bool) -> None:
+        back: dict[Queue, list[Entry]] = {}
+        for _, queue, entry in found:
+            if requeue:
+                back.setdefault(queue, []).append(entry)
+            else:
+                queue.reject(entry, how)
+        for consumer, queue, _ in found:
+            if consumer is not None:
+                queue.roster.wake(consumer)
+        for queue, entries in back.items():
+            queue.give_back(entries, how)
+        if not requeue:
+            for consumer, queue, _ in found:
+                if consumer is not None:
+                    queue.freed(consumer)
+        if self._credit.limit:
+            self._wake_all()
+        self.host.settle()
+
+    def _wake_all(self) -> None:
+        for consumer, queue in list(self.consumers.values()):
+            queue.freed(consumer)
+        self.host.settle()
+
+    def _queue_gone(self, tag: str) -> None:
+        self.consumers.pop(tag, None)
+        if self.outbox.hears_cancels:
+            self.outbox.tell(Cancel(self.number, tag))
+
+    def _left(self, queue: Queue) -> None:
+        """Its last consumer may have gone."""
+        if queue.roster.members or queue.closed:
+            return
+        if queue.spec.auto_delete:
+            self.host.remove_queue(queue)
+        elif queue.lease is not None:
+            queue.lease.renew()
+
+    def _consume_replies(self, tag: str, *, no_ack: bool) -> str:
+        if not no_ack:
+            raise Refused(406, "reply consumer cannot acknowledge")
+        if self.reply_name:
+            raise Refused(406, "reply consumer already set")
+        self.reply_name = reply_name(self.host.chance())
+        self.reply_tag = tag
+        self.host.repliers[self.reply_name] = self._answer
+        return tag
+
+    def _end_replies(self) -> None:
+        self.host.repliers.pop(self.reply_name, None)
+        self.reply_name = self.reply_tag = ""

@@ -1,0 +1,230 @@
+"""The methods that declare and delete queues, exchanges and bindings."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from django_rmq_retry.embedded.engine.arguments import QueueSpec, check_arguments, check_equal, type_name
+from django_rmq_retry.embedded.engine.exchanges import TYPES, Binding, Destination, Exchange, check_match
+from django_rmq_retry.embedded.engine.host import Host, Outbox
+from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.refusals import Refused, locked, method, missing, shown
+
+Arguments = Mapping[str, object] | None
+REPLY_TO = "amq.rabbitmq.reply-to"
+_RESERVED = "amq."
+
+
+class Declared(NamedTuple):
+    """The answer to queue.declare."""
+
+    queue: str
+    messages: int
+    consumers: int
+
+
+class Declaring:
+    """The part of a channel that declares."""
+
+    def __init__(self, host: Host, outbox: Outbox) -> None:
+        self.host = host
+        self.outbox = outbox
+        self.last_queue = ""
+        """What an empty queue name means."""
+
+    @method(40, 10)
+    def exchange_declare(
+        self,
+        name: str,
+        kind: str = "direct",
+        *,
+        passive: bool = False,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Arguments = None,
+    ) -> None:
+        name = _stripped(name)
+        if passive:
+            _refuse_default(name)
+            self.host.exchange(name)
+            return
+        if kind not in TYPES:
+            raise Refused(406, f"unknown exchange type '{kind}'")
+        _refuse_default(name)
+        said = Exchange(
+            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=dict(arguments or {})
+        )
+        found = self.host.router.exchanges.get(name)
+        if found is not None:
+            self._check_same_exchange(found, said)
+            return
+        if name.startswith(_RESERVED):
+            raise _reserved("exchange", name)
+        alternate = said.arguments.get("alternate-exchange", "")
+        if not isinstance(alternate, str):
+            place = f"exchange '{name}' in vhost '{self.host.name}'"
+            raise Refused(406, f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {place}")
+        self.host.add_exchange(said)
+
+    @method(40, 20)
+    def exchange_delete(self, name: str, *, if_unused: bool = False) -> None:
+        _refuse_default(name)
+        if name.startswith(_RESERVED):
+            raise Refused(403, f"deletion of system {shown('exchange', name, self.host.name)} not allowed")
+        found = self.host.router.exchanges.get(name)
+        if found is None:
+            return
+        if if_unused and found.bindings:
+            raise Refused(406, f"{shown('exchange', name, self.host.name)} in use")
+        self.host.router.remove_exchange(found)
+
+    @method(40, 30)
+    def exchange_bind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
+        binding = self._exchange_binding(destination, source, key, arguments)
+        _check_match(binding)
+        self.host.router.bind(binding)
+
+    @method(40, 40)
+    def exchange_unbind(self, destination: str, source: str, key: str = "", arguments: Arguments = None) -> None:
+        if destination in self.host.router.exchanges and source in self.host.router.exchanges:
+            self.host.router.unbind(self._exchange_binding(destination, source, key, arguments))
+
+    @method(50, 10)
+    def queue_declare(
+        self,
+        name: str = "",
+        *,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Arguments = None,
+    ) -> Declared:
+        name = _stripped(name)
+        if name == REPLY_TO or name.startswith(f"{REPLY_TO}."):
+            return self._reply_queue(name)
+        host = self.host
+        if passive:
+            return self._told(self._own_queue(name))
+        spec = QueueSpec(
+            name=name or f"amq.gen-{host.chance()}",
+            vhost=host.name,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            arguments=dict(arguments or {}),
+        )
+        found = host.router.queues.get(spec.name)
+        if found is not None:
+            if found.spec.exclusive != exclusive:
+                raise locked(name, host.name)
+            self._check_mine(found)
+            found.spec.check_same(spec, host.behaviour)
+            return self._told(found)
+        if name.startswith(_RESERVED):
+            raise _reserved("queue", name)
+        spec.check(host.behaviour, server_named=not name)
+        return self._told(host.add_queue(spec, self.outbox if exclusive else None))
+
+    @method(50, 20)
+    def queue_bind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
+        binding = self._queue_binding(queue, exchange, key, arguments)
+        _check_match(binding)
+        if isinstance(binding.destination, Queue):
+            self._check_mine(binding.destination)
+        self.host.router.bind(binding)
+
+    @method(50, 50)
+    def queue_unbind(self, queue: str, exchange: str, key: str = "", arguments: Arguments = None) -> None:
+        _refuse_default(exchange)
+        if self._named(queue) in self.host.router.queues and exchange in self.host.router.exchanges:
+            self.host.router.unbind(self._queue_binding(queue, exchange, key, arguments))
+
+    @method(50, 30)
+    def queue_purge(self, queue: str = "") -> int:
+        return self._own_queue(self._named(queue)).purge()
+
+    @method(50, 40)
+    def queue_delete(self, queue: str = "", *, if_unused: bool = False, if_empty: bool = False) -> int:
+        name = self._named(queue)
+        found = self.host.router.queues.get(name)
+        if found is None:
+            return 0
+        self._check_mine(found)
+        if found.spec.quorum and (if_unused or if_empty):
+            flag = "if-unused" if if_unused else "if-empty"
+            why = f"queue.delete operations with {flag} flag set are not supported by quorum queues"
+            raise Refused(540, f"cannot delete {found.spec.thing}. {why}")
+        if if_unused and found.roster.members:
+            raise Refused(406, f"{found.spec.thing} in use")
+        if if_empty and found.ready.count:
+            raise Refused(406, f"{found.spec.thing} not empty")
+        count = found.ready.count
+        self.host.remove_queue(found)
+        return count
+
+    def _told(self, queue: Queue) -> Declared:
+        self.last_queue = queue.name
+        if queue.lease is not None:
+            queue.lease.declared()
+        return Declared(queue.name, queue.ready.count, len(queue.roster.members))
+
+    def _reply_queue(self, name: str) -> Declared:
+        if name != REPLY_TO and name not in self.host.repliers:
+            raise missing("queue", name, self.host.name)
+        return Declared(name, 0, 1)
+
+    def _named(self, queue: str) -> str:
+        if not queue and not self.last_queue:
+            raise Refused(404, "no previously declared queue")
+        return queue or self.last_queue
+
+    def _own_queue(self, name: str) -> Queue:
+        """A queue that is there, and not another connection's."""
+        queue = self.host.queue(name)
+        self._check_mine(queue)
+        return queue
+
+    def _check_mine(self, queue: Queue) -> None:
+        if queue.owner is not None and queue.owner is not self.outbox:
+            raise locked(queue.name, self.host.name)
+
+    def _check_same_exchange(self, found: Exchange, said: Exchange) -> None:
+        thing = shown("exchange", found.name, self.host.name)
+        for field in ("type", "durable", "auto_delete", "internal"):
+            check_equal(field, thing, current=getattr(found, field), received=getattr(said, field))
+        check_arguments(("alternate-exchange",), thing, current=found.arguments, received=said.arguments)
+
+    def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> Binding:
+        name = self._named(queue)
+        # An empty key with an empty queue name is the name of that queue (AMQP 0-9-1, queue.bind).
+        return self._binding(exchange, "queue", name, name if not queue and not key else key, arguments=arguments)
+
+    def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> Binding:
+        _refuse_default(destination)
+        return self._binding(source, "exchange", destination, key, arguments=arguments)
+
+    def _binding(self, source: str, what: str, name: str, key: str, *, arguments: Arguments) -> Binding:
+        _refuse_default(source)
+        start = self.host.exchange(source)
+        end: Destination = self.host.queue(name) if what == "queue" else self.host.exchange(name)
+        return Binding(start, end, key, dict(arguments or {}))
+
+
+def _check_match(binding: Binding) -> None:
+    if binding.source.type == "headers":
+        check_match(binding.arguments)
+
+
+def _stripped(name: str) -> str:
+    """RabbitMQ takes line ends out of names."""
+    return name.replace("\r", "").replace("\n", "")
+
+
+def _refuse_default(exchange: str) -> None:
+    if not exchange:
+        raise Refused(403, "operation not permitted on the default exchange")
+
+
+def _reserved(what: str, name: str) -> Refused:
+    return Refused(403, f"{what} name '{name}' contains reserved prefix 'amq.*'")

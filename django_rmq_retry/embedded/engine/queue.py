@@ -1,0 +1,403 @@
+"""One queue: order, limits, expiry and leases."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
+
+from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
+from django_rmq_retry.embedded.engine.clock import Clock, Timer
+from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
+from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Entry, begin, carried, count, ready_for
+from django_rmq_retry.embedded.engine.messages import Message, with_table
+from django_rmq_retry.embedded.engine.store import Detail, Place, Store
+
+# Quorum queues look every five seconds (rabbit_quorum_queue's tick).
+_TICK = 5.0
+
+
+class Lease:
+    """How long a queue may be unused; a consumer suspends it."""
+
+    __slots__ = ("_born", "_clock", "_end", "_quorum", "_seconds", "_timer")
+
+    def __init__(self, clock: Clock, seconds: float, *, quorum: bool, end: Callable[[], None]) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._quorum = quorum
+        self._end = end
+        self._born = clock.now
+        self._timer: Timer | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """It is used now."""
+        self.stop()
+        due = self._clock.now + self._seconds
+        if self._quorum:
+            due = self._born - (self._born - due) // _TICK * _TICK
+        self._timer = self._clock.at(due, self._end)
+
+    def declared(self) -> None:
+        """It is declared again: that is use to a classic queue only."""
+        if not self._quorum and self._timer is not None:
+            self.renew()
+
+    def fetched(self) -> None:
+        """It was asked for a message by basic.get."""
+        if self._timer is not None:
+            self.renew()
+
+    def stop(self) -> None:
+        """A consumer uses it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+# A full quorum queue takes messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
+_REOPENS_AT = 0.8
+Verdict = Literal["take", "refuse", "bury"]
+
+
+class Limits:
+    """x-max-length, x-max-length-bytes and x-overflow. What a client holds does not count."""
+
+    __slots__ = ("_bytes", "_length", "_quorum", "_shut", "drops", "overflow")
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self._length = spec.number("x-max-length")
+        self._bytes = spec.number("x-max-length-bytes")
+        self._quorum = spec.quorum
+        self._shut = False
+        self.overflow = spec.text("x-overflow") or "drop-head"
+        # Quorum queues take reject-publish-dlx without a word and drop their head instead (docs/quorum-queues).
+        self.drops = self.overflow == "drop-head" or (spec.quorum and self.overflow == "reject-publish-dlx")
+
+    def judge(self, count: int, size: int, *, more: int) -> Verdict:
+        """What becomes of a message of `more` bytes at a queue with this many messages and bytes."""
+        if self.drops:
+            return "take"
+        if self._quorum:
+            return "refuse" if self._still_shut(count, size) else "take"
+        if not self.over(count + 1, size + more):
+            return "take"
+        return "bury" if self.overflow == "reject-publish-dlx" else "refuse"
+
+    def over(self, count: int, size: int) -> bool:
+        return (self._length is not None and count > self._length) or (self._bytes is not None and size > self._bytes)
+
+    def note(self, count: int, size: int) -> None:
+        """A quorum queue refuses only after it has grown beyond its limit: it holds one message too many."""
+        if not self.drops and self.over(count, size):
+            self._shut = True
+
+    def _still_shut(self, count: int, size: int) -> bool:
+        if self._shut and _below(count, self._length) and _below(size, self._bytes):
+            self._shut = False
+        return self._shut
+
+
+def _below(value: int, limit: int | None) -> bool:
+    return limit is None or value <= int(limit * _REOPENS_AT)
+
+
+class Source(Protocol):
+    """The queue in which something died."""
+
+    name: str
+    spec: QueueSpec
+    pending: int
+    closed: bool
+
+    def forget(self, entry: Entry) -> None: ...
+
+    def note(self, entry: Entry, place: Place, detail: Detail = None) -> None: ...
+
+
+class Surroundings:
+    """Where time comes from, and where what died goes."""
+
+    __slots__ = ("behaviour", "clock", "graves", "lost", "settle", "store")
+
+    settle: Callable[[], None]
+    """Dead-letter what lies in `graves`; a timer ends with it."""
+
+    def __init__(self, clock: Clock, behaviour: Behaviour, store: Store) -> None:
+        self.clock = clock
+        self.behaviour = behaviour
+        self.store = store
+        self.graves: deque[tuple[Source, Entry, str]] = deque()
+        """What died and has not been dead-lettered yet: the queue it lay in, and the reason."""
+        self.lost: Counter[str] = Counter()
+        """Messages that are gone without a consumer's ack, by reason."""
+
+
+class Standing:
+    """The part of a queue that others rely on."""
+
+    __slots__ = ("_stores_all", "around", "closed", "name", "pending", "spec", "stores")
+
+    def __init__(self, spec: QueueSpec, around: Surroundings) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.around = around
+        self.closed = False
+        self.pending = 0
+        """Dead letters that no queue has taken yet (at-least-once)."""
+        self.stores = spec.kept
+        # A quorum queue keeps messages whatever their delivery mode (docs/quorum-queues, "Feature comparison").
+        self._stores_all = spec.quorum
+
+    def bury(self, entry: Entry, reason: str) -> None:
+        self.around.graves.append((self, entry, reason))
+
+    def keep(self, entry: Entry) -> None:
+        """It is in this queue from now on."""
+        if self.stores and (self._stores_all or entry.message.persistent):
+            self.around.store.enqueued(self.name, entry)
+
+    def note(self, entry: Entry, place: Place, detail: Detail = None) -> None:
+        """It is in another place of this queue, or more is known of it."""
+        if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
+            self.around.store.moved(self.name, entry, place, detail)
+
+    def forget(self, entry: Entry) -> None:
+        """It is nowhere in this queue any more."""
+        if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
+            self.around.store.removed(self.name, entry.position)
+
+
+_LIMITING = ("x-max-length", "x-max-length-bytes")
+
+
+class Queue(Standing):
+    """A queue and its messages. Nothing here routes: what dies is left in `around.graves`."""
+
+    __slots__ = (
+        "_arms_when_alone", "_expires_any", "_timer", "counts", "delayed", "held", "lease", "limits", "owner",
+        "position", "ready", "roster", "ttl",
+    )  # fmt: skip
+
+    def __init__(self, spec: QueueSpec, around: Surroundings, owner: object = None) -> None:
+        super().__init__(spec, around)
+        self.owner = owner
+        """The session of an exclusive queue."""
+        self.ready = ready_for(spec.number("x-max-priority"), around.behaviour.quorum_lanes if spec.quorum else 0)
+        single = spec.arguments.get("x-single-active-consumer") is True
+        self.roster = Roster(around.behaviour, single=single, quorum=spec.quorum)
+        self.limits = Limits(spec) if any(name in spec.arguments for name in _LIMITING) else None
+        self.counts = Counts(spec, around.behaviour) if spec.quorum else None
+        ttl = spec.seconds("x-message-ttl")
+        self.ttl = NEVER if ttl is None else ttl
+        self.position = 0
+        self.held = 0
+        """Messages that clients hold."""
+        self.delayed = Delayed(around.clock, self._undelay)
+        self.lease: Lease | None = None
+        self._expires_any = False
+        # A classic queue with priorities looks at the time of the first message only (rabbit_amqqueue_process).
+        self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
+        self._timer: Timer | None = None
+
+    def offer(self, message: Message, *, refusable: bool = True) -> bool:
+        """Take a message in; False: the queue is full and refuses it."""
+        ready = self.ready
+        if refusable and self.limits is not None and not self._has_room(self.limits, message):
+            return False
+        self.position += 1
+        entry = Entry(message, self.position, self._end_of(message))
+        if message.count is not None:
+            begin(entry, self.around.behaviour)
+        self.keep(entry)
+        ready.put(entry)
+        if self.roster.members:
+            # An empty queue gives a message to a waiting consumer even if its time is 0.
+            consumer = self.roster.next() if ready.count == 1 else None
+            if consumer is not None:
+                self.held += 1
+                consumer.take(ready.take())
+                return True
+            self.dispatch()
+        if entry.expires < NEVER:
+            self._expires_any = True
+            if ready.count == 1 or not self._arms_when_alone:
+                self.watch()
+        if self.limits is not None:
+            self._shed(self.limits)
+        return True
+
+    def dispatch(self) -> None:
+        """Give out what consumers can take."""
+        ready, roster = self.ready, self.roster
+        while ready.count and (consumer := roster.next()) is not None:
+            if self._expires_any:
+                self.expire()
+                if not ready.count:
+                    return
+            self.held += 1
+            consumer.take(ready.take())
+        if self._expires_any:
+            self.watch()
+
+    def fetch(self) -> Entry | None:
+        """Give out one message to basic.get."""
+        if self._expires_any:
+            self.expire()
+        if not self.ready.count:
+            return None
+        self.held += 1
+        entry = self.ready.take()
+        if self._expires_any:
+            self.watch()
+        return entry
+
+    def done(self, entry: Entry) -> None:
+        """A client has dealt with it."""
+        self.held -= 1
+        if self.stores:
+            self.forget(entry)
+
+    def reject(self, entry: Entry, how: Return) -> None:
+        """A client wants it no more."""
+        if self.closed:
+            return
+        self.held -= 1
+        if self.around.behaviour.carries(how, quorum=self.counts is not None):
+            entry.count += 1
+        self.bury(entry, "rejected")
+
+    def give_back(self, entries: Iterable[Entry], how: Return) -> None:
+        """Clients did not deal with these."""
+        if self.closed:
+            return
+        for entry in entries:
+            self.held -= 1
+            entry.redelivered = True
+            if self.counts is None:
+                if self.around.behaviour.classic_carries:
+                    count(entry, how, self.around.behaviour)
+                self.ready.restore(entry)
+                self.note(entry, "back")
+            else:
+                self._give_back_counted(entry, how, self.counts)
+        if self.limits is not None:
+            self._shed(self.limits)
+        self.roster.returned()
+        self.dispatch()
+        if self._expires_any:
+            self.watch()
+
+    def freed(self, consumer: Consumer) -> None:
+        """A consumer has room again."""
+        if consumer.listed:
+            self.roster.settled(consumer)
+            self.dispatch()
+
+    def resume(self, held: list[Entry]) -> None:
+        """Begin after a restart: what lies here has been put back; `held` was in clients' hands."""
+        self._expires_any = True
+        self.held += len(held)
+        self.give_back(held, "lost")
+
+    def expire(self) -> None:
+        """Bury what is at the head and past its time; what stands behind a younger message waits for it."""
+        ready, now = self.ready, self.around.clock.now
+        stale = True
+        while stale:
+            stale = False
+            for lane in ready.lines():
+                while (head := lane.head()) is not None and head.expires <= now:
+                    self.bury(ready.take_from(lane), "expired")
+                    stale = True
+        self.watch()
+
+    def watch(self) -> None:
+        """See to it that `expire` runs when the next message's time has come."""
+        heads = [head.expires for lane in self.ready.lines() if (head := lane.head()) is not None]
+        due = min(heads, default=NEVER)
+        clock, timer = self.around.clock, self._timer
+        if due <= clock.now:
+            self.expire()
+        elif due < NEVER and (timer is None or timer.run is None or timer.due > due):
+            if timer is not None:
+                timer.cancel()
+            self._timer = clock.at(due, self._on_time)
+
+    def purge(self) -> int:
+        """Drop what is ready, and what is delayed."""
+        dropped = self.ready.clear() + self.delayed.clear()
+        for entry in dropped:
+            self.forget(entry)
+        self.around.lost["purged"] += len(dropped)
+        return len(dropped)
+
+    def close(self) -> int:
+        """The queue is deleted; return how many messages go with it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.lease is not None:
+            self.lease.stop()
+        self.closed = True
+        return len(self.ready.clear()) + len(self.delayed.clear()) + self.pending + self.held
+
+    def _give_back_counted(self, entry: Entry, how: Return, counts: Counts) -> None:
+        if counts.exhausted(entry, how):
+            self.bury(entry, "delivery_limit")
+        elif (delay := counts.delay(entry, how)) > 0:
+            due = self.around.clock.now + delay
+            self.delayed.put(entry, due)
+            self.note(entry, "delayed", due)
+        else:
+            self.ready.restore(entry)
+            self.note(entry, "back")
+
+    def _on_time(self) -> None:
+        self.expire()
+        self.around.settle()
+
+    def _undelay(self, entry: Entry) -> None:
+        self.ready.restore(entry)
+        self.note(entry, "back")
+        self.dispatch()
+        self.watch()
+        self.around.settle()
+
+    def _end_of(self, message: Message) -> float:
+        ttl = self.ttl
+        if message.expiration is not None:
+            ttl = min(ttl, int(message.expiration) / 1000)
+        return NEVER if ttl == NEVER else self.around.clock.now + ttl
+
+    def _has_room(self, limits: Limits, message: Message) -> bool:
+        verdict = limits.judge(self._count(), self.ready.bytes, more=len(message.body))
+        if verdict == "bury":
+            self.bury(Entry(message, 0, NEVER), "maxlen")
+        return verdict == "take"
+
+    def _shed(self, limits: Limits) -> None:
+        ready = self.ready
+        if not limits.drops:
+            limits.note(self._count(), ready.bytes)
+            return
+        while ready.count and limits.over(ready.count, ready.bytes):
+            self.bury(ready.take(), "maxlen")
+
+    def _count(self) -> int:
+        return self.ready.count + self.pending + len(self.delayed)
+
+
+_COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
+
+
+def dressed(queue: Queue, entry: Entry) -> tuple[bytes, bool]:
+    """The properties as this delivery shows them, and whether it is a second one."""
+    message = entry.message
+    if queue.counts is None:
+        marked = queue.around.behaviour.classic_carries and bool(message.count)
+        return message.raw, entry.redelivered or marked
+    shown = queue.counts.headers(entry)
+    if not shown and message.count:
+        shown = carried(message.count)
+    raw = with_table(message.raw, drop=_COUNTS, add=shown) if shown else message.raw
+    return raw, entry.redelivered or bool(message.count)

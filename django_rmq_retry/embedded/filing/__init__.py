@@ -1,1 +1,0 @@
-"""The file of the embedded broker: what outlives it, in SQLite."""

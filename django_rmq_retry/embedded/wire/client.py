@@ -1,0 +1,350 @@
+"""One client connection and its channels, from protocol header to close-ok, without a socket."""
+
+import logging
+import struct
+import time
+from typing import Any
+
+from pika import spec
+from pika.amqp_object import Method
+from pika.exceptions import InvalidFrameError
+
+from django_rmq_retry.amqp.frames import CLASS_BASIC, FRAME_BODY, FRAME_HEADER, FRAME_METHOD, Places
+from django_rmq_retry.embedded.engine.channel import Channel
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.engine.vhost import Session
+from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.wire.frames import (
+    HEARTBEAT,
+    PROTOCOL,
+    Frames,
+    read_method,
+    write_event,
+    write_got,
+    write_method,
+)
+from django_rmq_retry.embedded.wire.handshake import FRAME_MAX, Handshake
+from django_rmq_retry.embedded.wire.methods import call
+
+PUBLISH, ACK, GET = ((CLASS_BASIC << 16) | number for number in (40, 80, 70))
+_MANDATORY, _IMMEDIATE = 1, 2
+_ACK_SIZE = 13
+_HEADER_FIXED = 12
+_EXPECTED = {
+    FRAME_METHOD: "expected method frame, got non method frame instead",
+    FRAME_HEADER: f"expected content header for class {CLASS_BASIC}, got non content header frame instead",
+    FRAME_BODY: "expected content body, got non content body frame instead",
+}
+
+_ack = struct.Struct(">QB").unpack_from
+_header = struct.Struct(">HHQ").unpack_from
+
+
+class Dialogue:
+    """A channel and the message that is on its way in: basic.publish, then its header, then its body."""
+
+    __slots__ = ("_bits", "_left", "_parts", "_place", "_places", "_raw", "_wanted", "closing", "engine")
+
+    def __init__(self, engine: Channel, places: Places) -> None:
+        self.engine = engine
+        self.closing = False
+        """We have closed it and the client has not said yet that it knows."""
+        self._places = places
+        self._wanted = FRAME_METHOD
+        self._place = "", ""
+        self._bits = 0
+        self._raw = b""
+        self._left = 0
+        self._parts: list[bytes] = []
+
+    def take(self, kind: int, payload: bytes) -> bool:
+        """Take a frame in; False: it is a method that is for somebody else."""
+        if kind != self._wanted:
+            raise Refused(505, _EXPECTED[self._wanted])
+        if kind == FRAME_METHOD:
+            return self._take_method(payload)
+        if kind == FRAME_HEADER:
+            self._take_header(payload)
+        else:
+            self._take_body(payload)
+        return True
+
+    def _take_method(self, payload: bytes) -> bool:
+        index = int.from_bytes(payload[:4])
+        if index == ACK and len(payload) == _ACK_SIZE:
+            tag, multiple = _ack(payload, 4)
+            self.engine.ack(tag, multiple=bool(multiple & 1))
+            return True
+        if index != PUBLISH:
+            return False
+        try:
+            self._place = self._places[payload[6:-1]]
+        except (IndexError, InvalidFrameError) as error:
+            raise Refused(502, "cannot decode the arguments of Basic.Publish") from error
+        self._bits = payload[-1]
+        self._wanted = FRAME_HEADER
+        return True
+
+    def _take_header(self, payload: bytes) -> None:
+        if len(payload) < _HEADER_FIXED:
+            raise Refused(502, "a content header is too short")
+        class_id, _, self._left = _header(payload)
+        if class_id != CLASS_BASIC:
+            raise Refused(505, f"expected content header for class {CLASS_BASIC}, got one for class {class_id} instead")
+        self._raw = payload[_HEADER_FIXED:]
+        if self._left:
+            self._wanted = FRAME_BODY
+        else:
+            self._publish(b"")
+
+    def _take_body(self, payload: bytes) -> None:
+        self._left -= len(payload)
+        if self._left < 0:
+            raise Refused(501, "a content body is larger than its header said")
+        if self._left:
+            self._parts.append(payload)
+        elif self._parts:
+            parts, self._parts = self._parts, []
+            self._publish(b"".join((*parts, payload)))
+        else:
+            self._publish(payload)
+
+    def _publish(self, body: bytes) -> None:
+        self._wanted = FRAME_METHOD
+        exchange, key = self._place
+        bits = self._bits
+        self.engine.publish(
+            exchange, key, self._raw, body, mandatory=bool(bits & _MANDATORY), immediate=bool(bits & _IMMEDIATE)
+        )
+
+
+log = logging.getLogger("django_rmq_retry")
+
+FRAME_HEARTBEAT = 8
+CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
+PATIENCE = 10.0
+"""Seconds for the whole handshake, and for a close to be answered, however much the client sends meanwhile."""
+
+
+class Client:
+    """What a client says is answered at once; what the engine tells it is fetched by `tell`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.out = bytearray()
+        self.ended = False
+        """The socket is to be closed when `out` is written."""
+        self.heartbeat = 0.0
+        self.heard = self.spoke = time.monotonic()
+        self._deadline = self.heard + PATIENCE
+        """When a connection that is not open yet, or no more, is cut."""
+        self._broker = broker
+        self._frames = Frames(FRAME_MAX)
+        self._places = Places()
+        self._dialogues: dict[int, Dialogue] = {}
+        self._session: Session | None = None
+        self._handshake = Handshake()
+        self._head: bytes | None = b""
+        self._closing = False
+        self._deaf = False
+        """Frames cannot be told apart any more: only the answer to our close counts."""
+
+    def receive(self, data: bytes) -> None:
+        """Take in what the client sent."""
+        if self._deaf:
+            self.ended = data.endswith(CLOSE_OK)
+            return
+        if self._head is not None:
+            data = self._begin(self._head + data)
+        number = 0
+        try:
+            for kind, number, payload in self._frames.cut(data):
+                try:
+                    self._take(kind, number, payload)
+                except Refused as refused:
+                    self._refuse(number, refused)
+                if self.ended:
+                    return
+        except Refused as refused:
+            self._deaf = True
+            self._refuse(0, refused)
+        except Exception as error:
+            log.exception("The embedded broker failed at what a client sent")
+            self._refuse(number, Refused(541, f"{type(error).__name__}: {error}"))
+
+    def tell(self) -> None:
+        """Write down what the engine has for the client."""
+        session = self._session
+        if session is None:
+            return
+        out, most = self.out, self._frames.most
+        for event in session.drain():
+            if event.channel in session.channels:
+                write_event(out, event, frame_max=most)
+
+    def measure(self) -> None:
+        """Tell the engine how much the client has not read."""
+        if self._session is not None:
+            self._session.left_unread(len(self.out))
+
+    def close(self, refused: Refused) -> None:
+        """End the connection with a word why."""
+        if self._closing or self.ended:
+            return
+        self.tell()
+        self.end_session()
+        self._closing = True
+        self._deadline = time.monotonic() + PATIENCE
+        self._write(0, spec.Connection.Close(refused.code, refused.text, refused.class_id, refused.method_id))
+
+    def end_session(self) -> None:
+        """The connection is gone: what it held goes back."""
+        session, self._session = self._session, None
+        self._dialogues.clear()
+        if session is not None:
+            self._broker.disconnect(session)
+
+    def beat(self, now: float) -> str:
+        """Send a heartbeat where it is time for one; why the connection is to be cut, if it is."""
+        if self._session is None:
+            return "it did not answer in time" if now > self._deadline else ""
+        if not self.heartbeat:
+            return ""
+        if now - self.heard > 2 * self.heartbeat:
+            return "missed heartbeats"
+        if now - self.spoke >= self.heartbeat / 2:
+            self.out += HEARTBEAT
+        return ""
+
+    def _begin(self, head: bytes) -> bytes:
+        """Read the protocol header; what follows it is frames."""
+        if not PROTOCOL.startswith(head[: len(PROTOCOL)]):
+            self.out += PROTOCOL
+            self.ended = True
+            return b""
+        if len(head) < len(PROTOCOL):
+            self._head = head
+            return b""
+        self._head = None
+        self._write(0, self._handshake.begin(self._broker.behaviour))
+        return head[len(PROTOCOL) :]
+
+    def _take(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == FRAME_HEARTBEAT:
+            return
+        if number == 0:
+            self._take_control(kind, payload)
+            return
+        if self._closing:
+            return
+        if self._session is None:
+            raise Refused(504, "the connection is not open")
+        dialogue = self._dialogues.get(number)
+        if dialogue is None:
+            self._open_channel(self._session, number, kind, payload)
+        elif dialogue.closing:
+            self._take_closing(number, kind, payload)
+        elif not dialogue.take(kind, payload):
+            self._take_method(number, dialogue, payload)
+
+    def _take_method(self, number: int, dialogue: Dialogue, payload: bytes) -> None:
+        # What is told already comes before the answer, and what the call leads to behind it.
+        self.tell()
+        asked: Any = read_method(payload)
+        if asked.INDEX == GET:
+            self._get(number, dialogue, asked)
+        elif type(asked) is spec.Channel.Close:
+            self._close_channel(number)
+            self._write(number, spec.Channel.CloseOk())
+        elif type(asked) is spec.Channel.Open:
+            raise Refused(504, "second 'channel.open' seen")
+        elif type(asked) not in (spec.Channel.CloseOk, spec.Channel.FlowOk, spec.Basic.CancelOk):
+            answer = call(dialogue.engine, asked)
+            if answer is not None:
+                self._write(number, answer)
+
+    def _get(self, number: int, dialogue: Dialogue, asked: Any) -> None:
+        got = dialogue.engine.get(asked.queue or "", no_ack=asked.no_ack)
+        if got is None:
+            self._write(number, spec.Basic.GetEmpty())
+        else:
+            write_got(self.out, number, got, frame_max=self._frames.most)
+
+    def _open_channel(self, session: Session, number: int, kind: int, payload: bytes) -> None:
+        if kind != FRAME_METHOD or type(read_method(payload)) is not spec.Channel.Open:
+            raise Refused(504, "expected 'channel.open'")
+        if len(self._dialogues) >= self._handshake.channel_max:
+            opened = f"number of channels opened ({len(self._dialogues)})"
+            raise Refused(530, f"{opened} has reached the negotiated channel_max ({self._handshake.channel_max})")
+        self._dialogues[number] = Dialogue(session.channel(number), self._places)
+        self._write(number, spec.Channel.OpenOk())
+
+    def _take_closing(self, number: int, kind: int, payload: bytes) -> None:
+        """After our channel.close only its answer counts, or a close that crossed it."""
+        if kind != FRAME_METHOD:
+            return
+        asked = read_method(payload)
+        if type(asked) is spec.Channel.Close:
+            self._write(number, spec.Channel.CloseOk())
+        elif type(asked) is spec.Channel.CloseOk:
+            del self._dialogues[number]
+
+    def _close_channel(self, number: int) -> None:
+        del self._dialogues[number]
+        if self._session is not None:
+            self._session.close_channel(number)
+
+    def _refuse(self, number: int, refused: Refused) -> None:
+        dialogue = self._dialogues.get(number)
+        if refused.hard or dialogue is None or self._session is None:
+            self._refuse_connection(refused)
+            return
+        self.tell()
+        dialogue.closing = True
+        self._session.close_channel(number)
+        self._write(number, spec.Channel.Close(refused.code, refused.text, refused.class_id, refused.method_id))
+
+    def _refuse_connection(self, refused: Refused) -> None:
+        """Who is not in yet is told why only if it can understand that."""
+        if not self._handshake.tells:
+            self.ended = True
+        else:
+            self.close(refused)
+
+    def _take_control(self, kind: int, payload: bytes) -> None:
+        """A frame of channel 0."""
+        if kind != FRAME_METHOD:
+            raise Refused(505, "expected method frame, got non method frame instead")
+        asked: Any = read_method(payload)
+        if type(asked) is spec.Connection.CloseOk and self._closing:
+            self.ended = True
+        elif type(asked) is spec.Connection.Close:
+            self.tell()
+            self.end_session()
+            self._write(0, spec.Connection.CloseOk())
+            self.ended = True
+        elif self._closing:
+            return
+        elif type(asked) is self._handshake.expected:
+            self._shake(asked)
+        elif self._session is not None and type(asked) is spec.Connection.UpdateSecret:
+            self._write(0, spec.Connection.UpdateSecretOk())
+        else:
+            state = "running" if self._session is not None else "starting"
+            raise Refused(504, f"unexpected method in connection state {state}")
+
+    def _shake(self, asked: Any) -> None:
+        handshake = self._handshake
+        answer = handshake.take(asked)
+        if answer is not None:
+            self._write(0, answer)
+        if handshake.vhost is not None:
+            self._session = self._broker.connect(handshake.vhost, handshake.user, self.tell)
+            if self._session is None:
+                raise Refused(530, f"vhost {handshake.vhost} not found")
+            self._session.hears_cancels = handshake.hears_cancels
+            self.heartbeat = handshake.heartbeat
+            self._frames.most = handshake.frame_max
+            self._write(0, spec.Connection.OpenOk())
+
+    def _write(self, channel: int, method: Method) -> None:
+        write_method(self.out, channel, method)

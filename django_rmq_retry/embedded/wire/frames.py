@@ -1,0 +1,187 @@
+"""Frames and methods, parsed and written."""
+
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+from pika import frame, spec
+from pika.amqp_object import Method
+
+from django_rmq_retry.amqp.frames import (
+    CLASS_BASIC,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    FRAME_OVERHEAD,
+    short_string,
+)
+from django_rmq_retry.embedded.engine.messages import Ack, Cancel, Deliver, Event, Got, Message, Nack, Returned
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.messages.headers import Headers
+
+PROTOCOL = b"AMQP\0\0\x09\x01"
+_SHOWN = 16
+_LONG = frozenset({"response", "new_secret"})
+_CONNECTION = 10
+_frame = struct.Struct(">BHI").unpack_from
+
+
+class Frames:
+    """Cuts bytes into frames, as they come."""
+
+    __slots__ = ("_rest", "most")
+
+    def __init__(self, most: int) -> None:
+        self._rest = b""
+        self.most = most
+        """The largest frame that may come."""
+
+    def cut(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (type, channel, payload) of each whole frame; a part of one waits for more bytes."""
+        buffer = self._rest + data if self._rest else data
+        at, end = 0, len(buffer)
+        self._rest = b""
+        while end - at >= FRAME_OVERHEAD - 1:
+            kind, channel, size = _frame(buffer, at)
+            stop = at + FRAME_OVERHEAD + size
+            # RabbitMQ refuses only a payload above frame_max, and names the limit that the standard has.
+            if size > self.most:
+                what = f"{{frame_too_large,{size},{self.most - FRAME_OVERHEAD}}}"
+                raise Refused(501, f"type {kind}, all octets = <<>>: {what}")
+            if stop > end:
+                break
+            if buffer[stop - 1] != FRAME_END:
+                octets = _shown(buffer[at + 7 : min(stop - 1, at + 7 + _SHOWN)])
+                amount = f"first {_SHOWN}" if size > _SHOWN else "all"
+                marker = f"{{invalid_frame_end_marker,{buffer[stop - 1]}}}"
+                raise Refused(501, f"type {kind}, {amount} octets = <<{octets}>>: {marker}")
+            yield kind, channel, buffer[at + 7 : stop - 1]
+            at = stop
+        self._rest = buffer[at:] if at else buffer
+
+
+def _shown(octets: bytes) -> str:
+    """Bytes as Erlang writes them: as text where they are such."""
+    if octets and octets.isascii() and octets.decode().isprintable():
+        return f'"{octets.decode()}"'
+    return ",".join(map(str, octets))
+
+
+def read_method(payload: bytes) -> Method:
+    """The method in a frame."""
+    index = int.from_bytes(payload[:4])
+    kind = spec.methods.get(index)
+    if kind is None:
+        raise Refused(541, f"unknown method {index >> 16}.{index & 0xFFFF}")
+    try:
+        method = _decoded(kind, payload)
+    except Exception as error:
+        # pika's decoders fail in whatever way the bytes lead them to.
+        refused = Refused(502, f"cannot decode the arguments of {kind.NAME}")
+        refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
+        raise refused from error
+    _check_names(method, index)
+    return method
+
+
+def _decoded(kind: type[Method], payload: bytes) -> Method:
+    if kind is spec.Connection.UpdateSecret:
+        # pika cannot decode this method, and the broker needs neither of its arguments.
+        return spec.Connection.UpdateSecret("", "")
+    method: Any = kind().decode(payload, 4)
+    if getattr(method, "arguments", None):
+        # The table at the end, read once more: pika makes whole numbers of fractions.
+        method.arguments = None
+        at = 4 + sum(map(len, method.encode()))
+        method.arguments = dict(Headers(payload[at:]))
+    return cast("Method", method)
+
+
+def _check_names(method: Method, index: int) -> None:
+    """Names are text: pika leaves as bytes what is none. RabbitMQ skips those of basic.publish, for speed."""
+    if all(type(value) is not bytes or field in _LONG for field, value in vars(method).items()):
+        return
+    refused = Refused(501, "Malformed UTF-8 in shortstr")
+    if index >> 16 == _CONNECTION:
+        refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
+    raise refused
+
+
+HEARTBEAT = bytes((8, 0, 0, 0, 0, 0, 0, FRAME_END))
+_BASIC = CLASS_BASIC << 16
+_RETURN, _CANCEL, _DELIVER, _GET_OK, _ACK, _NACK = (_BASIC | number for number in (50, 30, 60, 71, 80, 120))
+_HEADER_FIXED = 12
+_END = bytes((FRAME_END,))
+
+_method = struct.Struct(">BHII").pack
+_header = struct.Struct(">BHIHHQ").pack
+_body = struct.Struct(">BHI").pack
+_tag = struct.Struct(">QB").pack
+_settled = struct.Struct(">BHIIQBB").pack
+_SETTLED_SIZE = 13
+_left = struct.Struct(">I").pack
+_code = struct.Struct(">H").pack
+
+
+def write_method(out: bytearray, channel: int, method: Method) -> None:
+    out += frame.Method(channel, method).marshal()
+
+
+def write_got(out: bytearray, channel: int, got: Got, *, frame_max: int) -> None:
+    """The answer to basic.get."""
+    message = got.message
+    _write(
+        out, channel, _GET_OK, _tag(got.tag, got.redelivered) + _place(message.exchange, message.key) + _left(got.left)
+    )
+    _write_content(out, channel, message, got.raw, frame_max=frame_max)
+
+
+def write_event(out: bytearray, event: Event, *, frame_max: int) -> None:
+    """What the engine tells a client by itself."""
+    channel = event.channel
+    match event:
+        case Deliver(message=message):
+            place = _tag(event.tag, event.redelivered) + _place(message.exchange, message.key)
+            _write(out, channel, _DELIVER, _short(event.consumer) + place)
+            _write_content(out, channel, message, event.raw, frame_max=frame_max)
+        case Ack():
+            out += _settled(FRAME_METHOD, channel, _SETTLED_SIZE, _ACK, event.number, event.multiple, FRAME_END)
+        case Nack():
+            out += _settled(FRAME_METHOD, channel, _SETTLED_SIZE, _NACK, event.number, 0, FRAME_END)
+        case Returned(message=message):
+            words = _code(event.code) + _short(event.text)
+            _write(out, channel, _RETURN, words + _place(message.exchange, message.key))
+            _write_content(out, channel, message, message.raw, frame_max=frame_max)
+        case Cancel():
+            _write(out, channel, _CANCEL, _short(event.consumer) + b"\1")
+
+
+def _write(out: bytearray, channel: int, method: int, arguments: bytes) -> None:
+    out += _method(FRAME_METHOD, channel, 4 + len(arguments), method)
+    out += arguments
+    out += _END
+
+
+def _write_content(out: bytearray, channel: int, message: Message, raw: bytes, *, frame_max: int) -> None:
+    body = message.body
+    out += _header(FRAME_HEADER, channel, _HEADER_FIXED + len(raw), CLASS_BASIC, 0, len(body))
+    out += raw
+    out += _END
+    most = frame_max - FRAME_OVERHEAD
+    for start in range(0, len(body), most):
+        part = body if len(body) <= most else body[start : start + most]
+        out += _body(FRAME_BODY, channel, len(part))
+        out += part
+        out += _END
+
+
+@lru_cache(4096)
+def _place(exchange: str, key: str) -> bytes:
+    return short_string(exchange) + short_string(key)
+
+
+@lru_cache(4096)
+def _short(text: str) -> bytes:
+    return short_string(text)

@@ -1,0 +1,223 @@
+"""The event loop of the embedded broker: one thread, every socket, on 127.0.0.1 only."""
+
+import errno
+import logging
+import selectors
+import socket
+import time
+from contextlib import suppress
+
+from django_rmq_retry.embedded.engine.refusals import Refused
+from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.wire.client import Client
+
+log = logging.getLogger("django_rmq_retry")
+
+HOST = "127.0.0.1"
+READ = 262_144
+WRITE = 262_144
+SWEEP = 1.0
+_BACKLOG = 512
+_FAREWELL = 2.0
+
+
+class Connection:
+    """A client and its socket."""
+
+    __slots__ = ("client", "events", "sock")
+
+    def __init__(self, sock: socket.socket, client: Client) -> None:
+        self.sock = sock
+        self.client = client
+        self.events = selectors.EVENT_READ
+
+    @property
+    def wanted(self) -> int:
+        """What to wait for. Who does not read may be waiting for us to read."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.client.out else 0)
+
+
+class Server:
+    """Listens as soon as it is made; `run` serves until `stop`, which any thread may call."""
+
+    def __init__(self, broker: Broker, *, port: int = 0, linger: float | None = None, first: float = 30.0) -> None:
+        self.broker = broker
+        self._linger = linger
+        """How long to go on when nobody is connected; None: for ever."""
+        self._alone_until = time.monotonic() + first
+        self._connections: dict[socket.socket, Connection] = {}
+        self._changed: set[Connection] = set()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+        self._swept = time.monotonic()
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind((HOST, port))
+        self._listener.listen(_BACKLOG)
+        self._listener.settimeout(0)
+        self._waker, self._wakened = socket.socketpair()
+        for one in (self._waker, self._wakened):
+            one.settimeout(0)
+        for one in (self._listener, self._wakened):
+            self._selector.register(one, selectors.EVENT_READ)
+        self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{HOST}:{self.port}/%2F"
+
+    def run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn(self._timeout())
+            self._say_farewell()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End `run`, from any thread or a signal handler."""
+        self._stopping = True
+        with suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _timeout(self) -> float | None:
+        """How long nothing will happen by itself."""
+        if self.broker.has_news:
+            return 0.0
+        now = time.monotonic()
+        due = self.broker.clock.next_due()
+        ends = [] if due is None else [due]
+        if self._connections:
+            ends.append(self._swept + SWEEP)
+        elif self._linger is not None:
+            ends.append(self._alone_until)
+        return max(0.0, min(ends) - now) if ends else None
+
+    def _turn(self, timeout: float | None) -> None:
+        ready = self._selector.select(timeout)
+        now = time.monotonic()
+        self._advance(now)
+        for key, events in ready:
+            connection: Connection | None = key.data
+            if connection is not None:
+                self._serve(connection, events, now)
+            elif key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._wakened.recv(64)
+        if now - self._swept >= SWEEP:
+            self._sweep(now)
+        self._write_all(now)
+
+    def _advance(self, now: float) -> None:
+        try:
+            self.broker.clock.advance(now)
+        except Exception:
+            log.exception("The embedded broker failed at something that was due")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return
+                # Asked again at once, the kernel would say the same: no new ones until the next sweep.
+                log.warning("The embedded broker takes no more connections: %s", error)
+                self._selector.unregister(self._listener)
+                return
+            sock.settimeout(0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock, Client(self.broker))
+            self._connections[sock] = connection
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, events: int, now: float) -> None:
+        self._changed.add(connection)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = connection.sock.recv(READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        connection.client.heard = now
+        # What came was sent before now: a time to live that began earlier would also end too early.
+        self._advance(time.monotonic())
+        connection.client.receive(data)
+
+    def _write_all(self, now: float) -> None:
+        """Write what has piled up in this turn, to each client in one go; the file comes first."""
+        self.broker.tell()
+        self.broker.commit()
+        self._changed.update(one for one in self._connections.values() if one.client.out)
+        for connection in self._changed:
+            if connection.sock in self._connections:
+                self._write(connection, now)
+        self._changed.clear()
+
+    def _write(self, connection: Connection, now: float) -> None:
+        client = connection.client
+        out = client.out
+        try:
+            while out:
+                with memoryview(out) as view:
+                    sent = connection.sock.send(view[:WRITE])
+                del out[:sent]
+                client.spoke = now
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+            return
+        if client.ended and not out:
+            self._drop(connection)
+            return
+        client.measure()
+        wanted = connection.wanted
+        if wanted != connection.events:
+            connection.events = wanted
+            self._selector.modify(connection.sock, wanted, connection)
+
+    def _sweep(self, now: float) -> None:
+        """Heartbeats, and patience that has an end."""
+        self._swept = now
+        if self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for connection in list(self._connections.values()):
+            why = connection.client.beat(now)
+            if why:
+                log.warning("The embedded broker cuts a connection: %s", why)
+                self._drop(connection)
+        if not self._connections and self._linger is not None and now >= self._alone_until:
+            self._stopping = True
+
+    def _drop(self, connection: Connection) -> None:
+        if self._connections.pop(connection.sock, None) is None:
+            return
+        self._alone_until = time.monotonic() + (self._linger or 0.0)
+        connection.client.end_session()
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+    def _say_farewell(self) -> None:
+        """Tell everybody that the broker goes, for as long as they take to hear it."""
+        deadline = time.monotonic() + _FAREWELL
+        for connection in self._connections.values():
+            connection.client.close(Refused(320, "broker forced connection closure with reason 'shutdown'"))
+        while self._connections and (left := deadline - time.monotonic()) > 0:
+            self._write_all(time.monotonic())
+            self._turn(min(left, 0.1))
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._selector.close()
+        for one in (self._listener, self._waker, self._wakened):
+            one.close()

@@ -1,0 +1,1 @@
+"""Handlers: which function takes which message."""

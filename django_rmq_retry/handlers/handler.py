@@ -1,0 +1,282 @@
+"""The ``@handler`` decorator."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from asgiref.sync import async_to_sync
+
+from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_value
+from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription
+from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.seconds import check_seconds, per_second
+from django_rmq_retry.policies.breaker import Breaker
+from django_rmq_retry.policies.carriers.dead_letter import QUEUE
+from django_rmq_retry.policies.policy import Policy, RetryThenPark
+from django_rmq_retry.publishing.publish import acall, adispatch, call, dispatch, message_of, options_of
+from django_rmq_retry.topology.queues import Queue, check_name, check_queue, check_text
+
+R = TypeVar("R")
+WRITTEN = (
+    *("queue", "policy", "park", "codec", "keys", "fingerprint"),
+    *("once", "using", "order_by", "rate", "breaker", "timeout", "ack"),
+)
+PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
+"""What can only be kept for messages that the broker still has."""
+EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
+
+
+class Handler(Generic[R]):
+    """A decorated function. Called directly, as in a test, it is the function itself."""
+
+    __name__: str
+    __wrapped__: Callable[[Any], R]
+
+    def __init__(self, function: Callable[[Any], R], name: str) -> None:
+        functools.update_wrapper(self, function)
+        self.name = name
+
+    def __call__(self, message: Any) -> R:
+        return self.__wrapped__(message)
+
+    @property
+    def subscription(self) -> Subscription:
+        """The function with its queue and policy, as the consumer sees it."""
+        return registry.subscription(self.name)
+
+    @property
+    def queue(self) -> Queue:
+        return self.subscription.queue
+
+    def message(self, data: object, *, exchange: str = "", routing_key: str = "", **options: Any) -> Message:
+        """Data as a message to this handler, for ``publish_many``; options as of ``publish``."""
+        return message_of(
+            data,
+            exchange=exchange,
+            routing_key=routing_key,
+            options=options_of(options),
+            subscription=self.subscription,
+        )
+
+    def publish(
+        self,
+        data: object,
+        *,
+        timeout: float | None = None,
+        at_once: bool = False,
+        outbox: bool = True,
+        **options: Any,
+    ) -> str:
+        """Publish to this handler's queue: ``charge.publish({"payment": 7}, delay=60)``; return the message's id.
+
+        Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
+        ``reply_to``, ``content_type``, ``content_encoding``, ``timestamp``, ``app_id``, ``user_id``, ``delay``,
+        ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is a row of the
+        transaction and leaves when that has committed; without ``outbox`` it leaves on commit, and with ``at_once``
+        now.
+        """
+        return dispatch(self.message(data, **options), timeout=timeout, at_once=at_once, outbox=outbox)
+
+    async def apublish(
+        self,
+        data: object,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+        **options: Any,
+    ) -> str:
+        """As ``publish``, without blocking the event loop; it leaves at once."""
+        return await adispatch(self.message(data, **options), timeout=timeout)
+
+    def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
+        """Publish, and wait for what the function returns: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
+        said = options_of(options)
+        return call(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
+
+    async def acall(
+        self,
+        data: object,
+        *,
+        timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+        exclusive: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As ``call``, without blocking the event loop."""
+        said = options_of(options)
+        return await acall(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.name}>"
+
+
+def handler(
+    queue: Queue | str,
+    *,
+    policy: Policy | None = None,
+    park: Queue | str | None = None,
+    type: str | None = None,  # noqa: A002  # the message property's own name
+    routing_key: str | None = None,
+    headers: Mapping[str, object] | None = None,
+    codec: Codec = JSON,
+    keys: Keys | None = None,
+    fingerprint: Fingerprint | None = None,
+    once: bool | Named = False,
+    using: str = "",
+    order_by: Named | None = None,
+    rate: float | str | None = None,
+    breaker: Breaker | None = None,
+    timeout: float | None = None,
+    ack: Ack = "manual",
+    name: str | None = None,
+) -> Callable[[Callable[[Any], R]], Handler[R]]:
+    """Make a function the handler of a queue: ``@handler("payments.charge", policy=RetryThenPark(attempts=5))``.
+
+    The function takes the message. It may be ``async def``. With ``type``, ``routing_key`` or ``headers`` it takes only
+    such messages of its queue; ``routing_key`` may hold ``*`` for one word and ``#`` for any number. What its policy
+    gives up goes to the queue ``park``, by default the queue's own name with ``.parked``. ``keys`` names what operators
+    find it by, ``fingerprint`` the group of its failure. A ``breaker`` pauses it while what it needs is down, and
+    ``rate`` bounds its runs. With ``once=True`` what it does in the database ``using`` happens once for each message.
+    """
+    values = (queue, policy, park, codec, keys, fingerprint, once, using, order_by, _paced(rate), breaker, timeout, ack)
+    written = dict(zip(WRITTEN, values, strict=True))
+    _check(written, headers, type=type, routing_key=routing_key, name=name)
+    match = Match(type=type, routing_key=routing_key, headers=dict(headers or {}))
+
+    def decorate(function: Callable[[Any], R]) -> Handler[R]:
+        plain = function.__wrapped__ if isinstance(function, Handler) else function
+        registration = _registration(plain, name, match=match, **written)
+        registry.register(registration)
+        return Handler(plain, registration.name)
+
+    return decorate
+
+
+def _paced(rate: float | str | None) -> float | None:
+    return None if rate is None else per_second(rate)
+
+
+def _registration(function: Callable[[Any], Any], name: str | None, **written: Any) -> registry.Registration:
+    _check_function(function)
+    name = name or f"{function.__module__}.{function.__qualname__}"
+    asynchronous = _is_async(function)
+    made = registry.Registration(
+        name=name,
+        run=_run_of(function, name, written["timeout"]) if asynchronous else function,
+        asynchronous=asynchronous,
+        module=function.__module__,
+        execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
+        **written,
+    )
+    # What cannot be meant is said here, where it is written; what the settings add to it is not known yet.
+    made.joined(made.queue if isinstance(made.queue, Queue) else Queue(made.queue), RetryThenPark())
+    return made
+
+
+def _is_async(function: Callable[[Any], Any]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function), type(function).__call__)))
+
+
+def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:
+    """What a worker thread calls for an async function, which gets a loop of its own there, cancelled at its timeout.
+
+    Django's async ORM runs its queries in the thread that waits for
+    ``async_to_sync``, so they use the connections that are cared for around each attempt.
+    """
+
+    async def awaited(message: Delivery) -> object:
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                answer = function(message)
+                return await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError as late:
+            if timeout is None or not deadline.expired():
+                raise
+            raise DeadlineExceeded(name, timeout) from late
+
+    @functools.wraps(function)
+    def run(message: Delivery) -> object:
+        return async_to_sync(awaited)(message)
+
+    return run
+
+
+def _check_queue(queue: object) -> None:
+    if isinstance(queue, Queue):
+        return
+    if callable(queue):
+        raise ConfigurationError(f"@handler needs the name of a queue:\n{EXAMPLE}")
+    check_name("queue", queue)
+
+
+CODEC = Kind(
+    "a codec, such as Json() or Raw()",
+    lambda value: not isinstance(value, type) and callable(getattr(value, "encode", None)) and hasattr(value, "decode"),
+)
+ONCE = Kind("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
+GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE}
+
+
+def _check_match(headers: object, **texts: object) -> None:
+    check_value("handler", "headers", headers, TABLE.optional)
+    for name, text in texts.items():
+        check_value("handler", name, text, TEXT.optional)
+    check_text("routing key", str(texts["routing_key"] or ""))
+
+
+def _check(written: Mapping[str, Any], headers: object, **texts: object) -> None:
+    """What cannot be meant, before there is a function."""
+    _check_match(headers, **texts)
+    for name, kind in GIVEN.items():
+        check_value("handler", name, written[name], kind)
+    if written["park"] is not None:
+        check_queue(written["park"])
+    _check_queue(written["queue"])
+    policy, breaker = written["policy"], written["breaker"]
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError(f"A handler's policy is a value such as RetryThenPark(attempts=5), not {policy!r}.")
+    if breaker is not None and not isinstance(breaker, Breaker):
+        raise ConfigurationError(f"A handler's breaker is a value such as Breaker(on=BankDown), not {breaker!r}.")
+    _check_ack(written)
+    if written["timeout"] is not None:
+        check_seconds("A handler's timeout", written["timeout"])
+    for name in ("keys", "fingerprint", "order_by"):
+        option = written[name]
+        if option is not None and not callable(option):
+            raise ConfigurationError(f"A handler's {name} is a function, such as lambda message: …, not {option!r}.")
+    if not isinstance(written["using"], str):
+        raise ConfigurationError(
+            f"A handler's using is a database's alias, such as 'ledger', not {written['using']!r}."
+        )
+
+
+def _check_ack(written: Mapping[str, Any]) -> None:
+    if written["ack"] not in ("manual", "auto"):
+        raise ConfigurationError(f"A handler's ack is 'manual' or 'auto', not {written['ack']!r}.")
+    named = [name for name in PROMISING if written[name] not in (None, False)]
+    if written["ack"] == "auto" and named:
+        raise ConfigurationError(
+            "With ack='auto' the broker forgets a message as it sends it, so that nothing is retried, counted or "
+            f"parked. Leave {named[0]} out, or ack."
+        )
+
+
+def _check_function(function: object) -> None:
+    said = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function) or not callable(function) or not hasattr(function, "__qualname__"):
+        raise ConfigurationError(f"@handler decorates a function, not {said}:\n{EXAMPLE}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"Handler {said} contains 'yield', so calling it would run nothing. Use return.")
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError:
+        problem = f"Handler {said}{inspect.signature(function)} must take one argument, the message, and no other."
+    else:
+        return
+    owner = said.rpartition(".")[0]
+    if owner and not owner.endswith("<locals>"):
+        raise ConfigurationError(f"{problem} A method cannot be a handler; write a function:\n{EXAMPLE}")
+    raise ConfigurationError(f"{problem} Write it so:\n{EXAMPLE}")

@@ -1,0 +1,201 @@
+"""From handlers to the topology that they need."""
+
+from collections.abc import Iterable, Sequence
+
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.messages.deaths import dead_letter
+from django_rmq_retry.policies.carriers.carrier import parked_by_broker
+from django_rmq_retry.topology.declarations import (
+    ExchangeDeclaration,
+    QueueDeclaration,
+    Role,
+    Topology,
+    bound,
+    exchanges_of,
+    queue_of,
+)
+from django_rmq_retry.topology.queues import NO_LIMIT, Exchange, Queue, matches
+
+
+def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
+    """The whole topology of a project, each name once; contradictions are refused with a sentence."""
+    parks = {intake.park for intake in intakes}
+    written = [named for named in extra if isinstance(named, Queue) and named.name in parks]
+    written += [one.parked for intake in intakes for one in intake.subscriptions if one.parked is not None]
+    named_parks = {queue.name for queue in written}
+    topology = Topology()
+    for intake in intakes:
+        topology += _of_intake(intake)
+        topology += Topology() if intake.park in named_parks else _parked(intake)
+    for park in written:
+        topology += _of_queue(park, Role.PARKED, {})
+    for named in extra:
+        if isinstance(named, Exchange):
+            topology += exchanges_of(named)
+        elif named.existing and named.name in topology.queues:
+            topology = topology.left_to_others(named.name)
+        elif named.name not in parks:
+            topology += _of_queue(named, Role.OTHER, {})
+    for queue in topology.queues.values():
+        if queue.role is Role.WAITING:
+            _check_way_in(topology, queue.name)
+            _check_way_back(topology, queue)
+    return topology
+
+
+def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
+    """What must be there before a message is taken: its queue, and wherever it may be carried to."""
+    found = Topology()
+    for intake in intakes:
+        own = [intake.queue.name] if intake.queue.lasting else []
+        names = (*own, intake.park, *([intake.suspects] if intake.suspects else []))
+        found += Topology(queues={name: QueueDeclaration(name=name) for name in names})
+        for subscription in intake.subscriptions:
+            found += _bare(subscription.policy.via.additions(subscription.route).topology)
+    return (*found.exchanges.values(), *found.queues.values())
+
+
+def temporary(intake: Intake) -> Topology | None:
+    """The queue and the bindings that a consumer makes for itself; None where the queue lasts."""
+    if intake.queue.lasting:
+        return None
+    found, name = _of_intake(intake), intake.queue.name
+    bindings = tuple(one for one in found.bindings if one.destination == name and not one.to_exchange)
+    return Topology(queues={name: found.queues[name]}, bindings=bindings)
+
+
+def parks(intake: Intake) -> bool:
+    """Whether the broker parks what is rejected in the work queue; of one declared elsewhere nobody knows."""
+    if intake.queue.existing:
+        return False
+    arguments = _of_intake(intake).queues[intake.queue.name].arguments
+    target = arguments.get("x-dead-letter-exchange"), arguments.get("x-dead-letter-routing-key")
+    return target == ("", intake.park)
+
+
+def _bare(topology: Topology) -> Topology:
+    """Only the names, which is all that can be asked for: what they are is another question."""
+    return Topology(
+        exchanges={name: ExchangeDeclaration(name=name) for name in topology.exchanges},
+        queues={name: QueueDeclaration(name=name) for name in topology.queues},
+    )
+
+
+def _of_intake(intake: Intake) -> Topology:
+    found = Topology()
+    arguments: dict[str, object] = {}
+    vital: set[str] = set()
+    for subscription in intake.subscriptions:
+        additions = subscription.policy.via.additions(subscription.route)
+        parking = parked_by_broker(subscription.route)
+        vital |= {name for name, value in additions.arguments.items() if parking.get(name) != value}
+        for name, value in additions.arguments.items():
+            if arguments.setdefault(name, value) != value:
+                raise ConfigurationError(
+                    f"The handlers of queue {intake.queue.name!r} ask for {name}={arguments[name]!r} and {value!r}. "
+                    "Give them the same carrier, or two queues."
+                )
+        found += additions.topology
+    return _of_queue(intake.queue, Role.WORK, arguments, vital=vital) + found + _suspects(intake)
+
+
+def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: Iterable[str] = ()) -> Topology:
+    declaration = queue_of(queue, role, additions, vital=vital)
+    return Topology(queues={queue.name: declaration}) + bound(queue)
+
+
+def _suspects(intake: Intake) -> Topology:
+    """Consumed one at a time: whoever stops a worker there takes nobody along into the parked queue."""
+    if intake.suspects is None:
+        return Topology()
+    alone = Queue(intake.suspects)
+    arguments = {**alone.plain_arguments(), **dead_letter("", intake.park, safe=True)}
+    return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.SUSPECTS, arguments=arguments)})
+
+
+def _parked(intake: Intake) -> Topology:
+    """The parked queue after its work queue, where the project does not write it out."""
+    kind = {"x-queue-type": intake.queue.type} if intake.queue.type else {}
+    # The operators' queue takes whatever comes and gives nothing up: no length, no TTL, no limit that is ever met.
+    limited = intake.queue.type == "quorum" and intake.queue.delivery_limit is not None
+    arguments = {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
+    return Topology(queues={intake.park: QueueDeclaration(name=intake.park, role=Role.PARKED, arguments=arguments)})
+
+
+def _check_way_in(topology: Topology, waiting: str) -> None:
+    """A retry waits in one queue; two that get it would each send it back."""
+    for binding in topology.bindings:
+        if binding.destination == waiting and not binding.to_exchange:
+            others = _reached(topology, binding.source, binding.key) - {waiting}
+            if others:
+                raise _doubled(binding.source, binding.key, {waiting, *others})
+
+
+def _check_way_back(topology: Topology, waiting: QueueDeclaration) -> None:
+    """A retry returns to the one queue it came from, never to all that the original went to."""
+    back = str(waiting.arguments.get("x-dead-letter-exchange", ""))
+    for key in _keys_back(topology, waiting) if back else ():
+        reached = _reached(topology, back, key)
+        if len(reached) > 1:
+            raise _doubled(back, key, reached)
+
+
+def _keys_back(topology: Topology, waiting: QueueDeclaration) -> set[str]:
+    """The keys with which retries come out of a waiting queue, as far as the bindings tell."""
+    key = waiting.arguments.get("x-dead-letter-routing-key")
+    if key is not None:
+        return {str(key)}
+    into = [binding for binding in topology.bindings if binding.destination == waiting.name]
+    keyed = {b.key for b in into if _kind(topology, b.source) != "fanout"}
+    work = {
+        queue.name
+        for queue in topology.queues.values()
+        if queue.arguments.get("x-dead-letter-exchange") in {binding.source for binding in into}
+    }
+    return keyed or {b.key for b in topology.bindings if b.destination in work}
+
+
+def _reached(topology: Topology, exchange: str, key: str, *, seen: frozenset[str] = frozenset()) -> set[str]:
+    """The queues of ours to which an exchange sends a key; where headers decide, nobody can tell before."""
+    found: set[str] = set()
+    if exchange in seen:
+        return found
+    for binding in topology.bindings:
+        if binding.source != exchange or not _passes(_kind(topology, exchange), binding.key, key):
+            continue
+        if binding.to_exchange:
+            found |= _reached(topology, binding.destination, key, seen=seen | {exchange})
+        elif topology.role(binding.destination) in {Role.WORK, Role.WAITING}:
+            found.add(binding.destination)
+    return found
+
+
+def _kind(topology: Topology, exchange: str) -> str:
+    return topology.exchanges[exchange].type if exchange in topology.exchanges else ""
+
+
+def _passes(kind: str, pattern: str, key: str) -> bool:
+    if kind == "topic":
+        return matches(pattern, key) or matches(key, pattern)
+    return kind == "fanout" or (kind == "direct" and pattern == key)
+
+
+def _doubled(exchange: str, key: str, queues: set[str]) -> ConfigurationError:
+    named = " and ".join(repr(name) for name in sorted(queues))
+    return ConfigurationError(
+        f"Exchange {exchange!r} would send a retry with the key {key!r} to {named}: every retry would be doubled. "
+        "Give each handler a retry exchange and a retry queue of its own, and its carrier back=''."
+    )
+
+
+def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
+    """The work queue of each waiting, suspects' and parked queue; one that serves several work queues is left out."""
+    served: dict[str, set[str]] = {}
+    for intake in intakes:
+        own = {intake.park, *({intake.suspects} if intake.suspects else ())}
+        for subscription in intake.subscriptions:
+            own |= subscription.policy.via.additions(subscription.route).topology.queues.keys()
+        for name in own:
+            served.setdefault(name, set()).add(intake.queue.name)
+    return {name: min(work) for name, work in served.items() if len(work) == 1}

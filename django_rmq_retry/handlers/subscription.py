@@ -1,0 +1,347 @@
+"""Subscriptions: a handler joined with its queue and policy, and all subscriptions of one queue."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from itertools import combinations
+from typing import Literal
+from uuid import UUID
+
+from django_rmq_retry.errors import ConfigurationError, RmqRetryError, UndecodableBody
+from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.stamp import story
+from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.policies.breaker import Breaker, unbreakable
+from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
+from django_rmq_retry.policies.policy import Policy
+from django_rmq_retry.topology.queues import Queue, check_name, matches
+
+PLAIN = (str, int, UUID, Decimal, date)
+BETWEEN = ":"
+
+
+class NoKey(RmqRetryError):
+    """A message whose key cannot be told, so that nobody knows what it must not pass."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"Its key cannot be told: order_by {problem}. Mend the message or order_by, and requeue it.")
+
+
+def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
+    """What ``order_by`` says of a decoded message; NoKey where that is no text, number, date or UUID, or several."""
+    try:
+        found = order_by(delivery)
+    except BaseException as broken:
+        raise NoKey(f"raised {type(broken).__name__}: {short(broken)}") from broken
+    try:
+        return _text(found)
+    except NoKey:
+        raise
+    except Exception as broken:
+        # Lists as deep as a sender likes, numbers of too many digits, a __str__ of the project's.
+        raise NoKey(f"returned a {type(found).__name__} that makes no text: {short(broken)}") from broken
+
+
+def unordered(via: Carrier) -> str | None:
+    """Why retries by this carrier cannot keep an order of keys, as a sentence; None where they can."""
+    name = type(via).__name__
+    if isinstance(via, AckFirst):
+        return f"order_by needs messages that are never lost, and {name} may lose one: all behind it would wait on."
+    if not via.stamps:
+        return (
+            f"order_by needs retries that leave the queue as copies, and {name} sends none: a message waits in a "
+            "consumer's hand or its queue counts for it. Use via=Ladder(), or StopTheLine() where all is one line."
+        )
+    return None
+
+
+def _text(found: object) -> str:
+    if type(found) is str and found:
+        return found
+    if isinstance(found, tuple | list) and found:
+        return BETWEEN.join(map(_text, found))
+    text = "" if isinstance(found, bool) or not isinstance(found, PLAIN) else str(found)
+    if not text:
+        raise NoKey(f"returned {_said(found)}, not a text, a whole number, a date or a UUID, or several of them")
+    return text
+
+
+def _said(found: object) -> str:
+    empty = isinstance(found, str) and not found
+    return "nothing" if found is None else "an empty text" if empty else f"a {type(found).__name__}"
+
+
+Ack = Literal["manual", "auto"]
+SUSPECTS = ".suspects"
+Keys = Callable[[Delivery], str | Sequence[str]]
+Fingerprint = Callable[[Delivery, BaseException], str]
+Named = Callable[[Delivery], object]
+"""Of a message what names it, or the key whose order counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which messages of a queue a handler takes; without a condition, all that no other handler takes."""
+
+    type: str | None = None
+    routing_key: str | None = None
+    """As in a topic exchange: ``*`` is one word, ``#`` any number of words."""
+    headers: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def conditions(self) -> int:
+        return (self.type is not None) + (self.routing_key is not None) + len(self.headers)
+
+    def takes(self, delivery: Delivery) -> bool:
+        if self.type is not None and delivery.type != self.type:
+            return False
+        if self.routing_key is not None and not matches(self.routing_key, delivery.routing_key):
+            return False
+        return all(delivery.headers.get(name) == value for name, value in self.headers.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What the runtime needs to know of one handler."""
+
+    name: str
+    run: Callable[[Delivery], object]
+    queue: Queue
+    policy: Policy
+    park: str
+    parked: Queue | None = None
+    """The queue ``park``, where the project writes it out."""
+    match: Match = Match()
+    codec: Codec = JSON
+    keys: Keys | None = None
+    """The business keys of a message, by which people find it."""
+    fingerprint: Fingerprint | None = None
+    """The handler's own way to say which failures have one cause."""
+    once: bool | Named = False
+    """Whether it runs once for each message, whatever is delivered twice; or what names the message."""
+    using: str = ""
+    """The database in which the handler writes, of those that the project has; the default one where it is empty."""
+    order_by: Named | None = None
+    """The key within which a message that has failed holds those after it."""
+    rate: float | None = None
+    """Runs per second, of all processes together."""
+    ack: Ack = "manual"
+    """With ``auto`` the broker forgets a message as it sends it."""
+    timeout: float | None = None
+    """Seconds after which a run is ended."""
+    asynchronous: bool = False
+    """Whether it is a coroutine, which ends itself at its timeout."""
+    breaker: Breaker | None = None
+    """When to stop for a while because what the handler needs is down."""
+    route: Route = field(init=False, repr=False)
+    gated: bool = field(init=False, repr=False)
+    """Whether somebody is to be asked before each run."""
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.park)
+        if self.park == self.queue.name:
+            raise ConfigurationError(f"Handler {self.name} parks into its own queue {self.park!r}; name another one.")
+        ordered = self.policy.ordered or self.order_by is not None
+        if ordered and not self.queue.single_active_consumer:
+            object.__setattr__(self, "queue", self.queue.varied(single_active_consumer=True))
+        if ordered and self.queue.type == "quorum" and self.queue.delivery_limit is None:
+            raise ConfigurationError(
+                f"Handler {self.name} keeps order, but queue {self.queue.name!r} has delivery_limit=None: RabbitMQ 3 "
+                "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
+            )
+        route = Route(work=self.queue, park=self.park, attempts=self.policy.attempts, waits=self.policy.waits)
+        # Made once: it is asked for at every failure.
+        object.__setattr__(self, "route", route)
+        gated = self.order_by is not None or self.rate is not None or self.breaker is not None
+        object.__setattr__(self, "gated", gated)
+        refusal = unbreakable(self.policy) if self.breaker is not None else None
+        refusal = refusal or (unordered(self.policy.via) if self.order_by else None) or self.policy.via.refusal(route)
+        if self.queue.expired == "drop" and not self.policy.via.parks:
+            refusal = (
+                f"{type(self.policy.via).__name__} sends what expires round its loop, so Queue(expired='drop') cannot "
+                "drop it. Use via=Ladder(), or leave expired out."
+            )
+        if self.once and self.policy.answers:
+            refusal = "Each call waits for an answer, and once=… has none for a second one. Leave it out, or OneShot."
+        refusal = self._untenable() or refusal
+        if refusal:
+            raise ConfigurationError(f"Handler {self.name}: {refusal}")
+
+    def _stops(self) -> str | None:
+        """Why its consumer may end its subscription for a while."""
+        if self.ack == "auto":
+            return "ack='auto' stops consuming while too much waits here"
+        if self.breaker is not None:
+            return "breaker=… stops consuming while it is open"
+        if self.policy.ordered:
+            return f"{type(self.policy).__name__} subscribes anew in a long wait"
+        return None
+
+    def _untenable(self) -> str | None:
+        """What is asked of a queue that ends with its consumer, and that such a queue cannot keep."""
+        queue, via = self.queue, self.policy.via
+        if queue.auto_delete and (stops := self._stops()):
+            return (
+                f"{stops}, and queue {queue.name!r} with auto_delete=True would end with that. Use Broadcast, or "
+                "exclusive=True."
+            )
+        if queue.lasting:
+            return None
+        if via.by_name:
+            return (
+                f"{type(via).__name__} sends retries back by the queue's name, and queue {queue.name!r} may have gone "
+                "by then. Use via=InPlace(), which keeps the message in the consumer's hand."
+            )
+        if self.order_by is not None:
+            return f"order_by keeps messages for queue {queue.name!r}, which ends with its consumer. Leave it out."
+        if self.once and queue.named_by_broker:
+            return (
+                "once=… lets one process handle a message, and Broadcast gives it to each. Leave once out, or use a "
+                "Queue that the processes share."
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """One work queue and the handlers that share it."""
+
+    queue: Queue
+    park: str
+    subscriptions: tuple[Subscription, ...]
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the broker has forgotten a message when it arrives."""
+        return self.subscriptions[0].ack == "auto"
+
+    @property
+    def ordered(self) -> bool:
+        return any(subscription.policy.ordered for subscription in self.subscriptions)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether some of its messages are kept in order within a key."""
+        return any(subscription.order_by is not None for subscription in self.subscriptions)
+
+    @property
+    def suspects(self) -> str | None:
+        """The queue in which what may have stopped a worker is tried alone; None where it cannot be told or moved.
+
+        A classic queue counts no returns, a line must keep its order, and some carriers work on one queue only.
+        """
+        movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
+        movable = movable and not self.ordered and not self.keyed and not self.lossy
+        return self.queue.name + SUSPECTS if movable and self.queue.type == "quorum" else None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what goes back must go where it was, or is counted by a queue that a copy would mislead."""
+        laned = all(subscription.policy.via.laned for subscription in self.subscriptions)
+        return self.ordered or self.keyed or not laned or not self.queue.lasting
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether a message must be looked at before it is known which handler takes it."""
+        return len(self.subscriptions) > 1 or self.subscriptions[0].match.conditions > 0
+
+    def choose(self, delivery: Delivery) -> Subscription | None:
+        for subscription in self.subscriptions:
+            if subscription.match.takes(delivery):
+                return subscription
+        return None
+
+
+def intakes(subscriptions: Sequence[Subscription]) -> tuple[Intake, ...]:
+    """The subscriptions by queue, in the order in which the queues were first named."""
+    shared: dict[str, list[Subscription]] = {}
+    for subscription in subscriptions:
+        shared.setdefault(subscription.queue.name, []).append(subscription)
+    return tuple(_intake(group) for group in shared.values())
+
+
+def _intake(group: list[Subscription]) -> Intake:
+    first = group[0]
+    for other in group[1:]:
+        _agree(first, other)
+    catch_all = [subscription for subscription in group if not subscription.match.conditions]
+    if len(catch_all) > 1:
+        names = " and ".join(subscription.name for subscription in catch_all)
+        raise ConfigurationError(
+            f"Queue {first.queue.name!r}: {names} would both take every message. "
+            "Give all but one a condition: type=…, routing_key=… or headers={…}."
+        )
+    for one, two in combinations(group, 2):
+        if one.match == two.match:
+            raise ConfigurationError(
+                f"Handlers {one.name} and {two.name} ask for the same messages of queue {first.queue.name!r}, "
+                "so the second would get none. Give them different conditions."
+            )
+    # One without a condition takes the rest, wherever it stands.
+    ranked = sorted(group, key=lambda subscription: not subscription.match.conditions)
+    return Intake(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
+
+
+def _agree(first: Subscription, other: Subscription) -> None:
+    for what, one, two in (
+        ("queue arguments", first.queue, other.queue),
+        ("parked queue", first.park, other.park),
+        ("order", first.policy.ordered, other.policy.ordered),
+        ("ack", first.ack, other.ack),
+        ("kind of carrier", type(first.policy.via).__name__, type(other.policy.via).__name__),
+    ):
+        if one != two:
+            raise ConfigurationError(
+                f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
+                f"but not its {what}: {one!r} against {two!r}. Write the same for both, or use two queues."
+            )
+
+
+ENCODED = 0x40
+"""The flag of the property content-encoding, in the first byte of the properties."""
+
+
+def restore_origin(delivery: Delivery, work: str) -> None:
+    """After a wait a message arrives by the default exchange; handlers see where it was first published to.
+
+    One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
+    """
+    by_name = not delivery.exchange and delivery.routing_key == delivery.queue
+    delivery.queue = work
+    stamp = story(delivery)
+    if by_name and stamp.queue:
+        delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key
+
+
+def ready(delivery: Delivery, subscription: Subscription) -> UndecodableBody | NoKey | None:
+    """Set the data and the key; what keeps us from it."""
+    if delivery.decoded:
+        # Once: a handler may change the data, and its next attempt gets them anew.
+        delivery.decoded = False
+        return None
+    error = _decode(delivery, subscription)
+    if error is not None or subscription.order_by is None or delivery.key is not None:
+        return error
+    try:
+        delivery.key = key_of(subscription.order_by, delivery)
+    except NoKey as unknown:
+        return unknown
+    return None
+
+
+def _decode(delivery: Delivery, subscription: Subscription) -> UndecodableBody | None:
+    """Set the data; whatever keeps a codec from reading a body, no retry will mend."""
+    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
+    properties = delivery.properties if delivery.raw[0] & ENCODED else None
+    try:
+        delivery.data = subscription.codec.decode(delivery.body, properties)
+    except UndecodableBody as unreadable:
+        return unreadable
+    except Exception as broken:  # noqa: BLE001 - a codec of the project's
+        found = UndecodableBody(str(ErrorNote.of(broken)), size=len(delivery.body))
+        found.__cause__ = broken
+        return found
+    return None

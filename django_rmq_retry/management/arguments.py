@@ -1,0 +1,304 @@
+"""Arguments with which commands select messages and times."""
+
+import argparse
+import codecs
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.models import KeyList, State
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.key_lists import (
+    Answer,
+    Excluded,
+    Match,
+    answered,
+    excluded,
+    keys_of,
+    look_up,
+    meaning,
+    parse,
+    store,
+)
+from django_rmq_retry.parked.operators import Actor, NotAllowed, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+MOST = 10**9
+OLDEST = 100 * 365 * 86_400
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+FILTERS: Mapping[str, tuple[str, str]] = {
+    "group": ("N", "of this error group"),
+    "queue": ("QUEUE", "that failed in this queue"),
+    "type": ("TYPE", "of this message type"),
+    "handler": ("NAME", "that this handler gave up"),
+    "parked_reason": ("REASON", 'parked for this reason, such as "permanent error"'),
+    "error": ("CLASS", "with this error"),
+    "key": ("KEY", "with this business key"),
+    "message_id": ("ID", "with this message id"),
+    "correlation_id": ("ID", "with this correlation id"),
+    "search": ("TEXT", "with this business key, message id or correlation id"),
+    "failed_of_run": ("RUN", "that failed again in this run"),
+    "cycle_min": ("N", "sent to their queue at least so often"),
+}
+NAMED_KEYS = 20
+"""So many keys, and messages of one key, a remark names; rmq_parked keys has all."""
+NAMED = {"parked_reason": "reason"}
+CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
+
+
+def add_choice(parser: CommandParser, *, states: bool = True) -> None:
+    """The arguments by which messages are chosen."""
+    parser.add_argument("ids", nargs="*", metavar="ID", help="numbers of records; - reads them from stdin")
+    chosen = parser.add_argument_group("messages")
+    for name, (metavar, words) in FILTERS.items():
+        chosen.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=words)
+    chosen.add_argument("--since", type=moment, metavar="AGE", help="parked since: 90s, 10m, 1h, 7d, or a time")
+    chosen.add_argument("--until", type=moment, metavar="AGE", help="parked before then")
+    if states:
+        known = ", ".join(State.values)
+        chosen.add_argument("--state", metavar="STATES", help=f"of {known}; several with commas between them")
+    chosen.add_argument("--keys-from", metavar="FILE", help="these business keys or message ids; - is stdin")
+    chosen.add_argument("--except-from", metavar="FILE", help="all but these business keys or message ids; - is stdin")
+    chosen.add_argument("--all", action="store_true", help="every one; it has to be written out")
+    chosen.add_argument("--selection", metavar="TOKEN", help="exactly what --dry-run or a page of the admin has shown")
+
+
+def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selection:
+    """What the arguments mean; ``states`` where they name none. ``narrow``: without any filter --all is needed."""
+    try:
+        chosen = _chosen(options, states=states, narrow=narrow)
+        keys = keys_from(options["except_from"])
+        if keys and EXCEPT in chosen.filter:
+            raise CommandError(
+                "This selection leaves keys out already, and --except-from would take their place. Choose the messages "
+                "again with all these keys in one file.",
+                returncode=Exit.USAGE,
+            )
+        return chosen.leaving_out(meaning(store(keys, Actor.of_shell()))) if keys else chosen
+    except Refused as error:
+        raise refused(error) from error
+
+
+def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
+    _check_stdin(options)
+    keys = keys_from(options["keys_from"])
+    if keys and (options["selection"] or options["ids"] or options["all"]):
+        raise CommandError("Name messages by --keys-from, or otherwise, not by both.", returncode=Exit.USAGE)
+    if options["selection"]:
+        return Selection.read(options["selection"])
+    ids = _ids(options["ids"])
+    given = _filter(options)
+    if ids is not None and (given or options["all"]):
+        raise CommandError("Name messages by number or by a filter, not by both.", returncode=Exit.USAGE)
+    if ids is not None:
+        return Selection.of_ids(ids)
+    if keys:
+        given[LISTED] = meaning(store(keys, Actor.of_shell(), look_up(keys)))
+    if not given and not options["all"] and narrow:
+        raise CommandError("Say which messages: numbers, a filter, --keys-from or --all.", returncode=Exit.USAGE)
+    # On hold is what somebody wants left alone: a key is no reason to overlook that.
+    states = State.PARKED if keys and set(states.split(",")) == set(OPEN) else states
+    return Selection.of_filter({"state": (options.get("state") or states).split(","), **given})
+
+
+def _check_stdin(options: Options) -> None:
+    given = (options["keys_from"], options["except_from"], *options["ids"])
+    if list(given).count("-") > 1:
+        raise CommandError("Only one of them can be read from stdin.", returncode=Exit.USAGE)
+
+
+def keys_from(name: str | None) -> list[str]:
+    """The keys in a file, or on stdin; none where no file is named."""
+    if name is None:
+        return []
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        # Excel calls UTF-16 "Unicode text".
+        keys = parse(data.decode("utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"))
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+    except UnicodeDecodeError:
+        raise CommandError(f"{name} is no UTF-8 text.", returncode=Exit.USAGE) from None
+    if not keys:
+        raise CommandError(f"There is no key in {name}.", returncode=Exit.USAGE)
+    return keys
+
+
+def answer_of(chosen: Selection) -> Answer | None:
+    """What became of the keys by which messages were chosen."""
+    listed = chosen.filter.get(LISTED)
+    return answered(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
+
+
+def excluded_from(chosen: Selection) -> Excluded | None:
+    """What keys took out of a choice."""
+    listed = chosen.filter.get(EXCEPT)
+    return excluded(keys_of(listed["list"]), chosen.leaving_out(None).queryset()) if listed else None
+
+
+def say_keys(command: RmqCommand, chosen: Selection) -> Exit:
+    """Say what became of the keys by which messages were chosen; PARTLY where one of them names no message."""
+    told, left = answer_of(chosen), excluded_from(chosen)
+    if told:
+        command.say(
+            f"{_counted(len(told.keys), 'key')}: {len(told.found)} found and parked, {len(told.missing)} not found, "
+            f"{len(told.several)} found several times, {len(told.closed)} not open."
+        )
+        _say_some(command, "not found", told.missing)
+        _say_some(command, "differs in case only", _spelled(told.alike))
+        _say_some(command, "found several times", [f"{key} ({_states(told.matches[key])})" for key in told.several])
+        _say_some(command, "not open", [f"{key} ({_states(told.matches[key])})" for key in told.closed])
+    if left:
+        command.say(f"{_counted(left.messages, 'message')} left out by {_counted(len(left.keys), 'key')}.")
+        _say_some(command, "not found, so nothing is left out for it", left.missing)
+        _say_some(command, "differs in case only", _spelled(left.alike))
+        _say_some(command, "not among these anyway", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
+        _say_some(command, "leaves out several", [f"{key} ({count})" for key, count in left.several.items()])
+    return Exit.PARTLY if (told and told.missing) or (left and left.missing) else Exit.DONE
+
+
+def _say_some(command: RmqCommand, what: str, keys: Sequence[str]) -> None:
+    if keys:
+        more = f" and {len(keys) - NAMED_KEYS} more" if len(keys) > NAMED_KEYS else ""
+        command.say(f"  {what}: {', '.join(keys[:NAMED_KEYS])}{more}")
+
+
+def _spelled(alike: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{key} → {' or '.join(others)}" for key, others in alike.items()]
+
+
+def _states(matches: Sequence[Match]) -> str:
+    some = ", ".join(f"#{one.record} {one.state}" for one in matches[:NAMED_KEYS])
+    return f"{some} and {len(matches) - NAMED_KEYS} more" if len(matches) > NAMED_KEYS else some
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def keys_data(told: Answer) -> dict[str, Any]:
+    """What became of each key, as programs read it."""
+    matches = {key: [_match(one) for one in told.matches.get(key, ())] for key in told.keys}
+    return {
+        "keys": len(told.keys),
+        "found": len(told.found),
+        "not_found": told.missing,
+        "several": {key: matches[key] for key in told.several},
+        "not_open": {key: matches[key] for key in told.closed},
+        "differs_in_case": told.alike,
+    }
+
+
+def _match(one: Match) -> dict[str, object]:
+    return {"id": one.record, "state": one.state, "run": one.run}
+
+
+def excluded_data(left: Excluded) -> dict[str, Any]:
+    """What keys took out, as programs read it."""
+    return {
+        "keys": len(left.keys),
+        "messages": left.messages,
+        "not_found": left.missing,
+        "elsewhere": {key: _match(one) for key, one in left.elsewhere.items()},
+        "several": left.several,
+        "differs_in_case": left.alike,
+    }
+
+
+def lists_data(chosen: Selection) -> dict[str, Any]:
+    """Of a choice, for its document: null where no list of keys has part in it."""
+    told, left = answer_of(chosen), excluded_from(chosen)
+    return {"keys": keys_data(told) if told else None, "except": excluded_data(left) if left else None}
+
+
+def refused(error: Refused) -> CommandError:
+    """A refusal as the end of a command."""
+    return CommandError(str(error), returncode=CODES.get(type(error), Exit.USAGE))
+
+
+def _filter(options: Options) -> dict[str, Any]:
+    found = {NAMED.get(name, name): options[name] for name in FILTERS if options[name] is not None}
+    for name, word in (("since", "parked_after"), ("until", "parked_before")):
+        if options[name] is not None:
+            found[word] = options[name].isoformat()
+    return found
+
+
+def _ids(given: list[str]) -> list[int] | None:
+    if not given:
+        return None
+    words: list[str] = []
+    for one in given:
+        words += sys.stdin.read().split() if one == "-" else [one]
+    try:
+        return [int(word.removeprefix("#")) for word in words]
+    except ValueError:
+        said = "The messages are named by the numbers of their records, as rmq_parked list shows them."
+        raise CommandError(said, returncode=Exit.USAGE) from None
+
+
+def age(text: str) -> timedelta:
+    """An argument: ``90s``, ``10m``, ``1h``, ``7d``."""
+    found = _AGE.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"takes an age such as 90s, 10m, 1h or 7d, not {text!r}")
+    seconds = float(found[1]) * UNITS[found[2]]
+    if seconds > OLDEST:
+        raise argparse.ArgumentTypeError(f"takes an age of at most 100 years, not {text!r}")
+    return timedelta(seconds=seconds)
+
+
+def _moment(text: str, *, ahead: bool) -> datetime:
+    if _AGE.fullmatch(text):
+        return timezone.now() + age(text) if ahead else timezone.now() - age(text)
+    at = parse_datetime(text)
+    if at is None:
+        raise argparse.ArgumentTypeError(f"takes 90s, 10m, 1h, 7d or a time such as 2026-11-21T03:00Z, not {text!r}")
+    return at if at.tzinfo else timezone.make_aware(at)
+
+
+def moment(text: str) -> datetime:
+    """An argument: a time, or how long ago."""
+    return _moment(text, ahead=False)
+
+
+def later(text: str) -> datetime:
+    """An argument: a time, or in how long."""
+    return _moment(text, ahead=True)
+
+
+def positive(text: str) -> int:
+    """An argument: how many, at least 1."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
+        raise argparse.ArgumentTypeError(f"takes a number from 1 on, not {text!r}")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """An argument: how many, and none is a number too."""
+    if not text.isascii() or not text.isdigit() or int(text) >= MOST:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
+    return int(text)
+
+
+def clock(at: datetime | None, *, terminal: bool) -> str:
+    """A time for people: how long ago on a terminal, in full elsewhere."""
+    if at is None:
+        return "-"
+    if not terminal:
+        return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds = (timezone.now() - at).total_seconds()
+    for unit, size in reversed(UNITS.items()):
+        if abs(seconds) >= size and unit != "w":
+            return f"{abs(seconds) / size:.0f} {unit}{' ago' if seconds > 0 else ' ahead'}"
+    return "now"

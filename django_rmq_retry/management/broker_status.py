@@ -1,0 +1,441 @@
+"""The status of broker, database and topology, as text and JSON."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections, router
+
+from django_rmq_retry.amqp.declarer import Bounds, Declarer, Gauged, Level, gauge
+from django_rmq_retry.amqp.inspection import LAG
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.arguments import clock
+from django_rmq_retry.management.command import RmqCommand, declarer
+from django_rmq_retry.models import ParkedMessage, Switch, server
+from django_rmq_retry.parked.declared import Place, formers
+from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
+from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
+from django_rmq_retry.topology.plan import Item, Plan, State, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is still healthy, and how long an answer may take."""
+
+    timeout: float
+    max_parked: int | None = None
+    max_oldest: timedelta | None = None
+    min_consumers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One look at everything."""
+
+    broker: str
+    round_trip: float
+    gauged: Gauged
+    plan: Plan
+    survey: Survey | None
+    """None where the database is not used, or ``trouble`` tells why it could not be asked."""
+    trouble: str
+    problems: tuple[str, ...]
+    of_queues: int
+    """So many of the problems stand in the rows of their queues."""
+
+    @property
+    def consumers(self) -> int:
+        """Those of the work queues; a process counts once for each that it reads."""
+        return sum(level.consumers or 0 for level in self.gauged.levels if level.role is Role.WORK)
+
+    @property
+    def declared(self) -> tuple[int, int, int]:
+        """How much of the topology is as it is written, of how much that can be seen, and what cannot be."""
+        same, unseen = len(self.plan.of(State.SAME)), len(self.plan.of(State.UNSEEN))
+        return same, len(self.plan.items) - unseen, unseen
+
+
+def look(limits: Limits) -> Standing:
+    """At the database first: it knows which queues nobody shall read for now."""
+    found, trouble = _asked(limits.timeout)
+    stopped = frozenset(switch.queue for switch in found.stopped) if found else frozenset()
+    bounds = Bounds(min_consumers=limits.min_consumers, stopped=stopped)
+    with declarer(timeout=limits.timeout) as it:
+        round_trip = _round_trip(it.session)
+        topology = registry.topology()
+        former = formers(found.declared, topology, Place.of(it.session)) if found else ()
+        gauged = gauge(it, topology, bounds, former)
+        # A management API that is away costs what only it sees, and nothing else.
+        plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
+        broker = f"{it.session.access.shown} ({it.session.server})"
+    opened = [f"{switch.queue}: {tripped(switch)}" for switch in (found.stopped if found else ()) if switch.tripped]
+    problems = [*gauged.problems, *opened, *_drift(plan, gauged)]
+    if trouble:
+        problems.append(f"database: {trouble}")
+    return Standing(
+        broker=broker,
+        round_trip=round_trip,
+        gauged=gauged,
+        plan=plan,
+        survey=found,
+        trouble=trouble,
+        of_queues=len(gauged.problems) + len(opened),
+        problems=(*problems, *_beyond(limits, gauged, found)),
+    )
+
+
+def _round_trip(session: Session) -> float:
+    session.channel()
+    began = time.monotonic()
+    session.ask(lambda channel, done: channel.basic_qos(prefetch_count=1, callback=done))
+    return time.monotonic() - began
+
+
+def _asked(timeout: float) -> tuple[Survey | None, str]:
+    """What the database says; or why not, in one line."""
+    answers: list[tuple[Survey | None, str]] = []
+    broken: list[Exception] = []
+    alias = router.db_for_read(ParkedMessage)
+    if only(alias):
+        return _surveyed()
+
+    def ask() -> None:
+        try:
+            answers.append(_surveyed())
+        except Exception as error:  # noqa: BLE001 - told in the thread that asked
+            broken.append(error)
+        finally:
+            connections.close_all()
+
+    asking = threading.Thread(target=ask, name="rmq-survey", daemon=True)
+    asking.start()
+    asking.join(timeout)
+    if broken:
+        raise broken[0]
+    return answers[0] if answers else (None, f"{alias!r} did not answer within {timeout:g} s")
+
+
+def only(alias: str) -> bool:
+    """Whether no other connection sees what this thread's one does."""
+    connection = connections[alias]
+    return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())
+
+
+def _surveyed() -> tuple[Survey | None, str]:
+    used = settings().records
+    try:
+        return survey(), ""
+    except Unmigrated as error:
+        return None, str(error) if used else ""
+    except (DatabaseError, ImproperlyConfigured) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        return None, said if used or isinstance(error, DatabaseError) else ""
+
+
+def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
+    """What differs from how it is written; a queue that has a problem of its own has told it already."""
+    told = {level.queue for level in gauged.levels if level.problems}
+    for item in plan.of(State.CREATE, State.DIFFERS, State.MISSING, State.REFUSED):
+        if item.kind == "queue" and item.name in told and item.state is not State.DIFFERS:
+            continue
+        yield f"{item.kind} {item.name}: {_drifted(item)}"
+
+
+def _drifted(item: Item) -> str:
+    if item.state is State.CREATE:
+        return "it does not exist: manage.py rmq_declare"
+    return f"differs, {item.said}" if item.state is State.DIFFERS else item.said
+
+
+def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[str]:
+    """What is more, or older, than it may be."""
+    unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
+    parked = unrecorded + (found.parked.count if found else 0)
+    if limits.max_parked is not None and parked > limits.max_parked:
+        yield f"{parked} parked, more than {limits.max_parked}"
+    if found is None:
+        return
+    if abs(found.apart) > server.TOLERANCE:
+        yield f"clocks: {server.difference(found.apart, found.alias)} Set both by NTP."
+    now = server.now(found.alias)
+    for what, oldest in (("parked message", found.parked.oldest), ("message in the outbox", found.outbox.oldest)):
+        if limits.max_oldest is not None and oldest is not None and now - oldest > limits.max_oldest:
+            waited, most = (now - oldest).total_seconds(), limits.max_oldest.total_seconds()
+            yield f"the oldest {what} has waited {waited:.0f} s, longer than {most:g} s"
+    yield from _halted_lines(limits, found, now)
+    if found.outbox.stuck:
+        yield f"{counted(found.outbox.stuck, 'message')} in the outbox cannot be sent: manage.py rmq_relay list --stuck"
+    if found.held.messages >= settings().held_in_all:
+        yield f"{found.held.messages} messages are held behind failed ones, as many as may be: HELD_IN_ALL"
+    if found.held.most >= settings().held_per_key:
+        yield f"{found.held.most} messages are held behind one key, as many as may be: HELD_PER_KEY"
+
+
+def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]:
+    for line in found.halted:
+        stood = now - (line.halted_at or now)
+        if limits.max_oldest is not None and stood > limits.max_oldest:
+            most = limits.max_oldest.total_seconds()
+            said = f"{line.queue}: the line is halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
+            yield f"{said}: {line.halted_error}"
+
+
+def tripped(switch: Switch) -> str:
+    """Of a queue whose breaker is open."""
+    return f"its breaker is open: {switch.cause}" if switch.cause else "its breaker is open"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def heads(seen: Standing) -> list[tuple[str, ...]]:
+    """A row each for broker, database and topology."""
+    same, all_seen, unseen = seen.declared
+    topology = "ok" if same == all_seen else "✕"
+    hidden = f", {counted(unseen, 'binding')} not visible" if unseen else ""
+    return [
+        ("Broker", "ok", f"{seen.broker}, round trip {seen.round_trip * 1000:.0f} ms"),
+        ("Database", *_database(seen)),
+        ("Topology", topology, f"{same}/{all_seen}{hidden}"),
+    ]
+
+
+def _database(seen: Standing) -> tuple[str, str]:
+    if seen.survey is None:
+        return ("✕", seen.trouble) if seen.trouble else ("-", "not used")
+    alias = seen.survey.alias
+    return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
+
+
+def row(level: Level, seen: Standing) -> tuple[str, ...]:
+    """A queue in the table."""
+    stopped = _stopped(level, seen)
+    state = "ok"
+    problems = [*level.problems, *([tripped(stopped)] if stopped and stopped.tripped else [])]
+    if problems:
+        state = f"✕ {'; '.join(problems)}"
+    elif stopped:
+        state = f"‖ {_why(stopped)}"
+    elif halt := _halted(level, seen):
+        at = clock(halt.halted_at, terminal=False) if halt.halted_at else ""
+        state = f"■ halted since {at}, attempt {halt.halted_attempt}: {halt.halted_error}"
+    elif level.remark:
+        state = f"! {level.remark}"
+    return (
+        level.queue,
+        level.role.value,
+        *(("-" if value is None else str(value)) for value in (level.ready, level.unacked, level.consumers)),
+        *(("-" if value is None else f"{value:.1f}") for value in (level.arriving, level.leaving)),
+        state,
+    )
+
+
+def style(level: Level, seen: Standing) -> str:
+    """The colour of its row."""
+    stopped = _stopped(level, seen)
+    return (
+        "ERROR"
+        if level.problems or (stopped and stopped.tripped)
+        else "WARNING"
+        if stopped or level.remark or _halted(level, seen)
+        else ""
+    )
+
+
+def _stopped(level: Level, seen: Standing) -> Switch | None:
+    stopped = seen.survey.stopped if seen.survey else ()
+    return next((switch for switch in stopped if switch.queue == level.queue), None)
+
+
+def _halted(level: Level, seen: Standing) -> Switch | None:
+    halted = seen.survey.halted if seen.survey else ()
+    return next((switch for switch in halted if switch.queue == level.queue), None)
+
+
+def _why(switch: Switch) -> str:
+    """By a person's word; an open breaker is a problem, and told as one."""
+    by = f"paused by {switch.by}" if switch.by else "paused"
+    reason = f": {switch.reason}" if switch.reason else ""
+    until = f", goes on at {clock(switch.until, terminal=False)}" if switch.until else ""
+    return f"{by}{reason}{until}"
+
+
+def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
+    """``Consumers 3 · parked 226 (+38 in 10 min) · runs 1 active``, and what else waits, where anything does."""
+    words = [f"Consumers {seen.consumers}"]
+    found = seen.survey
+    if found is not None:
+        parked = found.parked
+        lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
+        oldest = f", oldest {clock(parked.oldest, terminal=terminal)}" if parked.oldest else ""
+        words += [f"parked {parked.count}{lately}{oldest}", f"runs {found.runs} active"]
+    yield " · ".join(words)
+    if found is not None:
+        yield from _waiting(found, terminal=terminal)
+
+
+def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
+    outbox, held = found.outbox, found.held
+    if outbox.waiting or outbox.stuck:
+        oldest = f", oldest {clock(outbox.oldest, terminal=terminal)}" if outbox.oldest else ""
+        yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.stuck} stuck"
+    if held.keys:
+        oldest = f", oldest {clock(held.oldest, terminal=terminal)}" if held.oldest else ""
+        yield f"Held {held.messages}{oldest} · behind {counted(held.keys, 'key')}, at most {held.most} behind one"
+
+
+def as_data(seen: Standing) -> Mapping[str, Any]:
+    """All of it for programs."""
+    same, all_seen, unseen = seen.declared
+    return {
+        "broker": seen.broker,
+        "round_trip_seconds": round(seen.round_trip, 6),
+        "database": _database_data(seen),
+        "topology": {"as_declared": same, "of": all_seen, "not_visible": unseen},
+        "queues": [_queue_data(level, seen) for level in seen.gauged.levels],
+        "consumers": seen.consumers,
+        **_survey_data(seen.survey),
+        "problems": seen.problems,
+        "blind": seen.gauged.blind,
+    }
+
+
+def _database_data(seen: Standing) -> Mapping[str, object]:
+    found = seen.survey
+    return {
+        "alias": found.alias if found else None,
+        "round_trip_seconds": round(found.seconds, 6) if found else None,
+        "clock_ahead_seconds": round(found.apart.total_seconds(), 3) if found else None,
+        "problem": seen.trouble or None,
+    }
+
+
+def _survey_data(found: Survey | None) -> Mapping[str, object]:
+    """None is what cannot be known."""
+    if found is None:
+        return dict.fromkeys(("parked", "runs", "outbox", "held", "stopped", "halted"))
+    stopped = [
+        {
+            "queue": one.queue,
+            "paused": one.paused,
+            "by": one.by,
+            "reason": one.reason,
+            "since": _time(one.since),
+            "until": _time(one.until),
+            "breaker_open": one.tripped,
+            "cause": one.cause,
+            "open_since": _time(one.tripped_at) if one.tripped else None,
+        }
+        for one in found.stopped
+    ]
+    halted = [
+        {
+            "queue": one.queue,
+            "since": _time(one.halted_at),
+            "attempt": one.halted_attempt,
+            "error": one.halted_error,
+            "message_id": one.halted_message or None,
+            "by": one.halted_by,
+        }
+        for one in found.halted
+    ]
+    parts = {name: asdict(getattr(found, name)) for name in ("parked", "outbox", "held")}
+    for part in parts.values():
+        part["oldest"] = _time(part["oldest"])
+    return {**parts, "runs": found.runs, "stopped": stopped, "halted": halted}
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else clock(at, terminal=False)
+
+
+def _queue_data(level: Level, seen: Standing) -> Mapping[str, object]:
+    return {
+        "name": level.queue,
+        "role": level.role.value,
+        "ready": level.ready,
+        "unacked": level.unacked,
+        "consumers": level.consumers,
+        "in_per_second": level.arriving,
+        "out_per_second": level.leaving,
+        "stopped": _stopped(level, seen) is not None,
+        "problems": list(level.problems),
+        "abandoned": level.abandoned,
+        "remark": level.remark,
+    }
+
+
+WATCHING = f"Looking for {LAG:g} s whether a message is still under way: the management API is that far behind."
+SIGNS = {
+    State.CREATE: "+",
+    State.SAME: "=",
+    State.DIFFERS: "!",
+    State.MISSING: "!",
+    State.REFUSED: "!",
+    State.UNSEEN: "?",
+    State.LEFT: "!",
+}
+STYLES = {"+": "SUCCESS", "!": "ERROR", "?": "NOTICE", "=": ""}
+_WORDS = {
+    State.SAME: "unchanged",
+    State.DIFFERS: "differs",
+    State.MISSING: "missing",
+    State.REFUSED: "refused",
+    State.UNSEEN: "not visible",
+    State.LEFT: "left of a move",
+}
+
+
+def show_plan(command: RmqCommand, plan: Plan) -> None:
+    """One line for each item: its sign, kind, name and what there is to say."""
+    rows = [(f"  {SIGNS[item.state]}", item.kind, item.name, _detail(item)) for item in plan.items]
+    command.table(rows, [STYLES[SIGNS[item.state]] for item in plan.items])
+
+
+def summary(plan: Plan, *, done: bool) -> str:
+    """``1 created, 8 unchanged, 1 differs.``"""
+    counts = plan.counts
+    words = {State.CREATE: "created" if done else "to create", **_WORDS}
+    said = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]
+    return f"{', '.join(said) or 'Nothing to declare'}."
+
+
+def plan_as_data(plan: Plan) -> Iterator[dict[str, object]]:
+    for item in plan.items:
+        yield {
+            "kind": item.kind,
+            "name": item.name,
+            "state": item.state.value,
+            "differences": [
+                {"argument": one.argument, "here": one.here, "broker": one.broker if one.told else "unknown"}
+                for one in item.differences
+            ],
+            "problem": item.problem,
+        }
+
+
+def _detail(item: Item) -> str:
+    if item.said:
+        return item.said
+    declaration = item.declaration
+    if isinstance(declaration, ExchangeDeclaration):
+        words = [declaration.type, "durable" if declaration.durable else "transient"]
+        return " ".join([*words, *(["existing"] if declaration.existing else [])])
+    if isinstance(declaration, QueueDeclaration):
+        kind = item.type if declaration.existing else declaration.arguments.get("x-queue-type", "")
+        ttl = declaration.arguments.get("x-message-ttl")
+        words = [declaration.role.value, str(kind), "existing" if declaration.existing else ""]
+        return " ".join(word for word in (*words, f"ttl {ttl} ms" if ttl else "") if word)
+    return _arguments(declaration)
+
+
+def _arguments(binding: BindingDeclaration) -> str:
+    return ", ".join(f"{name}={shown(value)}" for name, value in binding.arguments.items())

@@ -1,0 +1,369 @@
+"""``rmq_parked``: requeue, discard, restore, hold, release and run."""
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry.management.arguments import add_choice, later, lists_data, say_keys, selection_of
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.management.parked_views import run_data
+from django_rmq_retry.models import RequeueRun, RunState, State
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.parked import requeue as steering
+from django_rmq_retry.parked.actions import Done, Why, discard, hold, release, restore
+from django_rmq_retry.parked.findings import INCLUDABLE, Report, Terms, report
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import checked_target, me, start
+from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive
+from django_rmq_retry.parked.selection import MOST_IDS, Selection
+from django_rmq_retry.parked.transfer import run_lines
+
+WIDTH = 24
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+LOOK = 0.25
+
+
+class Follower:
+    """Drives a run as long as nobody else does, and shows how it goes."""
+
+    def __init__(self, command: RmqCommand, run: int) -> None:
+        self._command = command
+        self._run = run
+        self._terminal = command.stderr.isatty()
+        self._shown = 0.0
+        self._why = ""
+
+    def follow(self, *, wait: float) -> RequeueRun:
+        """Until all is sent and has its outcome, but no longer than ``wait`` seconds after the last was sent."""
+        drive: Drive | None = None
+        waiting_since: float | None = None
+        try:
+            while True:
+                drive = drive or Drive(self._run, me("rmq_parked"))
+                with self._whole():
+                    pause = drive.step()
+                run = RequeueRun.objects.get(pk=self._run)
+                self._show(run)
+                if run.state not in DRIVEN:
+                    return run
+                if pause is None:
+                    # A consumer drives it; should it die, its lease runs out and this goes on.
+                    drive.end()
+                    drive = None
+                if run.state == RunState.WAITING:
+                    waiting_since = waiting_since or time.monotonic()
+                    if time.monotonic() - waiting_since >= wait:
+                        return run
+                time.sleep(LOOK if pause is None else min(pause, LOOK))
+        finally:
+            if drive is not None:
+                drive.end()
+            if self._terminal:
+                self._write("\r\x1b[K")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ctrl-C waits until what is being sent is confirmed and noted; a second one does not."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        asked = threading.Event()
+
+        def interrupt(_number: int, _frame: object) -> None:
+            if asked.is_set():
+                raise KeyboardInterrupt
+            asked.set()
+            self._command.say("Finishing what is being sent. Ctrl-C again stops at once.")
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    def _show(self, run: RequeueRun) -> None:
+        if self._terminal:
+            self._write(f"\r\x1b[K{bar(run)}")
+            return
+        if run.why and run.why != self._why:
+            self._command.say(f"Run {run.pk}: {run.why}")
+        elif time.monotonic() - self._shown >= EVERY:
+            self._command.say(f"Run {run.pk}: {bar(run)}")
+            self._shown = time.monotonic()
+        self._why = run.why
+
+    def _write(self, text: str) -> None:
+        self._command.stderr.write(text, lambda it: it, ending="")
+        self._command.stderr.flush()
+
+
+def bar(run: RequeueRun) -> str:
+    """``60% ██████████████▌         126/211 20/s  ok 118 again 1``."""
+    todo = run.total - run.skipped
+    done = run.sent + run.unconfirmed
+    share = done / todo if todo else 1.0
+    filled = "█" * round(share * WIDTH)
+    said = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  ok {run.processed} again {run.failed}"
+    return f"{said}  {run.why}" if run.why else said
+
+
+def summary(run: RequeueRun) -> str:
+    """``Run 73: 207 processed, 3 failed again, 1 left out.``"""
+    waiting = run.sent - run.processed - run.failed
+    counts = {
+        "processed": run.processed,
+        "failed again": run.failed,
+        "waiting for outcome": max(0, waiting),
+        "left out": run.skipped,
+        "not confirmed": run.unconfirmed,
+        "not sent": max(0, run.total - run.sent - run.skipped - run.unconfirmed),
+    }
+    said = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
+    return f"Run {run.pk}{ended}: {said or 'nothing to send'}."
+
+
+def code_of(run: RequeueRun) -> Exit:
+    """0 only where every message that was chosen was processed."""
+    return Exit.DONE if run.processed == run.total else Exit.PARTLY
+
+
+TYPED_FROM = 1000
+"""More messages than this are confirmed by typing their number."""
+OUTCOMES = 60.0
+BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    """The subcommands with their options."""
+    requeue = add("requeue", help="send messages back to their queues, as a run")
+    add_choice(requeue)
+    option = requeue.add_argument
+    option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
+    option("--max-depth", type=int, metavar="N", help="wait while the queue holds more than this")
+    option("--stop-at", type=percent, metavar="N%", help="pause when more than so many percent fail again")
+    option("--to", default="", metavar="QUEUE", help="to this declared queue instead of the one each failed in")
+    option("--one-by-one", action="store_true", help="of each business key only one at a time")
+    option("--canary", action="store_true", help="send one; the rest only when it was processed")
+    option("--include", action="append", default=[], choices=INCLUDABLE, help="send what is left out for this reason")
+    option("--planned", action="store_true", help="start when the broker is back, driven by a consumer")
+    option("--no-wait", action="store_true", help="leave the run to a consumer")
+    option("--wait", type=float, default=OUTCOMES, metavar="S", help="how long to wait for outcomes; 60 s by default")
+    _add_act(requeue)
+    discarding = add("discard", help="decide that messages are not to be handled")
+    add_choice(discarding)
+    discarding.add_argument("--why", required=True, choices=Why.values, help="why; with other, --reason says it")
+    _add_act(discarding)
+    for name, words in (("restore", "take discards back"), ("release", "end holds before their time")):
+        one = add(name, help=words)
+        add_choice(one, states=False)
+        _add_act(one)
+    holding = add("hold", help="put messages out of the way until a time")
+    add_choice(holding)
+    holding.add_argument(
+        "--for", dest="hold_until", type=later, required=True, metavar="AGE", help="30m, 2h, 1d or a time"
+    )
+    _add_act(holding)
+    run = add("run", help="drive a run, or steer it")
+    run.add_argument("id", type=int, metavar="RUN")
+    steer = run.add_mutually_exclusive_group()
+    for name in ("pause", "resume", "stop"):
+        steer.add_argument(f"--{name}", action="store_true")
+    steer.add_argument("--rate", type=float, metavar="N", help="from now on so many messages per second")
+    steer.add_argument("--export", action="store_true", help="what became of each message, as CSV")
+    run.add_argument("--reason", default="", help="kept in the audit log")
+    run.add_argument("--wait", type=float, default=OUTCOMES, metavar="S")
+
+
+def requeue(command: RmqCommand, options: Options) -> Exit:
+    chosen = selection_of(options, states=BOTH)
+    terms = Terms(
+        target=checked_target(options["to"]),
+        include=[name for name in options["include"] if name != "permanent"],
+        confirmed_permanent="permanent" in options["include"],
+    )
+    found = report(chosen, terms)
+    partly = say_keys(command, chosen)
+    _preview(command, found, chosen, options)
+    if not found.sendable:
+        return Exit.NOTHING
+    if options["dry_run"]:
+        return Exit.DONE
+    _check_broker(options)
+    _confirm(command, found.sendable, f"Requeue {_messages(found.sendable)}?", options)
+    names = ("rate", "max_depth", "stop_at", "one_by_one", "canary", "planned", "reason")
+    run = start(
+        chosen,
+        Actor.of_shell(),
+        target=terms.target,
+        include=terms.include,
+        confirmed_permanent=terms.confirmed_permanent,
+        **{name: options[name] for name in names},
+    )
+    if options["planned"] or options["no_wait"]:
+        return _tell(command, run, options, Exit.DONE) or partly
+    return _follow(command, run, options) or partly
+
+
+def drive_run(command: RmqCommand, options: Options) -> Exit:
+    actor, number, reason = Actor.of_shell(), options["id"], options["reason"]
+    run = RequeueRun.objects.filter(pk=number).first()
+    if run is None:
+        raise CommandError(f"There is no run {number}.", returncode=Exit.NOTHING)
+    for name in ("pause", "resume", "stop"):
+        if options[name]:
+            return _tell(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
+    if options["rate"] is not None:
+        return _tell(command, steering.slow(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE)
+    if options["export"]:
+        for line in run_lines(number, actor):
+            command.stdout.write(line, ending="")
+        return Exit.DONE
+    if run.state not in ACTIVE or run.state == RunState.PAUSED:
+        return _tell(command, run, options, code_of(run))
+    return _follow(command, run, options)
+
+
+def act(command: RmqCommand, options: Options) -> Exit:
+    """Discard, restore, hold or release."""
+    name = options["act"]
+    chosen = selection_of(options, states={"restore": State.DISCARDED, "release": State.ON_HOLD}.get(name, BOTH))
+    partly = say_keys(command, chosen)
+    if not chosen.count:
+        command.say("Nothing matches.")
+        return Exit.NOTHING
+    if options["dry_run"]:
+        _show_token(command, chosen, f"{name.capitalize()} {_messages(chosen.count)}.", options)
+        return Exit.DONE
+    _confirm(command, chosen.count, f"{name.capitalize()} {_messages(chosen.count)}?", options)
+    # Asked before: afterwards none of them is open any more.
+    lists = lists_data(chosen) if options["json"] else {}
+    done = _ACTS[name](chosen, Actor.of_shell(), options)
+    if options["json"]:
+        command.document(f"parked_{name}/1", changed=done.changed, left=done.left, **lists)
+    else:
+        left = f"; {done.left} left: they are not as they were" if done.left else ""
+        command.line(f"{_messages(done.changed)} {_DONE[name]}{left}.")
+    return Exit.PARTLY if done.left else partly
+
+
+_ACTS: dict[str, Callable[[Selection, Actor, Options], Done]] = {
+    "discard": lambda chosen, actor, given: discard(chosen, actor, why=given["why"], text=given["reason"]),
+    "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
+    "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
+    "release": lambda chosen, actor, given: release(chosen, actor, reason=given["reason"]),
+}
+_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "release": "released"}
+
+
+def percent(text: str) -> float:
+    """An argument: ``20%`` or ``20``."""
+    number = float(text.removesuffix("%"))
+    if not 0 <= number <= 100:  # noqa: PLR2004 - percent
+        raise argparse.ArgumentTypeError(f"takes 0% to 100%, not {text}")
+    return number
+
+
+def _add_act(parser: CommandParser) -> None:
+    parser.add_argument("--reason", default="", help="why; kept in the audit log")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and its token")
+    add_yes(parser)
+
+
+def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Options) -> None:
+    if options["json"] and options["dry_run"]:
+        findings = [
+            {"name": one.name, "count": one.count, "left_out": one.left_out, "why": one.why, "examples": one.examples}
+            for one in found.findings
+        ]
+        command.document(
+            "parked_requeue_preview/1",
+            total=found.total,
+            sendable=found.sendable,
+            findings=findings,
+            queues=dict(found.queues),
+            selection=_token(chosen),
+            **lists_data(chosen),
+        )
+        return
+    out = command.line if options["dry_run"] else command.say
+    for one in found.findings:
+        examples = ", ".join(f"{label} (#{pk})" for pk, label in one.examples[:3])
+        fate = "left out" if one.left_out else "sent one after another" if one.name == "duplicates" else "sent"
+        out(f"  {one.count} {one.name}, {fate}: {examples}{'…' if one.count > 3 else ''}")  # noqa: PLR2004 - as above
+    for queue, count in found.queues:
+        out(f"  {count} to {queue}")
+    out(f"{'Would requeue' if options['dry_run'] else 'Requeues'} {found.sendable} of {found.total}.")
+    if options["dry_run"]:
+        command.line(f"--selection {_token(chosen)}")
+
+
+def _show_token(command: RmqCommand, chosen: Selection, said: str, options: Options) -> None:
+    if options["json"]:
+        facts = {"act": options["act"], "count": chosen.count, "selection": _token(chosen)}
+        command.document("parked_preview/1", **facts, **lists_data(chosen))
+    else:
+        command.line(said)
+        command.line(f"--selection {_token(chosen)}")
+
+
+def _token(chosen: Selection) -> str:
+    return chosen.token() if len(chosen.revisions) <= MOST_IDS else ""
+
+
+def _check_broker(options: Options) -> None:
+    if options["planned"]:
+        return
+    broker = BrokersDepths(patience=options["timeout"])
+    try:
+        if not broker.answers():
+            said = "No connection to the broker; nothing was done. With --planned the run starts when it is back."
+            raise CommandError(said, returncode=Exit.UNREACHABLE)
+    finally:
+        broker.close()
+
+
+def _confirm(command: RmqCommand, count: int, question: str, options: Options) -> None:
+    """One message that was named needs no question; very many need their number."""
+    if options["yes"] or (count == 1 and options["ids"]):
+        return
+    if count <= TYPED_FROM or not (sys.stdin.isatty() and command.stderr.isatty()):
+        command.confirm(question, yes=False)
+        return
+    command.stderr.write(f"Type {count} to go on: ", lambda text: text, ending="")
+    command.stderr.flush()
+    if sys.stdin.readline().strip() != str(count):
+        raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+
+
+def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
+    try:
+        ended = Follower(command, run.pk).follow(wait=options["wait"])
+    except KeyboardInterrupt:
+        again = f"rmq_parked run {run.pk}"
+        command.say(f"Run {run.pk} goes on with the next consumer, or with {again}. To end it: {again} --stop")
+        raise
+    return _tell(command, ended, options, code_of(ended))
+
+
+def _tell(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+    if options["json"]:
+        command.document("parked_run/1", run=run_data(run))
+    else:
+        command.line(summary(run))
+        if run.why:
+            command.say(run.why)
+    return code
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"

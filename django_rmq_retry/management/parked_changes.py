@@ -1,0 +1,164 @@
+"""``rmq_parked``: edit, export, import and purge."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry.management.arguments import add_choice, age, say_keys, selection_of
+from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
+from django_rmq_retry.models import ParkedMessage
+from django_rmq_retry.models.parked import RESOLVED, State
+from django_rmq_retry.parked.edit import Proposal, editable, propose, store, text_of
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.retention import purge
+from django_rmq_retry.parked.transfer import Payload, export, import_lines
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    """The subcommands with their options."""
+    edit = add("edit", help="store a new version of a message; requeue sends it")
+    edit.add_argument("id", type=int, metavar="ID")
+    source = edit.add_mutually_exclusive_group()
+    source.add_argument("--body-file", metavar="FILE", help="the new body; - is stdin")
+    source.add_argument("--editor", action="store_true", help="open the body in $EDITOR")
+    edit.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="again and again")
+    edit.add_argument("--without-header", action="append", default=[], metavar="NAME")
+    edit.add_argument("--new-id", default="", metavar="ID", help="consumers then take it for another message")
+    edit.add_argument("--reason", default="", help="why; it has to be said")
+    edit.add_argument("--dry-run", action="store_true", help="show the difference only")
+    add_yes(edit)
+    out = add("export", help="messages as JSON lines or as a table, to stdout")
+    add_choice(out)
+    out.add_argument("--csv", action="store_true", help="a table without contents")
+    out.add_argument("--payload", choices=list(Payload), default=Payload.MASKED, help="only whole can be imported")
+    out.add_argument("--reason", default="", help="why; kept in the audit log")
+    into = add("import", help="park what was exported; nothing is published")
+    into.add_argument("file", metavar="FILE", help="JSON lines with their whole payload; - is stdin")
+    into.add_argument("--reason", default="", help="why; kept in the audit log")
+    old = add("purge", help="delete what was resolved long ago; without --yes it only counts")
+    old.add_argument("--older-than", type=age, required=True, metavar="AGE", help="90d")
+    old.add_argument("--state", "--status", default=",".join(RESOLVED), metavar="STATES", help="processed,discarded")
+    add_yes(old)
+
+
+def edit(command: RmqCommand, options: Options) -> Exit:
+    row = ParkedMessage.objects.filter(pk=options["id"]).first()
+    if row is None:
+        raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
+    refusal = editable(row)
+    if refusal:
+        raise CommandError(refusal, returncode=Exit.UNCONFIRMED)
+    before = text_of(row) or ""
+    proposal = propose(row, text=_new_text(options, before), headers=_headers(options), new_id=options["new_id"])
+    _show(command, proposal)
+    if proposal.problems:
+        raise CommandError(" ".join(proposal.problems), returncode=Exit.USAGE)
+    if options["dry_run"]:
+        return Exit.DONE
+    command.confirm(f"Store this as version {row.version + 1} of message {row.pk}?", yes=options["yes"])
+    made = store(row.pk, Actor.of_shell(), proposal, version=row.version, reason=options["reason"])
+    if options["json"]:
+        command.document("parked_edit/1", id=row.pk, version=made.number, sha256=made.sha256)
+    else:
+        command.line(f"Version {made.number} of message {row.pk} is stored.")
+        command.say(f"To send it: rmq_parked requeue {row.pk}")
+    return Exit.DONE
+
+
+def export_messages(command: RmqCommand, options: Options) -> Exit:
+    chosen = selection_of(options, states=",".join(State.values))
+    partly = say_keys(command, chosen)
+    form = "csv" if options["csv"] else "jsonl"
+    payload = Payload.NONE if options["csv"] else Payload(options["payload"])
+    for line in export(chosen, Actor.of_shell(), form=form, payload=payload, reason=options["reason"]):
+        command.stdout.write(line, ending="")
+    return partly
+
+
+def import_messages(command: RmqCommand, options: Options) -> Exit:
+    try:
+        with sys.stdin.buffer if options["file"] == "-" else Path(options["file"]).open("rb") as lines:
+            done = import_lines(lines, Actor.of_shell(), reason=options["reason"])
+    except OSError as error:
+        raise CommandError(f"{options['file']} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
+    for number, why in done.problems:
+        command.say(f"Line {number}: {why}")
+    if options["json"]:
+        command.document("parked_import/1", stored=done.stored, refused=done.refused, problems=done.problems)
+    else:
+        command.line(f"{done.stored} stored, {done.refused} refused.")
+    if done.refused:
+        return Exit.PARTLY if done.stored else Exit.ERROR
+    return Exit.DONE if done.stored else Exit.NOTHING
+
+
+def purge_messages(command: RmqCommand, options: Options) -> Exit:
+    states = [one for one in options["state"].split(",") if one]
+    age_of, actor = options["older_than"], Actor.of_shell()
+    found = purge(actor, older_than=age_of, states=states)
+    if found.total and not options["yes"] and sys.stdin.isatty() and command.stderr.isatty():
+        command.confirm(f"Delete {found.total} messages for good?", yes=False)
+        options["yes"] = True
+    if options["yes"]:
+        found = purge(actor, older_than=age_of, states=states, dry=False)
+    if options["json"]:
+        command.document("parked_purge/1", counts=found.counts, done=found.done)
+    else:
+        said = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items())) or "Nothing"
+        command.line(f"{said} deleted." if found.done else f"{said} would be deleted: add --yes.")
+    return Exit.DONE if found.total else Exit.NOTHING
+
+
+def _new_text(options: Options, before: str) -> str:
+    if options["editor"]:
+        return _edited(before)
+    if options["body_file"] is None:
+        return before
+    try:
+        data = sys.stdin.buffer.read() if options["body_file"] == "-" else Path(options["body_file"]).read_bytes()
+        return data.decode()
+    except OSError as error:
+        said = f"{options['body_file']} cannot be read: {error.strerror}."
+        raise CommandError(said, returncode=Exit.USAGE) from error
+    except UnicodeDecodeError:
+        raise CommandError("The new body is no UTF-8 text.", returncode=Exit.USAGE) from None
+
+
+def _edited(before: str) -> str:
+    """What comes back out of the editor; the file is nobody else's to read."""
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "body"
+        path.write_bytes(before.encode())
+        try:
+            subprocess.run([*editor, str(path)], check=True)  # noqa: S603 - the operator's own editor
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CommandError(f"{editor[0]} did not end well: {error}.", returncode=Exit.ERROR) from error
+        after = path.read_bytes().decode()
+    # Editors end a file with a line of their own.
+    return after if before.endswith("\n") else after.removesuffix("\n")
+
+
+def _headers(options: Options) -> Mapping[str, str | None]:
+    found: dict[str, str | None] = dict.fromkeys(options["without_header"])
+    for one in options["header"]:
+        name, equals, text = one.partition("=")
+        if not equals:
+            raise CommandError(f"--header takes NAME=TEXT, not {one!r}.", returncode=Exit.USAGE)
+        found[name] = text
+    return found
+
+
+def _show(command: RmqCommand, proposal: Proposal) -> None:
+    for line in proposal.difference:
+        command.say(f"{line.sign} {line.text}")
+    for name, (before, after) in proposal.headers.items():
+        command.say(f"header {name}: {before!r} → {after!r}")
+    for warning in proposal.warnings:
+        command.say(f"! {warning}")

@@ -1,0 +1,278 @@
+"""``rmq_parked``: list, keys, groups, show and runs."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.management.arguments import (
+    add_choice,
+    clock,
+    keys_data,
+    keys_from,
+    positive,
+    say_keys,
+    selection_of,
+)
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.messages.deaths import Death, deaths, well_formed
+from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
+from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.parked.attempts import attempts_of
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.groups import parked_lately
+from django_rmq_retry.parked.key_lists import Answer, answer, look_up
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.record import moment
+from django_rmq_retry.parked.selection import Place, pages
+from django_rmq_retry.parked.transfer import as_data
+
+LIMIT = 50
+DEATHS = 20
+"""Entries of x-death, and keys of one, that are shown; a forged one may have thousands."""
+FORMATTED_LIMIT = 16 * 1024 * 1024
+"""Indenting makes a body longer: one that would grow beyond this is written as it is."""
+BODIES = ("none", "exact", "pretty", "hex")
+
+
+def add_arguments(add: Callable[..., CommandParser]) -> None:
+    """The subcommands with their options."""
+    listed = add("list", help="the messages, the latest first")
+    add_choice(listed)
+    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most so many; {LIMIT} by default")
+    listed.add_argument(
+        "--after", metavar="PLACE", help="those behind a message: its number, or what a page calls next"
+    )
+    listed.add_argument("--jsonl", action="store_true", help="one JSON object a line; all of them without --limit")
+    keys = add("keys", help="what became of each key of a list; nothing is changed")
+    keys.add_argument("file", metavar="FILE", help="business keys or message ids, however separated; - is stdin")
+    groups = add("groups", help="the causes, the largest first")
+    groups.add_argument("--all", action="store_true", help="also those of which nothing is parked any more")
+    groups.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
+    show = add("show", help="one message with its attempts")
+    show.add_argument("id", type=int, metavar="ID")
+    show.add_argument("--body", choices=BODIES, default="none", help="how to show the body; it is masked")
+    show.add_argument("--tries", choices=("last", "all"), default="last", help="the last attempt, or all")
+    show.add_argument("--reveal", action="store_true", help="without a mask; the audit log remembers it")
+    runs = add("runs", help="the requeue runs, the latest first")
+    runs.add_argument("--active", action="store_true", help="only those that have not ended")
+    runs.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
+
+
+def show_list(command: RmqCommand, options: Options) -> Exit:
+    chosen = selection_of(options, states=State.PARKED, narrow=False)
+    say_keys(command, chosen)
+    rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
+    after, limit = _place(options["after"]), options["limit"]
+    if options["jsonl"]:
+        lines = 0
+        for page in pages(rows, after=after, limit=limit):
+            lines += len(page)
+            for row in page:
+                command.stdout.write(json.dumps(as_data(row)))
+        return Exit.DONE if lines else Exit.NOTHING
+    # One more than is shown tells whether there are more.
+    most = limit or LIMIT
+    more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
+    found = more[:most]
+    following = str(Place.of(found[-1])) if len(more) > most else None
+    if options["json"]:
+        items = [as_data(row) for row in found]
+        command.document("parked_list/1", total=chosen.count, items=items, next=following)
+        return Exit.DONE if found else Exit.NOTHING
+    if not found:
+        command.say("Nothing matches.")
+        return Exit.NOTHING
+    terminal = command.stdout.isatty()
+    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
+    table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
+    command.table([head, *table], cut=True)
+    if following:
+        command.say(f"{len(found)} of {chosen.count}; more with --limit, or go on with --after {following}")
+    return Exit.DONE
+
+
+def _place(given: str | None) -> Place | None:
+    if given is None:
+        return None
+    try:
+        found = Place.read(given)
+    except ValueError:
+        said = f"--after takes the number of a record, or what a page calls next, not {given!r}."
+        raise CommandError(said, returncode=Exit.USAGE) from None
+    if found is None:
+        raise CommandError(f"There is no message {given}.", returncode=Exit.NOTHING)
+    return found
+
+
+def show_keys(command: RmqCommand, options: Options) -> Exit:
+    keys = keys_from(options["file"])
+    told = answer(keys, look_up(keys))
+    found = told.records()
+    if options["json"]:
+        command.document("parked_keys/1", **keys_data(told))
+    else:
+        kinds = {key: kind for kind, some in _kinds(told) for key in some}
+        rows = [(key, kinds[key], *cells) for key in told.keys for cells in _matched(told, key)]
+        command.table([("KEY", "ANSWER", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
+    return Exit.DONE if told.complete else Exit.PARTLY if found else Exit.NOTHING
+
+
+def _kinds(told: Answer) -> list[tuple[str, list[str]]]:
+    return [("found", told.found), ("not found", told.missing), ("several", told.several), ("not open", told.closed)]
+
+
+def _matched(told: Answer, key: str) -> list[tuple[object, ...]]:
+    some: list[tuple[object, ...]] = [(one.record, one.state, one.run or "-", "-") for one in told.matches.get(key, ())]
+    return some or [("-", "-", "-", " or ".join(told.alike.get(key, ())) or "-")]
+
+
+def show_groups(command: RmqCommand, options: Options) -> Exit:
+    rows = ErrorGroup.objects.order_by("-parked", "-last_seen")
+    found = list((rows if options["all"] else rows.filter(parked__gt=0))[: options["limit"]])
+    _starts, counts = parked_lately([row.pk for row in found], buckets=1)
+    recent = {group: lately[-1] for group, lately in counts.items()}
+    step = f"rmq_parked requeue --group {found[0].pk} --canary" if found and found[0].parked else None
+    if options["json"]:
+        items = [{**_group_data(row), "growing": bool(recent[row.pk]), "recent": recent[row.pk]} for row in found]
+        command.document("parked_groups/1", items=items, next=step)
+    elif found:
+        terminal = command.stdout.isatty()
+        head = ("GROUP", "PARKED", "LAST", "GROWING", "ERROR")
+        cells = [
+            (row.pk, row.parked, clock(row.last_seen, terminal=terminal), "yes" if recent[row.pk] else "no", row)
+            for row in found
+        ]
+        command.table([head, *cells], cut=True)
+        if terminal and step:
+            command.say(f"→ next: {step}")
+    else:
+        command.say("Nothing is parked.")
+    return Exit.DONE if found else Exit.NOTHING
+
+
+def _group_data(row: ErrorGroup) -> Mapping[str, object]:
+    """A cause as programs read it."""
+    names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
+    times = {name: clock(getattr(row, name), terminal=False) for name in ("first_seen", "last_seen")}
+    return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}
+
+
+def show_runs(command: RmqCommand, options: Options) -> Exit:
+    rows = RequeueRun.objects.order_by("-pk")
+    found = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
+    if options["json"]:
+        command.document("parked_runs/1", items=[run_data(run) for run in found])
+    elif found:
+        terminal = command.stdout.isatty()
+        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "OK", "AGAIN", "LEFT OUT", "REASON")
+        cells = [_run_cells(run, terminal=terminal) for run in found]
+        command.table([head, *cells], cut=True)
+    else:
+        command.say("There is no run.")
+    return Exit.DONE if found else Exit.NOTHING
+
+
+def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
+    counts = (run.total, run.sent, run.processed, run.failed, run.skipped)
+    return run.pk, run.state, clock(run.created_at, terminal=terminal), run.by, *counts, run.reason
+
+
+def run_data(run: RequeueRun) -> Mapping[str, object]:
+    """A run as programs read it."""
+    names = ("state", "why", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
+    counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
+    times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
+    known = {name: getattr(run, name) for name in (*names, *counts)}
+    return {"id": run.pk, **known, **{name: None if at == "-" else at for name, at in times.items()}}
+
+
+def show_one(command: RmqCommand, options: Options) -> Exit:
+    row = ParkedMessage.objects.select_related("group").prefetch_related("keys").filter(pk=options["id"]).first()
+    if row is None:
+        raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
+    if options["reveal"]:
+        note(Actor.of_shell(), Verb.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
+    body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
+    died = _deaths(row)
+    tries = attempts_of(row)
+    some = list(tries if options["tries"] == "all" else tries[:1])
+    if options["json"]:
+        attempts = [_try(one) for one in some]
+        told = None if died is None else [_death(one) for one in died]
+        command.document(
+            "parked_show/1", message=as_data(row), detail=row.detail, deaths=told, attempts=attempts, body=body
+        )
+        return Exit.DONE
+    for name, value in {**as_data(row), "group": str(row.group), "detail": row.detail}.items():
+        if value not in ("", None, [], ()):
+            command.line(f"{name:<16} {', '.join(value) if isinstance(value, list) else value}")
+    for line in ["not readable"] if died is None else map(_death_line, died):
+        command.line(f"{'x-death':<16} {line}")
+    for one in some:
+        at = clock(one.started_at, terminal=command.stdout.isatty())
+        error = f"{one.error}: {one.error_text}".replace("\n", " ")
+        command.line(f"try {one.number:<12} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
+    if body is not None:
+        command.line()
+        command.line(body)
+    return Exit.DONE
+
+
+def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
+    """What x-death of the message as it came says, the first entries; None where no broker writes one like that."""
+    try:
+        headers = decode_properties(bytes(row.properties)).headers
+    except UndecodableHeaders:
+        return None
+    return deaths(headers)[:DEATHS] if well_formed(headers) else None
+
+
+def _death(one: Death) -> Mapping[str, object]:
+    at = moment(one.at)
+    return {
+        "queue": short(one.queue),
+        "reason": short(one.reason),
+        "count": one.count,
+        "exchange": short(one.exchange),
+        "routing_keys": [short(key) for key in one.keys[:DEATHS]],
+        "at": None if at is None else clock(at, terminal=False),
+        "expiration": short(one.expiration),
+    }
+
+
+def _death_line(one: Death) -> str:
+    told = _death(one)
+    keys = ", ".join(one.keys[:DEATHS])
+    more = [f"{name} {value}" for name, value in (("exchange", one.exchange), ("key", keys)) if value]
+    more += [f"first {told['at']}"] if told["at"] else []
+    more += [f"original expiration {one.expiration} ms"] if one.expiration else []
+    return ", ".join([f"{short(one.queue)} {short(one.reason)} x{one.count}", *map(short, more)])
+
+
+def _try(one: Attempt) -> Mapping[str, object]:
+    names = ("cycle", "number", "seconds", "verdict", "reason", "error", "error_text", "host", "pid", "deploy")
+    return {"started_at": clock(one.started_at, terminal=False), **{name: getattr(one, name) for name in names}}
+
+
+def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
+    data = bytes(row.body)
+    text = decoded(data, row.content_type) if reveal else masked(data, row.content_type, settings().mask)[0]
+    if form == "hex":
+        return data.hex(" ", 4) if reveal else "(hidden: --reveal shows it)"
+    if text is None:
+        return "(no text: --body hex)" if reveal else "(hidden: --reveal shows it)"
+    if form != "pretty" or not is_json(text):
+        return text
+    return indented(text, most=FORMATTED_LIMIT) or text
+
+
+def _words(row: ParkedMessage) -> tuple[str, ...]:
+    error = f"{row.error}: {row.error_text}" if row.error_text else row.error or row.reason
+    key = row.business_key or row.message_id or "-"
+    return key, row.type or "-", row.queue or "-", str(row.attempts), error.replace("\n", " ")[:200]

@@ -1,0 +1,195 @@
+"""Log formats of the consumer: coloured lines, logfmt and JSON."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from django.core.management.color import Style
+
+from django_rmq_retry.management.command import printable
+
+NAME = "django_rmq_retry"
+LEVELS = (logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+"""By verbosity."""
+SIGNS = {
+    "ack": ("✓", "+", "SUCCESS"),
+    "duplicate": ("≡", "d", "SUCCESS"),
+    "retry": ("↻", "~", "WARNING"),
+    "park": ("✕", "x", "ERROR"),
+    "discard": ("○", "o", "WARNING"),
+    "halt": ("■", "=", "ERROR"),
+}
+STYLES = {logging.WARNING: "WARNING", logging.ERROR: "ERROR", logging.CRITICAL: "ERROR"}
+RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_BARE = re.compile(r'[^\s"=\\]+')
+_KEY = re.compile(r"[^\w.-]")
+
+
+class Lines(logging.Formatter):
+    """``03:02:11 ✕ payment.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout``."""
+
+    def __init__(self, style: Style, *, plain: bool, with_pid: bool) -> None:
+        super().__init__()
+        self._colours = style
+        self._plain = plain
+        self._with_pid = with_pid
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        head = f"{clock} [{record.process}]" if self._with_pid else clock
+        sign = SIGNS.get(getattr(record, "event", ""))
+        said = self._verdict(record, sign) if sign and hasattr(record, "attempt") else self._remark(record)
+        trace = "".join(f"\n    {printable(line)}" for line in trace_of(record).splitlines())
+        return f"{head} {said}{trace}"
+
+    def _verdict(self, record: Any, sign: tuple[str, str, str]) -> str:
+        style = getattr(self._colours, sign[2])
+        name = record.handler if record.handler != "-" else record.queue
+        tried = f"try {record.attempt}" if record.attempt else "no try"
+        limit = f"/{record.attempts}" if record.attempts else ""
+        words = [name, getattr(record, "key", "") or record.message_id or "", f"{tried}{limit}", took(record.seconds)]
+        said = " ".join(flat(word) for word in words if word)
+        end = " ".join(flat(self._ascii(part)) for part in _end(record) if part)
+        return f"{style(sign[1] if self._plain else sign[0])} {said}{' ' + style(end) if end else ''}"
+
+    def _remark(self, record: logging.LogRecord) -> str:
+        style = getattr(self._colours, STYLES.get(record.levelno, ""), str)
+        source = "" if record.name == NAME else f"{record.name}: "
+        sign = "!" if record.levelno >= logging.WARNING else "-" if self._plain else "·"
+        return f"{style(sign)} {style(flat(source + record.getMessage()))}"
+
+    def _ascii(self, text: str) -> str:
+        return text.replace("→", "->") if self._plain else text
+
+
+class Logfmt(logging.Formatter):
+    """``ts=2026-11-21T03:02:11.482Z level=error event=park queue=payments handler=…``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(
+            f"{key if key.isidentifier() else _KEY.sub('_', key)}={_quoted(value)}" for key, value in fields(record)
+        )
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, in ASCII: no text can break out of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(dict(fields(record)), default=str)
+
+
+class Console(logging.StreamHandler[Any]):
+    """Whatever happens to the terminal or the pipe, no message suffers from it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Say nothing: the place to say it is the one that fails."""
+
+
+def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_pid: bool) -> bool:
+    """Write the log to this stream; tell whether that is so.
+
+    A project whose own LOGGING brings our records to the console keeps that, unless JSON lines were asked for.
+    """
+    log, root = logging.getLogger(NAME), logging.getLogger()
+    if log.level == logging.NOTSET or verbosity != 1:
+        log.setLevel(LEVELS[verbosity])
+    pika = logging.getLogger("pika")
+    if pika.level == logging.NOTSET:
+        # It tells each lost connection in six lines of its own; what matters of it is in ours.
+        pika.setLevel(logging.INFO if verbosity == len(LEVELS) - 1 else logging.CRITICAL)
+    for logger in (log, root):
+        # Of a command that ran before in this process, as tests do it.
+        logger.handlers[:] = [one for one in logger.handlers if not isinstance(one, Console)]
+    theirs = [one for one in (*log.handlers, *(root.handlers if log.propagate else ())) if _on_console(one)]
+    if (theirs or log.handlers) and not json_logs:
+        return False
+    for one in theirs:
+        one.addFilter(lambda record: record.name.partition(".")[0] != NAME)
+    handler = Console(stream)
+    handler.setFormatter(_formatter(stream, style, json_logs=json_logs, with_pid=with_pid))
+    # While DEBUG is on, Django writes its own records to the console itself.
+    django_too = any(map(_on_console, logging.getLogger("django").handlers))
+    handler.addFilter(lambda record: not (django_too and record.name.partition(".")[0] == "django"))
+    (root if log.propagate else log).addHandler(handler)
+    return True
+
+
+def _formatter(stream: Any, style: Style, *, json_logs: bool, with_pid: bool) -> logging.Formatter:
+    if json_logs:
+        return JsonLines()
+    return Lines(style, plain=not shows_signs(stream), with_pid=with_pid) if stream.isatty() else Logfmt()
+
+
+def shows_signs(stream: Any) -> bool:
+    """Whether a stream's encoding has the signs of the lines."""
+    try:
+        "✓↻✕○■→·".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+    """What there is to say of a record, most important first; what says nothing is left out."""
+    extras = {key: value for key, value in vars(record).items() if key not in RECORD_FIELDS and value not in (None, "")}
+    if not extras.get("after"):
+        extras.pop("after", None)
+    yield "ts", datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    yield "level", record.levelname.lower()
+    if "event" in extras:
+        yield "event", extras.pop("event")
+    if record.name != NAME:
+        yield "logger", record.name
+    if "attempt" not in extras:
+        yield "msg", record.getMessage()
+    yield from extras.items()
+    yield "pid", record.process
+    trace = trace_of(record)
+    if trace:
+        yield "trace", trace
+
+
+def trace_of(record: logging.LogRecord) -> str:
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+
+
+def flat(text: object) -> str:
+    """A text of whatever origin on one line, with nothing in it that steers a terminal."""
+    said = str(text)
+    return said if said.isprintable() else printable(said.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def took(seconds: float) -> str:
+    """``30.0 s``, ``83 ms``, ``0.4 ms``."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"  # noqa: PLR2004
+
+
+def _end(record: Any) -> Iterator[str]:
+    """The end of a verdict's line: what went wrong, and what becomes of the message."""
+    yield from {
+        "retry": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
+        "park": (f"→ parked: {record.detail or record.reason}",),
+        "discard": (f"→ discarded: {record.detail}",),
+        "halt": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
+        "duplicate": ("→ handled before",),
+    }.get(record.event, ())
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    # isprintable() first: a line is written for every message, and going through each character costs more than it.
+    if text.isprintable() and _BARE.fullmatch(text):
+        return text
+    return printable(json.dumps(text, ensure_ascii=False))
+
+
+def _on_console(handler: logging.Handler) -> bool:
+    consoles: tuple[TextIO | None, ...] = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in consoles

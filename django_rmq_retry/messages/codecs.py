@@ -1,0 +1,118 @@
+"""Codecs from body to data and back. JSON is the default, strict enough that two readers agree on one payment."""
+
+import datetime
+import json
+import re
+import uuid
+from decimal import Decimal
+from typing import Protocol
+
+from django_rmq_retry.errors import UndecodableBody, UnencodableData
+from django_rmq_retry.messages.properties import Properties
+
+SHOWN = 80
+DEPTH_LIMIT = 64
+MAGNITUDE_LIMIT = 308
+"""Powers of ten that every reader's floating point number can hold."""
+ENCODINGS = frozenset({"", "utf-8", "utf8", "identity"})
+# A string is skipped whole, even an unfinished one, so that no text is looked at twice.
+_BRACKETS = re.compile(r'[\[{]|[\]}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+class Codec(Protocol):
+    """How one handler's bodies are written and read."""
+
+    content_type: str
+
+    def encode(self, data: object) -> bytes: ...
+
+    def decode(self, body: bytes, properties: Properties | None = None) -> object: ...
+
+
+class Json:
+    """UTF-8 JSON; numbers with a point are read as Decimal; NaN, doubled keys and compressed bodies are refused."""
+
+    content_type = "application/json"
+
+    def encode(self, data: object) -> bytes:
+        try:
+            return _ENCODER.encode(data).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UnencodableData(f"{str(error) or 'it is nested too deeply'} (JSON)") from error
+
+    def decode(self, body: bytes, properties: Properties | None = None) -> object:
+        if properties is not None and (properties.content_encoding or "").lower() not in ENCODINGS:
+            raise UndecodableBody(f"its content-encoding is {properties.content_encoding!a:.{SHOWN}}", size=len(body))
+        try:
+            if not _too_deep(text := body.decode()):
+                return _decode(text)
+            problem = f"it is nested more than {DEPTH_LIMIT} levels deep"
+        except UnicodeDecodeError as error:
+            problem = f"it is not UTF-8 at byte {error.start}"
+        except ValueError as error:
+            problem = f"it is not JSON: {str(error)[:SHOWN]}"
+        raise UndecodableBody(problem, size=len(body))
+
+
+class Raw:
+    """Bytes as they are."""
+
+    content_type = "application/octet-stream"
+
+    def encode(self, data: object) -> bytes:
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            return bytes(data)
+        raise UnencodableData(f"the Raw codec takes bytes, not {type(data).__name__}")
+
+    def decode(self, body: bytes, properties: Properties | None = None) -> object:
+        return body
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise ValueError(f"Decimal {value} has no JSON form")
+    if isinstance(value, (Decimal, uuid.UUID)):
+        return str(value)
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    raise TypeError(f"an object of type {type(value).__name__} has no JSON form")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _too_deep(text: str) -> bool:
+    """Looked at before parsing: parsers go down by recursion, and so does whatever handles what they return."""
+    if text.count("[") + text.count("{") <= DEPTH_LIMIT:
+        return False
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        first = found[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if depth > DEPTH_LIMIT:
+            return True
+    return False
+
+
+def _number(text: str) -> Decimal:
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        raise ValueError("a number has too large an exponent") from None
+    # Others would read infinity, and an int() of 1e999999999 would take all memory.
+    if abs(number.adjusted()) > MAGNITUDE_LIMIT:
+        raise ValueError("a number has too large an exponent")
+    return number
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} stands where a number should")
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_plain)
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_number).decode
+JSON = Json()

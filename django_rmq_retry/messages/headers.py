@@ -1,0 +1,378 @@
+"""AMQP headers and field values, decoded and encoded. Foreign headers stay the bytes in which they came."""
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from django_rmq_retry.errors import UndecodableHeaders
+
+DEPTH_LIMIT = 64
+SHORT_STRING_LIMIT = 255
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LENGTH = struct.Struct(">I")
+DECIMAL = struct.Struct(">Bi")
+TIMESTAMP = struct.Struct(">Q")
+
+# RabbitMQ's letters, which differ from the AMQP 0-9-1 specification's (rabbitmq.com/amqp-0-9-1-errata, section 3).
+_NUMBERS = {
+    ord(letter): struct.Struct(layout)
+    for letter, layout in {
+        "b": ">b", "B": ">B", "s": ">h", "U": ">h", "u": ">H", "I": ">i", "i": ">I", "l": ">q", "L": ">q",
+        "f": ">f", "d": ">d",
+    }.items()
+}  # fmt: skip
+_FIXED_SIZES = {kind: layout.size for kind, layout in _NUMBERS.items()} | {
+    ord("t"): 1, ord("D"): DECIMAL.size, ord("T"): TIMESTAMP.size, ord("V"): 0,
+}  # fmt: skip
+_PREFIXED = frozenset(b"SxAF")
+_ARRAY, _TABLE = b"AF"
+FALLIBLE = frozenset(b"AFT")
+"""The types of which a value may be whole and still not be decoded."""
+
+
+def value_end(raw: bytes, at: int, end: int) -> int:
+    """Return where the value whose type stands at `at` ends, without looking into it."""
+    if at >= end:
+        raise UndecodableHeaders("a value is missing at the end of the table")
+    kind = raw[at]
+    size = _FIXED_SIZES.get(kind)
+    if size is None:
+        if kind not in _PREFIXED:
+            raise UndecodableHeaders(f"its type {chr(kind)!a} is not known to RabbitMQ")
+        if at + 5 > end:
+            raise UndecodableHeaders("its length is cut off")
+        size = 4 + LENGTH.unpack_from(raw, at + 1)[0]
+    stop: int = at + 1 + size
+    if stop > end:
+        raise UndecodableHeaders(f"it is cut off {stop - end} bytes before its end")
+    return stop
+
+
+def entries(raw: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Cut a table into (key, start of entry, start of value, end of entry), never looking into a value."""
+    while at < end:
+        value_at = at + 1 + raw[at]
+        key = raw[at + 1 : value_at]
+        # What most values are, without a call: every message that failed before is cut apart.
+        if value_at + 5 <= end and raw[value_at] in _PREFIXED:
+            stop = value_at + 5 + LENGTH.unpack_from(raw, value_at + 1)[0]
+        else:
+            stop = end + 1
+        if stop > end:
+            try:
+                stop = value_end(raw, value_at, end)
+            except UndecodableHeaders as error:
+                raise UndecodableHeaders(error.problem, header=error.header or shown(key)) from None
+        yield key, at, value_at, stop
+        at = stop
+
+
+def shown(key: bytes, *, limit: int = 60) -> str:
+    """Write a header's name so that any screen, log and database takes it."""
+    text = key.decode("utf-8", "backslashreplace")
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:limit])
+    return safe if len(text) <= limit else safe + "…"
+
+
+def decode_value(raw: bytes, at: int, stop: int, *, depth: int = 1) -> object:
+    """Decode the value between `at` and `stop`, as `value_end` found it."""
+    kind = raw[at]
+    if (number := _NUMBERS.get(kind)) is not None:
+        return number.unpack_from(raw, at + 1)[0]
+    return _DECODERS[kind](raw, at + 1, stop, depth)
+
+
+def check_value(raw: bytes, at: int, stop: int, *, depth: int = 1) -> None:
+    """Raise what decoding the value would raise, without making anything of what cannot fail."""
+    kind = raw[at]
+    if kind == _TABLE:
+        _check_depth(depth)
+        for key, _, value_at, end in entries(raw, at + 5, stop):
+            if not key.isascii():
+                decode_key(key)
+            if raw[value_at] in FALLIBLE:
+                check_value(raw, value_at, end, depth=depth + 1)
+    elif kind == _ARRAY:
+        _check_depth(depth)
+        at += 5
+        while at < stop:
+            end = value_end(raw, at, stop)
+            if raw[at] in FALLIBLE:
+                check_value(raw, at, end, depth=depth + 1)
+            at = end
+    elif kind in FALLIBLE:
+        decode_value(raw, at, stop, depth=depth)
+
+
+def _decode_text(raw: bytes, at: int, stop: int, _: int) -> str | bytes:
+    text = raw[at + 4 : stop]
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return text
+
+
+def _decode_decimal(raw: bytes, at: int, *_: int) -> Decimal:
+    scale, digits = DECIMAL.unpack_from(raw, at)
+    # Built from digits: arithmetic would round to whatever decimal context the process has.
+    return Decimal((int(digits < 0), tuple(map(int, str(abs(digits)))), -scale))
+
+
+def _decode_timestamp(raw: bytes, at: int, *_: int) -> datetime:
+    seconds = TIMESTAMP.unpack_from(raw, at)[0]
+    try:
+        return EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        raise UndecodableHeaders(f"the timestamp {seconds} lies after the year 9999; AMQP counts seconds") from None
+
+
+def _decode_array(raw: bytes, at: int, stop: int, depth: int) -> list[object]:
+    _check_depth(depth)
+    at += 4
+    values = []
+    while at < stop:
+        end = value_end(raw, at, stop)
+        values.append(decode_value(raw, at, end, depth=depth + 1))
+        at = end
+    return values
+
+
+def _decode_table(raw: bytes, at: int, stop: int, depth: int) -> dict[str, object]:
+    _check_depth(depth)
+    return {
+        decode_key(key): decode_value(raw, value_at, end, depth=depth + 1)
+        for key, _, value_at, end in entries(raw, at + 4, stop)
+    }
+
+
+def decode_key(key: bytes) -> str:
+    """Decode a key that has to be UTF-8."""
+    try:
+        return key.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UndecodableHeaders("the key is not UTF-8", header=shown(key)) from None
+
+
+def _check_depth(depth: int) -> None:
+    if depth > DEPTH_LIMIT:
+        raise UndecodableHeaders(f"it is nested more than {DEPTH_LIMIT} levels deep")
+
+
+_DECODERS: dict[int, Callable[[bytes, int, int, int], object]] = {
+    ord("t"): lambda raw, at, stop, depth: raw[at] != 0,  # noqa: ARG005 the decoders share one signature
+    ord("V"): lambda raw, at, stop, depth: None,  # noqa: ARG005
+    ord("x"): lambda raw, at, stop, depth: raw[at + 4 : stop],  # noqa: ARG005
+    ord("S"): _decode_text,
+    ord("D"): _decode_decimal,
+    ord("T"): _decode_timestamp,
+    ord("A"): _decode_array,
+    ord("F"): _decode_table,
+}
+
+
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+_SCALE_LIMIT = 255
+
+
+def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
+    """Encode one entry of a table."""
+    name = _encode_key(key)
+    try:
+        return name + encode_value(value, depth=depth)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in header {shown(name[1:])!r}")
+        raise
+
+
+@lru_cache(maxsize=256)
+def _encode_key(key: str) -> bytes:
+    name = key.encode("utf-8")
+    if len(name) > SHORT_STRING_LIMIT:
+        raise ValueError(f"Header name {shown(name)!r} takes {len(name)} bytes; AMQP takes {SHORT_STRING_LIMIT}.")
+    return bytes((len(name),)) + name
+
+
+def encode_value(value: object, *, depth: int = 1) -> bytes:
+    """Encode a value with its type; what RabbitMQ could not take is a ValueError or TypeError."""
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        return plain(value)
+    for kind, encode in _ENCODERS:
+        if isinstance(value, kind):
+            return encode(value)
+    return _encode_nested(value, depth)
+
+
+def _encode_nested(value: object, depth: int) -> bytes:
+    if depth > DEPTH_LIMIT:
+        raise ValueError(f"A header may be nested {DEPTH_LIMIT} levels deep, this one is nested deeper.")
+    if isinstance(value, dict):
+        return _prefixed(b"F", b"".join(encode_entry(key, item, depth=depth + 1) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return _prefixed(b"A", b"".join(encode_value(item, depth=depth + 1) for item in value))
+    raise TypeError(f"A header cannot carry {type(value).__qualname__}; send it as text or in the body.")
+
+
+def _prefixed(kind: bytes, content: bytes) -> bytes:
+    return kind + LENGTH.pack(len(content)) + content
+
+
+def _encode_int(value: int) -> bytes:
+    if value in _INT32:
+        return struct.pack(">ci", b"I", value)
+    if value in _INT64:
+        return struct.pack(">cq", b"l", value)
+    raise ValueError("A header takes integers of 64 bits; send a larger one as text.")
+
+
+def _encode_float(value: float) -> bytes:
+    if value - value != 0:
+        raise ValueError(f"A header cannot carry {value}: RabbitMQ closes the connection of whoever sends it.")
+    return struct.pack(">cd", b"d", value)
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"A header cannot carry the decimal {value}.")  # noqa: TRY004 the type is right
+    scale = max(-exponent, 0)
+    if exponent > len(str(_INT32.stop)) or scale > _SCALE_LIMIT:
+        raise ValueError(f"The decimal {value} does not fit into a header; send it as text.")
+    number = int("".join(map(str, digits))) * 10 ** max(exponent, 0) * (-1 if sign else 1)
+    if number not in _INT32:
+        raise ValueError(f"The decimal {value} has too many digits for a header; send it as text.")
+    return b"D" + DECIMAL.pack(scale, number)
+
+
+def _encode_timestamp(value: datetime) -> bytes:
+    if value.tzinfo is None:
+        raise ValueError("A header takes no naive datetime; give it a time zone.")
+    if value < EPOCH:
+        raise ValueError(f"A header cannot carry {value.isoformat()}: AMQP counts from 1970.")
+    return b"T" + TIMESTAMP.pack(int((value - EPOCH).total_seconds()))
+
+
+# A bool is an int to isinstance, so it comes first.
+_ENCODERS: tuple[tuple[type, Callable[[Any], bytes]], ...] = (
+    (str, lambda value: _prefixed(b"S", value.encode("utf-8"))),
+    (bool, lambda value: b"t\1" if value else b"t\0"),
+    (int, _encode_int),
+    (bytes, lambda value: _prefixed(b"x", value)),
+    (type(None), lambda _: b"V"),
+    (float, _encode_float),
+    (Decimal, _encode_decimal),
+    (datetime, _encode_timestamp),
+)
+_PLAIN: dict[type, Callable[[Any], bytes]] = dict(_ENCODERS)
+
+
+class Headers(Mapping[str, object]):
+    """An AMQP field table: entries are cut apart at once, a value is decoded when it is asked for.
+
+    A key that comes twice stays twice in `raw`; looking it up gives the last, as a dict of pika's would. A key that is
+    not UTF-8 is listed with surrogate escapes, so that it can be dropped or kept like any other.
+    """
+
+    __slots__ = ("_doubtful", "_known", "raw")
+
+    raw: bytes
+
+    def __init__(self, raw: bytes = b"") -> None:
+        self.raw = raw
+        self._known: dict[str, tuple[int, int]] | None
+        self._known, self._doubtful = _cut(raw)
+
+    @classmethod
+    def _sound(cls, raw: bytes) -> "Headers":
+        """Headers of our own making: most are sent and never looked into."""
+        made = cls.__new__(cls)
+        made.raw = raw
+        made._known = None  # noqa: SLF001 - it is one of us
+        return made
+
+    @property
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        if self._known is None:
+            self._known, self._doubtful = _cut(self.raw)
+        return self._known
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Headers":
+        """Encode values; integers take the smallest of 32 and 64 bits that fits."""
+        return cls._sound(b"".join([encode_entry(*entry) for entry in values.items()])) if values else EMPTY
+
+    def __getitem__(self, key: str) -> object:
+        at, stop = self._spans[key]
+        try:
+            return decode_value(self.raw, at, stop)
+        except UndecodableHeaders as error:
+            name = shown(key.encode("utf-8", "surrogateescape"))
+            raise UndecodableHeaders(error.problem, header=name) from None
+
+    def get(self, key: str, default: object = None) -> object:
+        # Mapping's own would raise and catch for each header that is missing, and most are.
+        return self[key] if key in self._spans else default
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._spans
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __eq__(self, other: object) -> bool:
+        return self.raw == other.raw if isinstance(other, Headers) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<Headers: {len(self)} entries, {len(self.raw)} bytes>"
+
+    def replacing(self, *, drop: Collection[str] = (), put: Mapping[str, object] | None = None) -> "Headers":
+        """Return headers without `drop` and with `put` at the end; every other entry keeps its bytes and its place."""
+        raw = self.raw
+        pieces = []
+        if raw:
+            gone = _encoded(frozenset(drop)) | _encoded(frozenset(put or ()))
+            pieces = [raw[start:stop] for key, start, _, stop in entries(raw, 0, len(raw)) if key not in gone]
+        pieces += [encode_entry(key, value) for key, value in (put or {}).items()]
+        made = b"".join(pieces)
+        return self if made == raw else self._sound(made)
+
+    def check(self) -> None:
+        """Raise UndecodableHeaders naming the first header that cannot be decoded, if there is one."""
+        if self._known is None:
+            self._known, self._doubtful = _cut(self.raw)
+        for key, value_at, stop in self._doubtful:
+            decode_key(key)
+            try:
+                check_value(self.raw, value_at, stop)
+            except UndecodableHeaders as error:
+                raise UndecodableHeaders(error.problem, header=shown(key)) from None
+
+
+def _cut(raw: bytes) -> tuple[dict[str, tuple[int, int]], list[tuple[bytes, int, int]]]:
+    """Where each value stands; and, of those that may not be decodable, key and place once more."""
+    spans: dict[str, tuple[int, int]] = {}
+    doubtful: list[tuple[bytes, int, int]] = []
+    for key, _, value_at, stop in entries(raw, 0, len(raw)):
+        spans[key.decode("utf-8", "surrogateescape")] = value_at, stop
+        if raw[value_at] in FALLIBLE or not key.isascii():
+            doubtful.append((key, value_at, stop))
+    return spans, doubtful
+
+
+@lru_cache(maxsize=64)
+def _encoded(keys: frozenset[str]) -> frozenset[bytes]:
+    return frozenset(key.encode("utf-8", "surrogateescape") for key in keys)
+
+
+EMPTY = Headers()

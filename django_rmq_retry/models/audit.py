@@ -1,0 +1,153 @@
+"""The audit log: append-only rows, each sealed with the one before it."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
+
+
+class Verb(models.TextChoices):
+    """What was done."""
+
+    REQUEUE = "requeue", pgettext_lazy("act", "Requeue")
+    EDIT = "edit", pgettext_lazy("act", "Edit")
+    DISCARD = "discard", pgettext_lazy("act", "Discard")
+    RESTORE = "restore", pgettext_lazy("act", "Restore")
+    HOLD = "hold", pgettext_lazy("act", "Hold")
+    RELEASE = "release", pgettext_lazy("act", "Release")
+    NOTE = "note", pgettext_lazy("act", "Note")
+    MUTE = "mute", pgettext_lazy("act", "Mute")
+    REVEAL = "reveal", pgettext_lazy("act", "Reveal")
+    DOWNLOAD = "download", pgettext_lazy("act", "Download")
+    EXPORT = "export", pgettext_lazy("act", "Export")
+    IMPORT = "import", pgettext_lazy("act", "Import")
+    PURGE = "purge", pgettext_lazy("act", "Purge")
+    PAUSE = "pause", pgettext_lazy("act", "Pause run")
+    RESUME = "resume", pgettext_lazy("act", "Resume run")
+    SLOW = "slow", pgettext_lazy("act", "Change rate")
+    STOP = "stop", pgettext_lazy("act", "Stop run")
+
+
+ELSEWHERE = {
+    (Verb.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
+    (Verb.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
+    (Verb.RELEASE, "let_go"): pgettext_lazy("act", "Let key go on"),
+    (Verb.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
+}
+"""The same verbs, done to what is neither a message nor a run; a fact tells them apart."""
+
+
+class InsertOnly(models.QuerySet["OperatorAction"]):
+    """Refuses what would change history."""
+
+    def update(self, **_changes: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are never changed.")
+
+    def delete(self) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+
+    def bulk_update(self, *_args: Any, **_changes: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are never changed.")
+
+
+class HistoryIsFixed(Exception):
+    """Somebody tried to change what was done."""
+
+
+class OperatorAction(models.Model):
+    """One act of one person; the actor's name stays when the account is gone."""
+
+    number = models.PositiveBigIntegerField(_("number"), unique=True)
+    at = models.DateTimeField(_("at"))
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
+    )
+    actor_name = models.CharField(_("by"), max_length=150)
+    actor_key = models.CharField(_("account"), max_length=64, blank=True)
+    behalf = models.CharField(_("on behalf of"), max_length=255, blank=True)
+    """On the command line: the user of the operating system, and the machine."""
+    verb = models.CharField(_("action"), max_length=12, choices=Verb.choices)
+    reason = models.CharField(_("reason"), max_length=255, blank=True)
+    message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
+    group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
+    run = models.PositiveBigIntegerField(_("run"), null=True, blank=True)
+    subject = models.CharField(_("subject"), max_length=255, blank=True)
+    """The message's own id or business key: it stays readable when its record is gone."""
+    count = models.PositiveIntegerField(_("messages"), default=1)
+    facts = models.JSONField(_("facts"), default=dict)
+    """Selection, rate, digests before and after, masked difference, result."""
+    ip = models.GenericIPAddressField(_("address"), null=True, blank=True)
+    source = models.CharField(_("source"), max_length=10, default="code")
+    previous = models.CharField(max_length=64, editable=False)
+    seal = models.CharField(max_length=64, editable=False)
+    """SHA-256 over this row and the seal of the one before."""
+
+    objects = InsertOnly.as_manager()
+
+    class Meta:
+        verbose_name = _("action")
+        verbose_name_plural = _("audit log")
+        default_permissions = ("view",)
+        permissions = (("view_all_operatoraction", _("Can see what others did")),)
+        indexes = (
+            models.Index(fields=["message", "-number"], name="rmq_action_message"),
+            models.Index(fields=["actor", "-number"], name="rmq_action_actor"),
+            models.Index(fields=["group", "-number"], name="rmq_action_group"),
+            models.Index(fields=["run", "-number"], name="rmq_action_run"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.get_verb_display()} {self.subject}".strip()
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise HistoryIsFixed("Actions of operators are never changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The facts by name; none where a row that was written past this project holds something else."""
+        return self.facts if isinstance(self.facts, dict) else {}
+
+    def get_verb_display(self) -> str:  # type: ignore[no-redef]  # Django makes none where there is one
+        """What was done, and to what."""
+        found = (said for (verb, fact), said in ELSEWHERE.items() if verb == self.verb and fact in self.details)
+        return str(next(found, dict(Verb.choices).get(self.verb, self.verb)))
+
+    @property
+    def queue(self) -> str:
+        """The queue that was paused or resumed: this action has no messages."""
+        of_queues = ((Verb.PAUSE, "until"), (Verb.RESUME, "paused_by"))
+        return self.subject if any(verb == self.verb and fact in self.details for verb, fact in of_queues) else ""
+
+
+class AuditHead(models.Model):
+    """The end of the chain: one row, changed first by whoever adds to it, so that they come one after another."""
+
+    number = models.PositiveBigIntegerField(default=0)
+    seal = models.CharField(max_length=64, default="")
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.number}"
+
+
+class LiveStatus(models.Model):
+    """Stands for the page and carries its permission."""
+
+    class Meta:
+        managed = False
+        verbose_name = _("live status")
+        verbose_name_plural = _("live status")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return str(_("live status"))

@@ -1,0 +1,289 @@
+"""Parked messages, the groups of their causes, and their attempts."""
+
+from datetime import datetime
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+
+class ErrorGroup(models.Model):
+    """One cause, found by its fingerprint; its counters follow its messages and can be counted again at any time."""
+
+    fingerprint = models.CharField(_("fingerprint"), max_length=64, unique=True)
+    rule = models.PositiveSmallIntegerField(_("grouping rule"), default=1)
+    title = models.CharField(_("title"), max_length=255)
+    culprit = models.CharField(_("place in the code"), max_length=255, blank=True)
+    reason = models.CharField(_("reason"), max_length=64)
+    first_seen = models.DateTimeField(_("first seen"))
+    last_seen = models.DateTimeField(_("last seen"))
+    # Counters of messages by state; "arrived" counts every time that one was parked.
+    parked = models.PositiveIntegerField(_("parked"), default=0)
+    requeued = models.PositiveIntegerField(_("waiting for outcome"), default=0)
+    processed = models.PositiveIntegerField(_("processed"), default=0)
+    discarded = models.PositiveIntegerField(_("discarded"), default=0)
+    arrived = models.PositiveIntegerField(_("arrived"), default=0)
+    failed_again = models.PositiveIntegerField(_("failed again"), default=0)
+    regressed_at = models.DateTimeField(_("came back"), null=True, blank=True)
+    muted = models.BooleanField(_("muted"), default=False)
+    plain = models.CharField(_("in plain words"), max_length=255, blank=True)
+    note = models.TextField(_("note"), blank=True)
+    owner = models.CharField(_("owner"), max_length=150, blank=True)
+    ticket = models.CharField(_("ticket"), max_length=150, blank=True)
+    noted_at = models.DateTimeField(_("noted"), null=True, blank=True)
+    noted_by = models.CharField(_("noted by"), max_length=150, blank=True)
+
+    class Meta:
+        verbose_name = _("error group")
+        verbose_name_plural = _("error groups")
+        default_permissions = ("view",)
+        permissions = (("note_errorgroup", _("Can note on and mute error groups")),)
+        indexes = (
+            models.Index(fields=["-last_seen", "-id"], name="rmq_group_last"),
+            models.Index(fields=["-parked", "-last_seen"], name="rmq_group_parked"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.title} · {self.culprit}" if self.culprit else self.title
+
+
+class State(models.TextChoices):
+    """What has become of a parked message."""
+
+    PARKED = "parked", _("Parked")
+    ON_HOLD = "on_hold", _("On hold")
+    REQUEUEING = "requeueing", _("Requeueing")
+    REQUEUED = "requeued", _("Requeued, waiting for outcome")
+    PROCESSED = "processed", _("Processed")
+    DISCARDED = "discarded", _("Discarded")
+
+
+OPEN = (State.PARKED, State.ON_HOLD)
+"""A person has to decide."""
+UNRESOLVED = (*OPEN, State.REQUEUEING, State.REQUEUED)
+"""Never purged."""
+RESOLVED = (State.PROCESSED, State.DISCARDED)
+
+
+class ParkedMessage(models.Model):
+    """One message; one that fails again after a requeue opens the same record again."""
+
+    identity = models.CharField(_("identity"), max_length=160, editable=False)
+    state = models.CharField(_("status"), max_length=12, choices=State.choices, default=State.PARKED)
+    group = models.ForeignKey(
+        ErrorGroup, on_delete=models.PROTECT, related_name="messages", db_index=False, verbose_name=_("group")
+    )
+
+    message_id = models.CharField(_("message id"), max_length=255, blank=True)
+    correlation_id = models.CharField(_("correlation id"), max_length=255, blank=True)
+    type = models.CharField(_("message type"), max_length=255, blank=True)
+    business_key = models.CharField(_("business key"), max_length=255, blank=True)
+    """The first of its keys, for lists."""
+    handler = models.CharField(_("handler"), max_length=255, blank=True)
+    queue = models.CharField(_("queue"), max_length=255, blank=True)
+    parked_in = models.CharField(_("parked in"), max_length=255)
+    exchange = models.CharField(_("exchange"), max_length=255, blank=True)
+    routing_key = models.CharField(_("routing key"), max_length=255, blank=True)
+
+    body = models.BinaryField(_("body"))
+    size = models.PositiveIntegerField(_("size"))
+    sha256 = models.CharField(_("SHA-256"), max_length=64)
+    properties = models.BinaryField(_("properties"))
+    """As the broker writes them: decoded when they are shown or sent."""
+    content_type = models.CharField(_("content type"), max_length=255, blank=True)
+    content_encoding = models.CharField(_("content encoding"), max_length=255, blank=True)
+
+    by = models.CharField(_("parked by"), max_length=10)
+    reason = models.CharField(_("reason"), max_length=64)
+    detail = models.TextField(_("detail"), blank=True)
+    error = models.CharField(_("error"), max_length=255, blank=True)
+    error_text = models.TextField(_("what the error says"), blank=True)
+    summary = models.TextField(_("attempts in short"), blank=True)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    cycle = models.PositiveIntegerField(_("cycle"), default=1)
+    """Counts how often it was sent to its queue: 1 before its first requeue."""
+    version = models.PositiveIntegerField(_("version"), default=1)
+    """Of its contents: above 1 once it was edited."""
+    revision = models.PositiveIntegerField(default=1, editable=False)
+    """Grows with every change of the record: who acts on an older one is told so."""
+    copies = models.PositiveIntegerField(_("copies"), default=1)
+    """Parked copies of the message that arrived, those that were delivered twice left out."""
+    copy = models.CharField(max_length=64, editable=False)
+    """The digest of the parked copy that arrived last."""
+
+    published_at = models.DateTimeField(_("published"), null=True, blank=True)
+    failed_at = models.DateTimeField(_("first failed"), null=True, blank=True)
+    parked_at = models.DateTimeField(_("parked"))
+    recorded_at = models.DateTimeField(_("recorded"))
+    held_until = models.DateTimeField(_("on hold until"), null=True, blank=True)
+    hold_reason = models.CharField(_("reason of the hold"), max_length=255, blank=True)
+    claimed_until = models.DateTimeField(null=True, blank=True, editable=False)
+    """Until then whoever requeues it is believed to be at it; afterwards nobody knows whether it was sent."""
+    requeued_at = models.DateTimeField(_("requeued"), null=True, blank=True)
+    requeued_by = models.CharField(_("requeued by"), max_length=150, blank=True)
+    succeeded_at = models.DateTimeField(_("a copy succeeded"), null=True, blank=True)
+    """When a copy of it, an older one perhaps, was handled after all."""
+    unconfirmed = models.BooleanField(_("may have been delivered"), default=False)
+    """The last requeue was not confirmed: a copy may be under way although the record is open."""
+    resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
+    resolution = models.CharField(_("reason of the discard"), max_length=255, blank=True)
+
+    class Meta:
+        verbose_name = _("parked message")
+        verbose_name_plural = _("parked messages")
+        default_permissions = ("view",)
+        permissions = (
+            ("view_payload", _("Can see message bodies and headers")),
+            ("reveal_field", _("Can reveal a masked field")),
+            ("view_traceback", _("Can see tracebacks")),
+            ("requeue", _("Can requeue messages")),
+            ("bulk_requeue", _("Can requeue many messages at once")),
+            ("edit_requeue", _("Can edit a message and requeue it")),
+            ("discard", _("Can discard and restore messages")),
+            ("hold", _("Can hold messages")),
+            ("export", _("Can export messages")),
+        )
+        # unique=True would make a second index on PostgreSQL, for LIKE. Foreign keys without db_index have one below.
+        constraints = (models.UniqueConstraint(fields=["identity"], name="rmq_msg_identity"),)
+        indexes = (
+            models.Index(fields=["state", "-parked_at", "-id"], name="rmq_msg_state"),
+            models.Index(fields=["group", "state", "-parked_at", "-id"], name="rmq_msg_group"),
+            models.Index(fields=["queue", "state", "-parked_at", "-id"], name="rmq_msg_queue"),
+            models.Index(fields=["type", "state", "-parked_at", "-id"], name="rmq_msg_type"),
+            models.Index(fields=["state", "reason"], name="rmq_msg_reason"),
+            models.Index(fields=["state", "cycle"], name="rmq_msg_cycle"),
+            models.Index(fields=["-parked_at", "-id", "group"], name="rmq_msg_parked"),
+            models.Index(fields=["message_id"], name="rmq_msg_id"),
+            models.Index(fields=["correlation_id"], name="rmq_msg_correlation"),
+            models.Index(fields=["resolved_at"], name="rmq_msg_resolved"),
+        )
+
+    def __str__(self) -> str:
+        return self.business_key or self.message_id or f"#{self.pk}"
+
+    @property
+    def open(self) -> bool:
+        """Whether a person has to decide."""
+        return self.state in OPEN
+
+
+class BusinessKey(models.Model):
+    """A word of the business by which a message is found: a payment's or an account's number."""
+
+    message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="keys", db_index=False)
+    value = models.CharField(_("business key"), max_length=255)
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["message", "value"], name="rmq_key_once"),)
+        indexes = (models.Index(fields=["value"], name="rmq_key_value"),)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class MessageVersion(models.Model):
+    """An edited body; the original stays in its record, as version 1."""
+
+    message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="versions", db_index=False)
+    number = models.PositiveIntegerField(_("version"))
+    body = models.BinaryField(_("body"))
+    properties = models.BinaryField(_("properties"))
+    sha256 = models.CharField(_("SHA-256"), max_length=64)
+    at = models.DateTimeField(_("stored"))
+    by = models.CharField(_("by"), max_length=150)
+    reason = models.CharField(_("reason"), max_length=255)
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["message", "number"], name="rmq_version_once"),)
+
+    def __str__(self) -> str:
+        return f"v{self.number}"
+
+
+class KeyList(models.Model):
+    """A list of keys that an operator pasted: a choice that was made by it stays frozen, and is found later."""
+
+    created_at = models.DateTimeField(_("created"))
+    by = models.CharField(_("by"), max_length=150)
+    by_key = models.CharField(_("account"), max_length=64, blank=True)
+    """Whose list it is; empty on the command line."""
+    count = models.PositiveIntegerField()
+    kept = models.BooleanField(default=False)
+    """An action refers to it. Other lists are deleted after two days."""
+
+    class Meta:
+        default_permissions = ()
+        indexes = (models.Index(fields=["kept", "created_at"], name="rmq_keylist_kept"),)
+
+    def __str__(self) -> str:
+        return f"#{self.pk}"
+
+
+class ListedKey(models.Model):
+    """A key of a list, once for each message that it named when the list was stored."""
+
+    list = models.ForeignKey(KeyList, on_delete=models.CASCADE, related_name="keys", db_index=False)
+    place = models.PositiveIntegerField()
+    value = models.CharField(_("business key"), max_length=255)
+    message = models.PositiveBigIntegerField(null=True)
+    """No foreign key: the list outlives its messages."""
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["list", "place", "message"], name="rmq_listed_once"),)
+        indexes = (models.Index(fields=["list", "value"], name="rmq_listed_value"),)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Attempt(models.Model):
+    """One run of a handler that failed, or that succeeded after failures.
+
+    It belongs to a message by its identity, not by a key: attempts are written long before anything is parked.
+    """
+
+    identity = models.CharField(_("identity"), max_length=160)
+    queue = models.CharField(_("queue"), max_length=255)
+    handler = models.CharField(_("handler"), max_length=255, blank=True)
+    message_id = models.CharField(_("message id"), max_length=255, blank=True)
+    cycle = models.PositiveIntegerField(_("cycle"), default=1)
+    number = models.PositiveIntegerField(_("attempt"))
+    started_at = models.DateTimeField(_("started"))
+    seconds = models.FloatField(_("seconds"))
+    verdict = models.CharField(_("verdict"), max_length=10)
+    wait = models.FloatField(_("waits"), default=0)
+    next_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
+    reason = models.CharField(_("reason"), max_length=64, blank=True)
+    error = models.CharField(_("error"), max_length=255, blank=True)
+    error_text = models.TextField(_("what the error says"), blank=True)
+    chain = models.JSONField(_("causes"), default=list)
+    """Of each exception, the newest first, its class, its text and its frames; the project's own are told apart."""
+    logs = models.TextField(_("log lines"), blank=True)
+    fingerprint = models.CharField(_("fingerprint"), max_length=64, blank=True)
+    host = models.CharField(_("host"), max_length=255)
+    pid = models.PositiveIntegerField(_("process"))
+    thread = models.CharField(_("thread"), max_length=100)
+    deploy = models.CharField(_("version of the project"), max_length=100, blank=True)
+
+    class Meta:
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["identity", "started_at", "id"], name="rmq_attempt_identity"),
+            models.Index(fields=["next_at"], name="rmq_attempt_next"),
+            models.Index(fields=["started_at"], name="rmq_attempt_started"),
+            models.Index(fields=["fingerprint", "-started_at"], name="rmq_attempt_group"),
+        )
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.verdict}"
+
+
+def behind(column: str, at: datetime, tie: str, last: object) -> Q:
+    """The rows after the last one of a part, where these are ordered by ``column`` and then by ``tie``."""
+    # The first condition says nothing more, but lets every database begin at the right place of its index.
+    return Q(**{f"{column}__gte": at}) & (Q(**{f"{column}__gt": at}) | Q(**{f"{tie}__gt": last}))

@@ -1,1 +1,0 @@
-"""What operators do: one function for each act, the same for admin, commands and code."""

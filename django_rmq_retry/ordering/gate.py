@@ -1,0 +1,190 @@
+"""The gate of handlers with ``order_by``: messages wait in the database behind a failed one with their key.
+
+Which keys are blocked is known here without a question, for only the active consumer of a queue blocks any.
+"""
+
+import logging
+import threading
+import time
+
+from django.db import InterfaceError, OperationalError, connections, transaction
+
+from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.handlers.attempt import Unready, channel_of
+from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry.messages.stamp import MARK
+from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.models import BlockedKey
+from django_rmq_retry.models.server import asked_anew, lost, too_large
+from django_rmq_retry.ordering.keys import (
+    Full,
+    Said,
+    block,
+    database,
+    digest,
+    goes_first,
+    hold,
+    locked,
+    pass_on,
+    release,
+)
+from django_rmq_retry.policies.verdict import Kind, Verdict, park
+
+log = logging.getLogger("django_rmq_retry")
+
+FULL = 1.0
+"""Seconds that a message stays in hand above the limits, before it is stored all the same.
+
+It cannot stay for ever: what it waits for comes by the same queue, and may be behind as many as may be in hand.
+"""
+SAID = 60.0
+"""So often it is said again that there is no room."""
+
+
+class Unkept(Exception):
+    """A message whose row costs the connection: one for the last resort, if it is so each time."""
+
+
+class Order:
+    """One for each consuming process, shared by its workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocked: dict[str, set[str]] = {}
+        """The digests of blocked keys, by queue; freed ones may still be among them."""
+        self._channels: dict[str, object] = {}
+        self._slowed: set[Delivery] = set()
+        """What has waited in hand for want of room."""
+        self._said = 0.0
+
+    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
+        if subscription.order_by is None:
+            return None
+        if _gone(delivery):
+            # It comes again, behind what failed before it on the same channel; nobody hears this.
+            return DONE
+        blocked = self._known(delivery)
+        if not blocked:
+            return None
+        key = digest(subscription.name, delivery.key or "")
+        return self._behind(delivery, subscription, key) if key in blocked else None
+
+    def leave(
+        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        if subscription.order_by is None or isinstance(error, Unready) or _gone(delivery):
+            return verdict
+        if verdict.kind in (Kind.ACK, Kind.DISCARD):
+            blocked = self._blocked.get(delivery.queue)
+            # Another process may have had it before us, and have blocked its key after we asked.
+            if not blocked and not delivery.redelivered:
+                return verdict
+            key = digest(subscription.name, delivery.key or "")
+            self._resolved(delivery, key)
+            if blocked and MARK in delivery.raw:
+                self._resolved_elsewhere(delivery, key)
+            return verdict
+        self._failed(delivery, subscription, for_a_person=verdict.kind is Kind.PARK)
+        return verdict
+
+    def _known(self, delivery: Delivery) -> set[str]:
+        """The blocked keys of its queue; asked for anew by each channel, before which another process had the queue."""
+        channel, queue = channel_of(delivery), delivery.queue
+        if queue in self._blocked and self._channels.get(queue) is channel:
+            return self._blocked[queue]
+        with self._lock:
+            if queue not in self._blocked or self._channels.get(queue) is not channel:
+                rows = BlockedKey.objects.using(database()).filter(queue=queue)
+                self._blocked[queue] = set(rows.values_list("digest", flat=True))
+                self._channels[queue] = channel
+                self._slowed = {one for one in self._slowed if one.queue != queue}
+            return self._blocked[queue]
+
+    def _behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
+        """Keep it behind the message that goes first; None where it is this one, or there is none any more."""
+        slowed = delivery in self._slowed
+        self._slowed.discard(delivery)
+        try:
+            with transaction.atomic(using=database()):
+                known = locked(key)
+                if known is not None and not goes_first(known, delivery):
+                    _keep(known, delivery, even_if_full=slowed)
+                    return DONE
+        except Full as full:
+            self._say(full)
+            self._slowed.add(delivery)
+            return Settlement(tell=Tell.AGAIN, hold=FULL)
+        except (HeadersTooLarge, ValueError) as error:
+            said = f"It cannot wait behind a message of its key that has failed: {error}"
+            verdict, now = park(Reason.PERMANENT, said, ErrorNote.of(error)), time.time_ns() // 1_000_000
+            return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=now)
+        except Unkept as unkept:
+            using = database()
+            if asked_anew(connections[using], BlockedKey.objects.using(using).exists) is None:
+                raise Unready(f"Database {using!r} was lost while it kept a message.") from unkept
+            raise
+        if known is None:
+            self._freed(delivery.queue, key)
+        return None
+
+    def _failed(self, delivery: Delivery, subscription: Subscription, *, for_a_person: bool) -> None:
+        key = digest(subscription.name, delivery.key or "")
+        with transaction.atomic(using=database()):
+            block(delivery, handler=subscription.name, digest=key, parked=for_a_person)
+        with self._lock:
+            self._blocked.setdefault(delivery.queue, set()).add(key)
+
+    def _resolved(self, delivery: Delivery, key: str) -> None:
+        if key not in self._blocked.get(delivery.queue, ()) and not delivery.redelivered:
+            return
+        with transaction.atomic(using=database()):
+            known = locked(key)
+            free = known is None or (goes_first(known, delivery) and pass_on(known) is None)
+        if free:
+            self._freed(delivery.queue, key)
+
+    def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
+        """Where it goes first under another key: since it failed ``order_by`` or the handler's name has changed."""
+        said = Said.of(delivery)
+        rows = BlockedKey.objects.using(database()).filter(identity=said.identity, name=said.name, queue=delivery.queue)
+        for known in rows.exclude(digest=key):
+            release(known)
+
+    def _freed(self, queue: str, key: str) -> None:
+        with self._lock:
+            self._blocked.get(queue, set()).discard(key)
+
+    def _say(self, full: Full) -> None:
+        now = time.monotonic()
+        if now < self._said:
+            return
+        self._said = now + SAID
+        log.critical(
+            "Too many messages of queue %r wait for key %r of %s: %s (%s). Further ones are taken one a second, and "
+            "hold up the queue. Resolve the message that goes first: `manage.py rmq_held list`.",
+            *(full.block.queue, full.block.key, full.block.handler, full, full.of),
+            extra={"event": "full", "queue": full.block.queue, "handler": full.block.handler},
+        )
+
+
+def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
+    connection = connections[database()]
+    try:
+        hold(known, delivery, even_if_full=even_if_full)
+    except (InterfaceError, OperationalError) as error:
+        # Now: when the transaction has been left, there may be a new connection.
+        if not too_large(error) and not lost(connection, error):
+            raise
+        size = len(delivery.body)
+        raise Unkept(
+            f"it cannot wait behind a message of its key that has failed, for its {size} bytes cost the connection to "
+            f"database {connection.alias!r}: {ErrorNote.of(error)}"
+        ) from error
+
+
+def _gone(delivery: Delivery) -> bool:
+    """Whether its channel has closed: then it comes again, and whoever gets it says how it ends."""
+    return getattr(channel_of(delivery), "open", True) is False

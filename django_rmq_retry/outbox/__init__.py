@@ -1,1 +1,0 @@
-"""Messages on their way to the broker: rows of the transaction that wants them published."""

@@ -1,0 +1,1 @@
+"""Parked messages in the database, and everything that operators do with them."""

@@ -1,0 +1,379 @@
+"""Claims of a requeue run, their results and outcomes.
+
+Whatever is killed afterwards, a claim stays that nobody takes for unsent: it runs out and counts as not confirmed.
+
+Locks are taken in one order: the message, its group, runs, their items.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.models import F, QuerySet
+
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, RunState, State, server
+from django_rmq_retry.models.parked import OPEN
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.database import database, locked_messages, locked_run, steadily
+from django_rmq_retry.parked.groups import less, moved
+from django_rmq_retry.parked.record import Ticket
+
+CLAIM = 60.0
+"""Seconds for which whoever claimed a message is believed to be sending it."""
+SWEPT_AT_ONCE = 500
+
+Prepare = Callable[[RequeueRun, ParkedMessage], Message | str]
+"""The copy to send, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A message that this process, and nobody else, may send now."""
+
+    item: int
+    record: int
+    cycle: int
+    copy: Message
+    before: Mapping[str, Any]
+    """What its record goes back to where nothing was sent."""
+    at: datetime
+    """Before it leaves: its consumer may be quicker than the broker's confirm."""
+
+
+def lasts() -> float:
+    """Seconds of a claim: longer than any publish may take."""
+    return max(CLAIM, 3 * settings().publish_timeout)
+
+
+def claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> list[Claim]:
+    """Take items for sending; those whose record is not as it was chosen are left out, and say why.
+
+    Nothing is taken where the run was paused or another driver has it.
+    """
+    return steadily(lambda: _claim(run, driver, items, prepare))
+
+
+def _claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> list[Claim]:
+    using, now = database(), server.now(database())
+    claims, left_out = [], {}
+    with transaction.atomic(using=using):
+        messages = locked_messages([item.message_id for item in items])
+        known = RequeueRun.objects.using(using).filter(pk=run).first()
+        if known is None:
+            return []
+        for item in items:
+            message = messages.get(item.message_id)
+            made = findings.RESOLVED if message is None else _objection(message, item) or prepare(known, message)
+            if isinstance(made, Message) and message is not None:
+                claims.append(_claimed(item, message, made, now))
+            else:
+                left_out[item.pk] = str(made)
+        _take(claims, known.by, now)
+        groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
+        for (group, state), count in sorted(groups.items()):
+            moved(group, state, State.REQUEUEING, count)
+        if not _takes(run, driver, claims, left_out):
+            transaction.set_rollback(True, using=using)
+            return []
+    return claims
+
+
+def _objection(message: ParkedMessage, item: Item) -> str:
+    if not message.open:
+        return findings.RESOLVED
+    return "" if message.revision == item.revision else findings.CHANGED
+
+
+def _claimed(item: Item, message: ParkedMessage, copy: Message, at: datetime) -> Claim:
+    kept = ("state", "unconfirmed", "requeued_at", "requeued_by")
+    before = {name: getattr(message, name) for name in kept}
+    return Claim(item=item.pk, record=message.pk, cycle=message.cycle + 1, copy=copy, before=before, at=at)
+
+
+def _take(claims: Iterable[Claim], by: str, now: datetime) -> None:
+    rows = ParkedMessage.objects.using(database()).filter(pk__in=[one.record for one in claims])
+    rows.update(
+        state=State.REQUEUEING,
+        cycle=F("cycle") + 1,
+        revision=F("revision") + 1,
+        unconfirmed=False,
+        claimed_until=now + timedelta(seconds=lasts()),
+        # Before it leaves: what fails afterwards must not look older than its requeue.
+        requeued_at=now,
+        requeued_by=by,
+    )
+
+
+def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, str]) -> bool:
+    """The run's side; False where the run is not this driver's any more, or an item was taken by somebody else."""
+    using = database()
+    known = locked_run(run)
+    if known is None or known.state != RunState.RUNNING or known.driver != driver:
+        return False
+    pending = Item.objects.using(using).filter(run=run, state=ItemState.PENDING)
+    cycles: dict[int, list[int]] = {}
+    for one in claims:
+        cycles.setdefault(one.cycle, []).append(one.item)
+    taken = sum(
+        pending.filter(pk__in=some).update(state=ItemState.CLAIMED, cycle=cycle) for cycle, some in cycles.items()
+    )
+    if taken != len(claims):
+        return False
+    leave_out(run, left_out)
+    return True
+
+
+def leave_out(run: int, whys: Mapping[int, str], *, state: ItemState = ItemState.PENDING) -> int:
+    """Items that are not sent, each with why; the run's row is locked already."""
+    using = database()
+    grouped: dict[str, list[int]] = {}
+    for item, why in whys.items():
+        grouped.setdefault(why, []).append(item)
+    rows = Item.objects.using(using).filter(run=run, state=state)
+    now = server.now(database())
+    count = sum(
+        rows.filter(pk__in=some).update(state=ItemState.SKIPPED, why=why, ended_at=now) for why, some in grouped.items()
+    )
+    if count:
+        RequeueRun.objects.using(using).filter(pk=run).update(skipped=F("skipped") + count)
+    return count
+
+
+def sweep() -> int:
+    """End the claims whose holder has not been heard of: they are open again, and may have been delivered."""
+    using = database()
+    stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=server.now(database()))
+    total = 0
+    while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:SWEPT_AT_ONCE]):
+        total += steadily(lambda ids=ids: _swept(ids))  # type: ignore[misc]  # mypy does not infer its default
+    return total
+
+
+def _swept(ids: Sequence[int]) -> int:
+    using, now = database(), server.now(database())
+    with transaction.atomic(using=using):
+        rows = locked_messages(ids, whole=False).values()
+        stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
+        doubtful(stale)
+        claimed = Item.objects.using(using).filter(state=ItemState.CLAIMED, message__in=[row.pk for row in stale])
+        for run in sorted(set(claimed.values_list("run", flat=True))):
+            locked_run(run)
+            ended = claimed.filter(run=run).update(
+                state=ItemState.UNCONFIRMED, why=findings.NOT_CONFIRMED, ended_at=now
+            )
+            RequeueRun.objects.using(using).filter(pk=run).update(unconfirmed=F("unconfirmed") + ended)
+    return len(stale)
+
+
+def doubtful(rows: Sequence[ParkedMessage]) -> None:
+    """Records, locked, of which a copy may have been delivered: open again, and never sent again without a person."""
+    changed = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
+    changed.update(
+        state=State.PARKED,
+        unconfirmed=True,
+        claimed_until=None,
+        held_until=None,
+        hold_reason="",
+        revision=F("revision") + 1,
+    )
+    for group, count in sorted(Counter(row.group_id for row in rows).items()):
+        moved(group, State.REQUEUEING, State.PARKED, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a claim; fit says whether the message itself can be sent at all."""
+
+    claim: Claim
+    outcome: Outcome
+    fit: bool = True
+
+
+def settle(run: int, answers: Sequence[Answer]) -> None:
+    """Write down how the publishes of a slice ended."""
+    steadily(lambda: _settle(run, answers))
+
+
+def _settle(run: int, answers: Sequence[Answer]) -> None:
+    using = database()
+    with transaction.atomic(using=using):
+        rows = locked_messages([one.claim.record for one in answers], whole=False)
+        mine = [one for one in answers if _still(rows.get(one.claim.record), one.claim)]
+        sent = [one.claim.record for one in mine if one.outcome is Outcome.CONFIRMED]
+        ParkedMessage.objects.using(using).filter(pk__in=sent).update(
+            state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
+        )
+        doubtful([rows[one.claim.record] for one in mine if one.outcome is Outcome.UNKNOWN])
+        back = [one for one in mine if one.outcome not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
+        _put_back(back, rows)
+        _settle_items(run, answers, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
+
+
+def _still(row: ParkedMessage | None, claim: Claim) -> bool:
+    """Whether nobody has said anything of the record since: its consumer may have been quicker."""
+    return row is not None and row.state == State.REQUEUEING and row.cycle == claim.cycle
+
+
+def _put_back(answers: Sequence[Answer], rows: dict[int, ParkedMessage]) -> None:
+    """Nothing of these was sent: their records are as they were before the claim."""
+    using = database()
+    groups: Counter[tuple[int, str]] = Counter()
+    for one in answers:
+        ParkedMessage.objects.using(using).filter(pk=one.claim.record).update(
+            cycle=F("cycle") - 1, revision=F("revision") + 1, claimed_until=None, **one.claim.before
+        )
+        groups[rows[one.claim.record].group_id, one.claim.before["state"]] += 1
+    for (group, state), count in sorted(groups.items()):
+        moved(group, State.REQUEUEING, state, count)
+
+
+def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]) -> None:
+    using, now = database(), server.now(database())
+    known = locked_run(run)
+    if known is None:
+        return
+    claimed = Item.objects.using(using).filter(run=run, state=ItemState.CLAIMED)
+    left_at = min((one.claim.at for one in answers), default=now)
+    by_outcome: dict[Outcome, list[int]] = {}
+    for one in answers:
+        by_outcome.setdefault(one.outcome, []).append(one.claim.item)
+    confirmed = by_outcome.get(Outcome.CONFIRMED, [])
+    claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, why="")
+    # Those whose outcome came before the confirm were sent as well.
+    Item.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
+    unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
+        state=ItemState.UNCONFIRMED, why=findings.NOT_CONFIRMED, sent_at=left_at, ended_at=now
+    )
+    RequeueRun.objects.using(using).filter(pk=run).update(
+        sent=F("sent") + len(confirmed), unconfirmed=F("unconfirmed") + unconfirmed
+    )
+    whys = {}
+    for one in answers:
+        why, final = _ending(one)
+        if not why:
+            continue
+        item = one.claim.item
+        if final or item not in revisions or known.state == RunState.STOPPED:
+            whys[item] = why if final or item in revisions else findings.RESOLVED
+        else:
+            again = {"state": ItemState.PENDING, "cycle": 0, "revision": revisions[item], "why": why}
+            claimed.filter(pk=item).update(**again)
+    leave_out(run, whys, state=ItemState.CLAIMED)
+
+
+def _ending(answer: Answer) -> tuple[str, bool]:
+    """Why a message was not sent, and whether that is the end of it in this run."""
+    if answer.outcome is Outcome.RETURNED:
+        return findings.UNROUTABLE, True
+    if answer.outcome is Outcome.NACKED:
+        return findings.QUEUE_FULL, False
+    if answer.outcome is Outcome.TOO_LARGE:
+        return findings.UNWRITABLE, True
+    if answer.outcome is Outcome.UNSENT:
+        return (findings.NOT_SENT, False) if answer.fit else (findings.UNWRITABLE, True)
+    return "", False
+
+
+UNDER_WAY = (State.REQUEUEING, State.REQUEUED)
+SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
+COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
+
+
+def succeeded(ticket: Ticket, at: datetime) -> None:
+    """A requeued copy was handled. Older copies than the newest failure leave the record as it is, with a note."""
+    with transaction.atomic(using=_alias()):
+        record = _locked(ticket.record)
+        if record is None:
+            return
+        closes = ticket.cycle >= record.cycle and _closes(record, at)
+        if closes:
+            _close(record, handled_at=at, at=at)
+        elif record.succeeded_at is None or record.succeeded_at < at:
+            _change(record, succeeded_at=at)
+        # What failed in a run stays failed there, unless this closes the record after all.
+        _end_items(ticket, ItemState.PROCESSED, at, of=(*SENT, ItemState.FAILED) if closes else SENT)
+
+
+def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
+    """Another copy of its message was handled: a record that waits for a person, and is as it came, is closed."""
+    with transaction.atomic(using=_alias()):
+        record = _locked(pk)
+        if record is None or record.state != State.PARKED or record.version > 1:
+            return False
+        _close(record, handled_at=handled_at, at=server.now(_alias()))
+    return True
+
+
+def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
+    """A requeued copy failed where nothing is parked: its record holds the message, and is open again."""
+    with transaction.atomic(using=_alias()):
+        record = _locked(ticket.record)
+        if record is None:
+            return
+        if ticket.cycle == record.cycle and record.state in UNDER_WAY:
+            told = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
+            _change(record, state=State.PARKED, claimed_until=None, **told)
+            moved(record.group_id, record.state, State.PARKED)
+            ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
+        _end_items(ticket, ItemState.FAILED, at, of=SENT)
+
+
+def _closes(record: ParkedMessage, at: datetime) -> bool:
+    if record.state in UNDER_WAY:
+        # This very cycle is under way, and no failure of it is known; two clocks may differ by more than it took.
+        return True
+    return record.state in OPEN and (record.unconfirmed or at >= record.parked_at)
+
+
+def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
+    ended: dict[str, Any] = {"state": State.PROCESSED, "resolved_at": at, "succeeded_at": handled_at}
+    _change(record, **ended, unconfirmed=False, claimed_until=None, held_until=None, hold_reason="")
+    moved(record.group_id, record.state, State.PROCESSED)
+
+
+def _alias() -> str:
+    return router.db_for_write(ParkedMessage)
+
+
+def _locked(pk: int) -> ParkedMessage | None:
+    rows = _rows(pk)
+    if not connections[_alias()].features.has_select_for_update:
+        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        rows.update(revision=F("revision"))
+    return rows.defer("body", "properties").select_for_update().first()
+
+
+def _rows(pk: int) -> QuerySet[ParkedMessage]:
+    return ParkedMessage.objects.using(_alias()).filter(pk=pk)
+
+
+def _change(record: ParkedMessage, **changes: Any) -> None:
+    _rows(record.pk).update(revision=F("revision") + 1, **changes)
+
+
+def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
+    """The places of this cycle in runs, counted where they really change."""
+    items = Item.objects.using(_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
+    for run in sorted(set(items.values_list("run", flat=True))):
+        rows = RequeueRun.objects.using(_alias()).filter(pk=run)
+        # Whoever else changes items holds their run.
+        rows.update(sent=F("sent"))
+        for before in of:
+            if items.filter(run=run, state=before).update(state=state, ended_at=at):
+                rows.update(**_counters(before, state))
+
+
+def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
+    """The counters of a run for one item: those sent are all that were confirmed or came to an outcome."""
+    changes: dict[str, Any] = {COUNTED.get(after, "processed"): F(COUNTED.get(after, "processed")) + 1}
+    if before in COUNTED:
+        changes[COUNTED[before]] = less(COUNTED[before])
+    if before == ItemState.UNCONFIRMED:
+        changes["sent"] = F("sent") + 1
+    return changes

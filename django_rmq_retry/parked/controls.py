@@ -1,0 +1,213 @@
+"""Pauses queues, unblocks ordering keys, and retries outbox messages."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from django.db import connections, router, transaction
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.breakers.control import FLOWING, QueueState
+from django_rmq_retry.breakers.table import columns_of, state_of, states
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import BlockedKey, OutboxMessage, Switch, Verb, server
+from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.database import steadily
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.policies.breaker import CLOSED
+from django_rmq_retry.publishing import outbox_rows
+
+REASON_LIMIT = 255
+
+
+def queues() -> tuple[str, ...]:
+    """The work queues of the project."""
+    return tuple(intake.queue.name for intake in registry.intakes())
+
+
+def look() -> list[QueueState]:
+    """Where each of them stands."""
+    return list(states(queues()).values())
+
+
+def later(span: timedelta | None) -> datetime | None:
+    """The time at which a pause of this length ends, by the clock of all consumers."""
+    return None if span is None else server.now(router.db_for_write(Switch)) + span
+
+
+def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None = None) -> QueueState:
+    """Nobody takes of it any more, within seconds; again by itself at ``until``, or when somebody resumes it."""
+    _check(queue)
+    _check_stays(queue)
+    now = server.now(router.db_for_write(Switch))
+    if until is not None and until <= now:
+        raise Refused(_("The time at which it goes on by itself is over already."))
+    text = short(reason.strip(), REASON_LIMIT)
+
+    def act() -> QueueState:
+        using = router.db_for_write(Switch)
+        with transaction.atomic(using=using):
+            before = _locked_control(queue, using)
+            kept = before.paused and (before.until is None or before.until > now)
+            changes = {
+                "paused": True,
+                "by": actor.name,
+                "reason": text,
+                "since": before.since if kept else now,
+                "until": until,
+            }
+            Switch.objects.using(using).filter(pk=before.pk).update(**changes)
+            facts = {"until": until and until.isoformat(timespec="seconds")}
+            note(actor, Verb.PAUSE, reason=reason, subject=queue, facts=facts)
+            return state_of(Switch.objects.using(using).get(pk=before.pk))
+
+    return steadily(act)
+
+
+def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
+    """It is taken of again, within seconds; a breaker that is open is closed as well."""
+    _check(queue)
+
+    def act() -> QueueState:
+        using = router.db_for_write(Switch)
+        with transaction.atomic(using=using):
+            before = _locked_control(queue, using)
+            known = state_of(before)
+            if known.state(server.now(using).timestamp()) == FLOWING:
+                raise Outdated(_("Nothing was changed: queue %(queue)s flows already.") % {"queue": queue})
+            changes = {**columns_of(CLOSED), "paused": False, "by": "", "reason": "", "since": None, "until": None}
+            Switch.objects.using(using).filter(pk=before.pk).update(**changes)
+            facts = {"paused_by": known.by, "breaker": known.circuit.cause}
+            note(actor, Verb.RESUME, reason=reason, subject=queue, facts=facts)
+            return state_of(Switch.objects.using(using).get(pk=before.pk))
+
+    return steadily(act)
+
+
+def _check(queue: str) -> None:
+    known = queues()
+    if queue not in known:
+        said = _("There is no queue %(queue)s with a handler. There are: %(known)s.")
+        raise NothingChosen(said % {"queue": queue, "known": ", ".join(known) or "-"})
+
+
+def _check_stays(queue: str) -> None:
+    [found] = (intake.queue for intake in registry.intakes() if intake.queue.name == queue)
+    if found.auto_delete:
+        said = _(
+            "Queue %(queue)s cannot be paused: with auto_delete=True the broker deletes it with its messages when "
+            "its last consumer stops. Stop the publishers, or declare it with exclusive=True."
+        )
+        raise Refused(said % {"queue": queue})
+
+
+def _locked_control(queue: str, using: str) -> Switch:
+    """Its row, as nobody else can change it until the transaction ends."""
+    rows = Switch.objects.using(using)
+    rows.get_or_create(queue=queue)
+    # The update comes first: SQLite refuses a transaction that has read when another one has written since.
+    rows.filter(queue=queue).update(queue=queue)
+    return rows.get(queue=queue)
+
+
+def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
+    """The blocked keys, those that have stood longest first."""
+    rows = BlockedKey.objects.using(database()).order_by("since", "pk")
+    if handler:
+        rows = rows.filter(handler=handler)
+    return rows.filter(key=key) if key else rows
+
+
+def let_go(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
+    """Let the next message of a key go first; the key as it is then, None where nothing of it waits any more.
+
+    Nothing is done where another message goes first by now than in the row that is given.
+    """
+    if not reason.strip():
+        raise Refused(_("Say why: what waits goes on although the message before it is not resolved."))
+
+    def act() -> BlockedKey | None:
+        with transaction.atomic(using=database()):
+            now = locked(known.digest)
+            if now is None or (now.name, now.since) != (known.name, known.since):
+                raise Outdated(_("Nothing was changed: the key has gone on meanwhile."))
+            following = pass_on(now)
+            facts = {
+                "handler": now.handler,
+                "key": now.key,
+                "queue": now.queue,
+                "let_go": now.blocker,
+                "parked": now.parked,
+                "waiting": now.held,
+                "goes_first": following.shown if following else "",
+            }
+            note(actor, Verb.RELEASE, reason=reason, subject=str(now), count=1, facts=facts)
+            return locked(known.digest)
+
+    return steadily(act)
+
+
+def named(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
+    """The blocked keys of a handler by their names; NothingChosen where one of them is not blocked."""
+    found = {row.key: row for row in blocked(handler=handler)}
+    missing = [key for key in keys if key not in found]
+    if missing:
+        said = _("Handler %(handler)s has no blocked key %(key)s.")
+        raise NothingChosen(said % {"handler": handler, "key": ", ".join(missing)})
+    return [found[key] for key in dict.fromkeys(keys)]
+
+
+MOST = 500
+FAILING = Q(stuck_at__isnull=False) | Q(tries__gt=0)
+"""What the broker has refused at least once; everything else is on its way by itself."""
+
+
+def failing(using: str) -> QuerySet[OutboxMessage]:
+    """The rows that a person may act on."""
+    return OutboxMessage.objects.using(using).filter(FAILING)
+
+
+def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str = "") -> int:
+    """Have these rows sent again, or all that are stuck; return how many."""
+    count = 0
+    with transaction.atomic(using=using):
+        rows = _locked_rows(failing(using) if ids is not None else failing(using).filter(stuck_at__isnull=False), ids)
+        if rows:
+            chosen = OutboxMessage.objects.using(using).filter(pk__in=[row.pk for row in rows])
+            count = chosen.update(stuck_at=None, tries=0, due_at=server.now(using))
+            _note(actor, Verb.REQUEUE, rows, using=using, reason=reason)
+    if count:
+        outbox_rows.notify(using)
+    return count
+
+
+def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> int:
+    """Delete these rows, whose messages are then never sent; return how many."""
+    with transaction.atomic(using=using):
+        rows = _locked_rows(failing(using), ids)
+        if rows:
+            _note(actor, Verb.DISCARD, rows, using=using, reason=reason)
+            if using == database():
+                never_sent(rows)
+            outbox_rows.delete([row.pk for row in rows], using=using)
+    if rows:
+        # What was held behind them may go.
+        outbox_rows.notify(using)
+    return len(rows)
+
+
+def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> list[OutboxMessage]:
+    """What a relay has in hand is waited for: it may be gone then."""
+    if not connections[rows.db].features.has_select_for_update:
+        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        OutboxMessage.objects.using(rows.db).filter(pk=0).update(tries=0)
+    chosen = rows if ids is None else rows.filter(pk__in=ids)
+    return list(chosen.order_by("pk").defer("body", "properties").select_for_update())
+
+
+def _note(actor: Actor, verb: Verb, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
+    subject = rows[0].message_id if len(rows) == 1 else ""
+    names = [row.message_id or f"#{row.pk}" for row in rows[:MOST]]
+    note(actor, verb, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names})

@@ -1,0 +1,109 @@
+"""Publishes the copies of one slice of a requeue run."""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+from django.contrib.auth import get_user_model
+
+from django_rmq_retry.amqp.contracts import UNWRITABLE, Outcome
+from django_rmq_retry.amqp.frames import check_writable
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages.parked import Original, requeued
+from django_rmq_retry.models import MessageVersion, ParkedMessage, RequeueRun
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.claims import Answer, Claim
+from django_rmq_retry.parked.operators import refusal
+from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.publishing import broker_connections
+
+GRACE = 2.0
+"""Seconds beyond its deadline within which a publish has ended."""
+
+
+def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
+    """The copy of a message for a run, or why it is left out."""
+    target = run.target or message.queue
+    if not target:
+        return findings.QUEUELESS
+    refusal = _not_allowed(run, message)
+    if refusal:
+        return refusal
+    original = contents(message)
+    ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
+    signed = ticket.signed(bearer(target, original.properties.message_id, original.body))
+    copy = requeued(original, queue=target, ticket=signed)
+    return copy if _writable(copy) else findings.UNWRITABLE
+
+
+def contents(message: ParkedMessage) -> Original:
+    """What a requeue sends: the version that was edited last, or the first one."""
+    source: ParkedMessage | MessageVersion = message
+    if message.version > 1:
+        source = MessageVersion.objects.get(message=message, number=message.version)
+    return Original(
+        body=bytes(source.body),
+        raw=bytes(source.properties),
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        message_id=message.message_id,
+    )
+
+
+def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
+    """Publish what was claimed, all at once; return how each ended."""
+    ended: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    publisher = broker_connections.publisher()
+    for claim in claims:
+        try:
+            publisher.send(claim.copy, _teller(claim, ended), timeout=timeout)
+        except (TypeError, ValueError):
+            ended.put(Answer(claim=claim, outcome=Outcome.UNSENT, fit=False))
+    return _collected(claims, ended, clock() + timeout + GRACE, clock)
+
+
+def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Callable[[Outcome, str], None]:
+    def done(outcome: Outcome, said: str) -> None:
+        ended.put(Answer(claim=claim, outcome=outcome, fit=UNWRITABLE not in said))
+
+    return done
+
+
+def _collected(
+    claims: Sequence[Claim], ended: "queue.SimpleQueue[Answer]", deadline: float, clock: Callable[[], float]
+) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    while len(answers) < len(claims):
+        try:
+            answer = ended.get(timeout=max(0.0, deadline - clock()))
+        except queue.Empty:
+            break
+        answers.setdefault(answer.claim.item, answer)
+    # An I/O thread that stands still may have sent them or not.
+    return [answers.get(one.item) or Answer(claim=one, outcome=Outcome.UNKNOWN) for one in claims]
+
+
+def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:
+    """The rights that its starter has now, and the project's own rules; at the keyboard of a server nobody is asked."""
+    if run.source != "admin":
+        return ""
+    if run.by_user_id is None:
+        return findings.ACCOUNT_GONE
+    user = get_user_model()._default_manager.filter(pk=run.by_user_id).first()  # noqa: SLF001 - Django's own way
+    return findings.REFUSED if user is None or refusal(user, "requeue", message) else ""
+
+
+def _writable(copy: Message) -> bool:
+    try:
+        check_writable(copy)
+    except (HeadersTooLarge, ValueError):
+        return False
+    return True
+
+
+def timeout_for(seconds: float | None) -> float:
+    """How long a publish may take for a driver that has so many seconds; well within its claim."""
+    usual = settings().publish_timeout
+    return usual if seconds is None else min(usual, max(1.0, seconds))

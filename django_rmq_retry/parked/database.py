@@ -1,0 +1,119 @@
+"""Whether the tables are there, and locks taken in one order."""
+
+import uuid
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, router, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import BusinessKey, ErrorGroup, Item, MessageVersion, ParkedMessage, RequeueRun
+
+NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Item)
+
+
+class _Undone(Exception):
+    """Ends the trial, so that nothing of it stays."""
+
+
+def absent(alias: str) -> str:
+    """Why nothing can be stored now, as a sentence; empty where a made-up message could be."""
+    connection = connections[alias]
+    try:
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+        connection.ensure_connection()
+    except Exception as error:  # noqa: BLE001 - whatever its driver says
+        return f"The database {alias!r} does not answer ({_words(error)})."
+    try:
+        _try(alias)
+    except _Undone:
+        return ""
+    except Exception as error:  # noqa: BLE001 - whatever its driver says
+        return _lacking(alias) or f"The database {alias!r} takes no parked messages ({_words(error)})."
+    return ""
+
+
+def _try(alias: str) -> None:
+    """Store a message that nobody sent, and take it back: that alone shows that one could be stored."""
+    now = timezone.now()
+    with transaction.atomic(using=alias):
+        name = f"trial:{uuid.uuid4().hex}"
+        group = ErrorGroup(fingerprint=name, title=name, reason=name, first_seen=now, last_seen=now)
+        group.save(using=alias, force_insert=True)
+        ParkedMessage(
+            identity=name, group=group, parked_in=name, body=b"", size=0, sha256="", properties=b"", by="other",
+            reason="trial", copy="", parked_at=now, recorded_at=now,
+        ).save(using=alias, force_insert=True)  # fmt: skip
+        raise _Undone
+
+
+def _lacking(alias: str) -> str:
+    """That its tables are missing, or are older than this code; empty where neither is."""
+    try:
+        for model in NEEDED:
+            list(model._default_manager.using(alias).filter(pk=0)[:1])  # noqa: SLF001 - Django's own name for it
+    except Exception as error:  # noqa: BLE001 - whatever its driver says
+        option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        said = _words(error)
+        return f"The database {alias!r} is not ready for parked messages: run `manage.py migrate{option}` ({said})."
+    return ""
+
+
+def _words(error: Exception) -> str:
+    return short(" ".join(str(error).split()) or type(error).__name__, 200)
+
+
+T = TypeVar("T")
+TRIES = 5
+
+
+def database() -> str:
+    """Where records are written."""
+    return router.db_for_write(ParkedMessage)
+
+
+def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, ParkedMessage]:
+    """The records by their key, as nobody else can change them until the transaction ends; bodies only if whole."""
+    using = database()
+    rows = ParkedMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
+    if not connections[using].features.has_select_for_update:
+        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        rows.update(revision=F("revision"))
+    if not whole:
+        rows = rows.defer("body", "properties")
+    return {row.pk: row for row in rows.select_for_update(of=_of(using))}
+
+
+def locked_run(run: int) -> RequeueRun | None:
+    """A run, as nobody else can change it until the transaction ends; messages are locked before it."""
+    using = database()
+    rows = RequeueRun.objects.using(using).filter(pk=run)
+    if not connections[using].features.has_select_for_update:
+        rows.update(sent=F("sent"))
+    return rows.select_for_update(of=_of(using)).first()
+
+
+def steadily(act: Callable[[], T]) -> T:
+    """Do again what lost against another transaction: nothing of it is left in the database then."""
+    for _ in range(TRIES - 1):
+        try:
+            return act()
+        except OperationalError as error:
+            if not _lost_a_race(error) or connections[database()].in_atomic_block:
+                raise
+    return act()
+
+
+RACES = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
+
+
+def _lost_a_race(error: OperationalError) -> bool:
+    said = str(error).lower()
+    return any(one in said for one in RACES)
+
+
+def _of(using: str) -> tuple[str, ...]:
+    return ("self",) if connections[using].features.has_select_for_update_of else ()

@@ -1,0 +1,220 @@
+"""The memory of declared queues, and those that no handler uses any more."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from django.conf import settings as project
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, connections, router, transaction
+
+from django_rmq_retry.amqp.declarer import Declarer
+from django_rmq_retry.amqp.inspection import look_at_rest
+from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.conf import settings
+from django_rmq_retry.messages.parked import PUT_ASIDE
+from django_rmq_retry.models import Declared, server
+from django_rmq_retry.topology.declarations import (
+    BindingDeclaration,
+    ExchangeDeclaration,
+    Former,
+    QueueDeclaration,
+    Role,
+    Topology,
+)
+from django_rmq_retry.topology.plan import Item, Plan, State
+
+THERE = (State.SAME, State.CREATE, State.DIFFERS)
+
+
+class Forgetful(Exception):
+    """The database cannot tell or take what is declared; a sentence says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One virtual host of one broker, as one project sees it."""
+
+    project: str
+    broker: str
+    vhost: str
+
+    @classmethod
+    def of(cls, session: Session) -> "Place":
+        """A cluster has one name, whichever of its hosts answers; the embedded broker has its folder."""
+        access = session.access
+        hosts = ",".join(sorted(map(str, access.hosts)))
+        broker = f"embedded://{settings().folder()}" if access.embedded else session.server.cluster or hosts
+        return cls(project=_project(), broker=broker[-255:], vhost=access.vhost)
+
+    def digest(self, kind: str, name: str) -> str:
+        return Declared.digest_of(*astuple(self), kind, name)
+
+    def has(self, row: Declared) -> bool:
+        return row.digest == self.digest(row.kind, row.name)
+
+
+def rows() -> list[Declared]:
+    """All that this project has declared, on whatever broker."""
+    return list(Declared.objects.filter(project=_project()).order_by("pk"))
+
+
+def remembered() -> list[Declared]:
+    """The same, and Forgetful where the database cannot tell."""
+    try:
+        _check_table(router.db_for_read(Declared))
+        return rows()
+    except (Error, ImproperlyConfigured) as error:
+        raise Forgetful(_said(error)) from error
+
+
+def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
+    """The queues that were declared there and that the topology does not have any more, work queues first."""
+    here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
+    found = {row.name: _former(row) for row in here}
+    for former in list(found.values()):
+        aside = former.queue.name + PUT_ASIDE
+        if former.queue.role is Role.PARKED and aside not in topology.queues:
+            beside = QueueDeclaration(name=aside, role=Role.PARKED)
+            found.setdefault(aside, Former(queue=beside, home=former.home))
+    return tuple(found.values())
+
+
+def handed_over(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
+    """Former queues that are consumed, with those that belong to them, and why each is left to its consumers."""
+    heads = {one.queue.name: one.home or one.queue.name for one in former}
+    read: dict[str, str] = {}
+    for name, head in heads.items():
+        try:
+            found = look_at_rest(it.session, it.inspector, name)
+        except Refusal as refusal:
+            read.setdefault(head, f"{refusal.sentence()} Whether it is consumed is unknown.")
+            continue
+        if found is not None and found.consumers:
+            read[head] = f"no handler of this project has it, and {name!r} is consumed."
+    return {
+        name: f"{read[head]} Delete it by name: manage.py rmq_delete {name} --force"
+        for name, head in heads.items()
+        if head in read
+    }
+
+
+def former_exchanges(known: Iterable[Declared], topology: Topology, place: Place) -> list[str]:
+    """The exchanges that were declared there and that the topology does not have any more."""
+    there = [row.name for row in known if row.kind == "exchange" and place.has(row)]
+    return [name for name in there if name not in topology.exchanges]
+
+
+def remember(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, str], version: str) -> str:
+    """Write down what was declared, and forget what is gone or left to others; why not, where that cannot be."""
+    place = Place.of(it.session)
+    try:
+        alias = router.db_for_write(Declared)
+        _check_table(alias)
+        known = {row.digest: row for row in Declared.objects.using(alias).filter(project=place.project)}
+        known = {digest: row for digest, row in known.items() if place.has(row)}
+        gone = [row.pk for row in known.values() if _is_gone(it, row, topology)]
+        made = [_row(place, item, topology, homes, version) for item in plan.items if _is_ours(item)]
+        _keep(alias, known, made)
+        Declared.objects.using(alias).filter(pk__in=gone).delete()
+    except (Error, ImproperlyConfigured, Forgetful) as error:
+        return "" if isinstance(error, Forgetful) and not settings().records else _said(error)
+    return ""
+
+
+def forget(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
+    """They were deleted; a database that does not answer forgets them when something is declared next."""
+    place = Place.of(it.session)
+    digests = [place.digest("queue", name) for name in queues]
+    digests += [place.digest("exchange", name) for name in exchanges]
+    try:
+        alias = router.db_for_write(Declared)
+        _check_table(alias)
+        Declared.objects.using(alias).filter(digest__in=digests).delete()
+    except (Error, ImproperlyConfigured, Forgetful):
+        return
+
+
+def _project() -> str:
+    """Its name in a database that several projects share; the same for all its settings, hosts and releases."""
+    return str(getattr(project, "ROOT_URLCONF", "") or project.SETTINGS_MODULE or "")[:255]
+
+
+def _check_table(alias: str) -> None:
+    if Declared._meta.db_table not in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
+        raise Forgetful(f"the tables are missing in {alias!r}: manage.py migrate")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _former(row: Declared) -> Former:
+    role = Role(row.role) if row.role in set(Role) else Role.OTHER
+    return Former(
+        queue=QueueDeclaration(name=row.name, role=role, arguments=row.arguments),
+        home=row.home,
+        bindings=tuple(
+            BindingDeclaration(source=source, destination=row.name, key=key, arguments=arguments)
+            for source, key, arguments in row.bindings
+        ),
+    )
+
+
+def _is_ours(item: Item) -> bool:
+    said = item.declaration
+    return item.state in THERE and not isinstance(said, BindingDeclaration) and not said.existing
+
+
+def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
+    """Whether nothing of ours has that name there any more. What cannot be told is kept."""
+    known = (topology.queues if row.kind == "queue" else topology.exchanges).get(row.name)
+    if known is not None:
+        return known.existing
+    named = QueueDeclaration(name=row.name) if row.kind == "queue" else ExchangeDeclaration(name=row.name)
+    try:
+        return not it.there(named)
+    except Refusal:
+        return False
+
+
+def _row(place: Place, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
+    said, now = item.declaration, server.now(router.db_for_write(Declared))
+    bindings = [
+        [one.source, one.key, _plain(one.arguments)]
+        for one in topology.bindings
+        if one.destination == item.name and not one.to_exchange and item.kind == "queue"
+    ]
+    return Declared(
+        digest=place.digest(item.kind, item.name),
+        project=place.project,
+        broker=place.broker,
+        vhost=place.vhost,
+        kind=item.kind,
+        name=item.name,
+        role=said.role.value if isinstance(said, QueueDeclaration) else "",
+        home=homes.get(item.name, "") if item.kind == "queue" else "",
+        arguments={} if isinstance(said, BindingDeclaration) else _plain(said.arguments),
+        bindings=bindings,
+        first_at=now,
+        last_at=now,
+        version=version,
+    )
+
+
+def _plain(arguments: Mapping[str, object]) -> object:
+    """As JSON takes them."""
+    return json.loads(json.dumps(dict(arguments), default=str))
+
+
+def _keep(alias: str, known: Mapping[str, Declared], made: Sequence[Declared]) -> None:
+    for row in made:
+        before = known.get(row.digest)
+        if before is not None:
+            row.pk, row.first_at = before.pk, before.first_at
+    fields = ["role", "home", "arguments", "bindings", "last_at", "version"]
+    with transaction.atomic(using=alias):
+        objects = Declared.objects.using(alias)
+        objects.bulk_update([row for row in made if row.pk], fields, batch_size=100)
+        objects.bulk_create([row for row in made if not row.pk], batch_size=100, ignore_conflicts=True)

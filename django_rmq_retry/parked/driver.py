@@ -1,0 +1,120 @@
+"""The thread that drives requeue runs in a consumer."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from django.db import connections
+from django.db.models import Q
+
+from django_rmq_retry.models import RequeueRun, server
+from django_rmq_retry.parked.actions import release_due
+from django_rmq_retry.parked.claims import sweep
+from django_rmq_retry.parked.database import absent, database
+from django_rmq_retry.parked.requeue import me
+from django_rmq_retry.parked.run import SLICE, TO_DRIVE, Drive
+
+log = logging.getLogger("django_rmq_retry")
+
+LOOK = 1.0
+"""Seconds between two looks for runs that nobody drives."""
+CHORES = 5.0
+MOST = 20
+"""Runs that one process drives at a time."""
+
+Around = Callable[[], AbstractContextManager[object]]
+
+
+class RunDriver:
+    """Started beside a consumer; a database or broker that is away stops it for a while, and nothing else."""
+
+    def __init__(self, *, around: Around = nullcontext) -> None:
+        self._around = around
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-runs", daemon=True)
+        self._drives: dict[int, tuple[Drive, float]] = {}
+        self._look_at = self._chores_at = 0.0
+        self._failing = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End after the slice under way; its run goes to whoever comes next. Whether it has ended by then."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait = 0.0
+        try:
+            while not self._ended.wait(wait):
+                wait = self._turn()
+            self._leave()
+        finally:
+            connections.close_all()
+
+    def _turn(self) -> float:
+        """What is due; seconds until something is due again."""
+        try:
+            with self._around():
+                self._do_due()
+        except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
+            self._complain(error)
+            self._drives.clear()
+            return LOOK
+        self._failing = False
+        nearest = min((at for _drive, at in self._drives.values()), default=float("inf"))
+        return max(0.0, min(nearest, self._look_at) - time.monotonic())
+
+    def _complain(self, error: Exception) -> None:
+        """Once: a database that is away for hours says the same each time."""
+        why = absent(database())
+        if not self._failing and why:
+            log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
+        elif not self._failing:
+            said = "Requeue runs cannot be driven; tried again every %g s"
+            log.error(said, LOOK, exc_info=error, extra={"event": "runs"})
+        self._failing = True
+
+    def _do_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._chores_at:
+            self._chores_at = now + CHORES
+            sweep()
+            release_due()
+        if now >= self._look_at:
+            self._look_at = now + LOOK
+            for run in undriven(MOST - len(self._drives)):
+                self._drives.setdefault(run, (Drive(run, me("rmq_consume")), now))
+        for run, (one, at) in list(self._drives.items()):
+            if self._ended.is_set():
+                return
+            if time.monotonic() < at:
+                continue
+            wait = one.step()
+            if wait is None:
+                one.end()
+                del self._drives[run]
+            else:
+                self._drives[run] = one, time.monotonic() + max(wait, SLICE if one.waiting else 0.0)
+
+    def _leave(self) -> None:
+        for one, _at in self._drives.values():
+            try:
+                one.end()
+            except Exception:
+                log.warning("The lease of run %s was not given back: it runs out by itself", one.run, exc_info=True)
+
+
+def undriven(most: int) -> list[int]:
+    """Runs that somebody should drive, the oldest first."""
+    if most <= 0:
+        return []
+    now = server.now(database())
+    free = Q(leased_until__isnull=True) | Q(leased_until__lt=now)
+    rows = RequeueRun.objects.using(database()).filter(free, TO_DRIVE)
+    return list(rows.order_by("pk").values_list("pk", flat=True)[:most])

@@ -1,0 +1,401 @@
+"""Edits of a parked message: body and headers, with their difference."""
+
+import difflib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from itertools import groupby, zip_longest
+from typing import Any, NoReturn
+
+from django.db import transaction
+from django.db.models import F
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.deaths import BROKERS_OWN
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.masking import is_json, masked
+from django_rmq_retry.messages.properties import decode_properties, encode_properties
+from django_rmq_retry.messages.stamp import PREFIX
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import MessageVersion, ParkedMessage, Verb, server
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.copies import contents
+from django_rmq_retry.parked.database import database, locked_messages, steadily
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+
+
+class Kind(StrEnum):
+    CUSTOM = "custom"
+    ROUTING = "routing"
+    """Handlers are chosen by it."""
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One header as it is shown."""
+
+    name: str
+    kind: Kind
+    text: str
+    type: str
+    locked: bool
+
+
+def rows(headers: Headers) -> list[Row]:
+    """All headers; only texts, whole numbers and truth values of the sender's own can be edited."""
+    found = []
+    for name in headers:
+        kind = kind_of(name)
+        try:
+            value = headers[name]
+        except UndecodableHeaders:
+            found.append(Row(name=name, kind=kind, text="", type=_("unreadable"), locked=True))
+            continue
+        simple = isinstance(value, (str, int))
+        shown = plain(value)
+        locked = kind is not Kind.CUSTOM or not simple
+        found.append(Row(name=name, kind=kind, text=shown, type=type(value).__name__, locked=locked))
+    return found
+
+
+def plain(value: object) -> str:
+    """A value as text, without signs of a programming language."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, bytes):
+        return value.hex(" ")
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {plain(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(plain, value))
+    return str(value)
+
+
+def kind_of(name: str) -> Kind:
+    """Whose a header is."""
+    if name.startswith((PREFIX, "x-")) or name in BROKERS_OWN:
+        return Kind.SYSTEM
+    return Kind.ROUTING if name in _dispatched_by() else Kind.CUSTOM
+
+
+def changed_headers(
+    headers: Headers, wanted: Mapping[str, str | None]
+) -> tuple[Headers, dict[str, tuple[str, str]], list[str]]:
+    """The headers with what is wanted, what really changes, and why some cannot; all others keep their bytes."""
+    known = {row.name: row for row in rows(headers)}
+    drop: list[str] = []
+    put: dict[str, object] = {}
+    refused: list[str] = []
+    differing: dict[str, tuple[str, str]] = {}
+    for name, text in wanted.items():
+        row = known.get(name)
+        before = row.text if row else ""
+        if (row and text == before) or (row is None and text is None):
+            continue
+        if (row and row.locked) or kind_of(name) is not Kind.CUSTOM or not name:
+            refused.append(_("The header %(name)r cannot be changed.") % {"name": name})
+            continue
+        differing[name] = before, text or ""
+        if text is None:
+            drop.append(name)
+            continue
+        try:
+            put[name] = _typed(text, row.type if row else "str")
+        except ValueError:
+            refused.append(_("The header %(name)r takes a whole number or true or false.") % {"name": name})
+    return headers.replacing(drop=drop, put=put), differing, refused
+
+
+def _typed(text: str, kind: str) -> object:
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+    return int(text) if kind == "int" else text
+
+
+def _dispatched_by() -> set[str]:
+    """The headers by which handlers are chosen, of whichever queue a message may be sent to."""
+    return {name for one in registry.subscriptions() for name in one.match.headers}
+
+
+SHOWN = 5
+
+
+class _Forbidden(ValueError):
+    """A constant that JSON does not have."""
+
+
+def check_json(text: str) -> tuple[list[str], list[str]]:
+    """What is wrong with a text as JSON, and what is odd about it, in sentences."""
+    twice: Counter[str] = Counter()
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _value in found)
+        twice.update(name for name, count in counts.items() if count > 1)
+        return dict(found)
+
+    try:
+        json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        said = _("Line %(line)s, column %(column)s: this is no JSON (%(problem)s).")
+        return [said % {"line": error.lineno, "column": error.colno, "problem": error.msg}], []
+    except _Forbidden as error:
+        return [_("%(constant)s is no JSON; most readers refuse it.") % {"constant": error}], []
+    except (RecursionError, ValueError, ArithmeticError):
+        return [_("The JSON is nested too deeply, or holds a number that cannot be read.")], []
+    names = ", ".join(list(twice)[:SHOWN])
+    return [], [_("These names stand twice in one object: %(names)s.") % {"names": names}] if twice else []
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise _Forbidden(constant)
+
+
+CONTEXT = 3
+MOST_LINES = 400
+"""More lines between the first and the last difference take minutes to compare well: they are compared one by one
+where there are as many on both sides, and otherwise all of them are told."""
+LONGEST = 500
+"""Of a longer line only the part that differs is told, with so many letters around it."""
+AROUND = 80
+Step = tuple[str, int, int, int, int]
+
+
+class Sign(StrEnum):
+    SAME = " "
+    GONE = "-"
+    NEW = "+"
+    SKIPPED = "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a difference."""
+
+    sign: Sign
+    text: str = ""
+
+
+def difference(before: str, after: str) -> list[Line]:
+    """What has to be taken away and put in, with a few lines around it; nothing for two that are the same."""
+    if before == after:
+        return []
+    old, new = before.splitlines(), after.splitlines()
+    if old == new:
+        # They differ in the ends of lines only, which no line shows.
+        old, new = (
+            [repr(line) for line in before.splitlines(keepends=True)],
+            [repr(line) for line in after.splitlines(keepends=True)],
+        )
+    return list(_lines(old, new))
+
+
+def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
+    for number, group in enumerate(_groups(old, new)):
+        if number:
+            yield Line(sign=Sign.SKIPPED)
+        for tag, low, high, begin, end in group:
+            if tag == "equal":
+                yield from (Line(sign=Sign.SAME, text=_part(text, 0, 0)) for text in old[low:high])
+                continue
+            pairs = [_apart(before, after) for before, after in zip_longest(old[low:high], new[begin:end])]
+            yield from (Line(sign=Sign.GONE, text=text) for text, _new in pairs if text is not None)
+            yield from (Line(sign=Sign.NEW, text=text) for _old, text in pairs if text is not None)
+
+
+def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+    """Two lines in each other's place, the long ones without what both begin and end with."""
+    if old is None or new is None:
+        return old, new
+    start = _alike(old, new)
+    stop = _alike(old[start:][::-1], new[start:][::-1])
+    return _part(old, start, len(old) - stop), _part(new, start, len(new) - stop)
+
+
+def _part(text: str, start: int, stop: int) -> str:
+    if len(text) <= LONGEST:
+        return text
+    first, last = max(0, start - AROUND), min(len(text), max(stop, start) + AROUND)
+    return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
+
+
+def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
+    top = _alike(old, new)
+    bottom = _alike(old[top:][::-1], new[top:][::-1])
+    first, last = max(0, top - CONTEXT), max(0, bottom - CONTEXT)
+    before, after = old[first : len(old) - last], new[first : len(new) - last]
+    steps = _one_by_one(before, after)
+    if len(before) + len(after) <= MOST_LINES:
+        steps = iter(difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
+    group: list[Step] = []
+    moved = ((tag, low + first, high + first, begin + first, end + first) for tag, low, high, begin, end in steps)
+    for tag, low, high, begin, end in moved:
+        if tag == "equal" and high - low > 2 * CONTEXT:
+            yield [*group, (tag, low, low + CONTEXT, begin, begin + CONTEXT)]
+            group = [(tag, high - CONTEXT, high, end - CONTEXT, end)]
+        else:
+            group.append((tag, low, high, begin, end))
+    yield group
+
+
+def _alike(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many letters or lines both begin with."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+
+
+def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:
+    """The lines that stand in the same place, in runs of equal and of changed ones."""
+    if len(old) != len(new):
+        yield "replace", 0, len(old), 0, len(new)
+        return
+    at = 0
+    for same, run in groupby(before == after for before, after in zip(old, new, strict=True)):
+        to = at + len(list(run))
+        yield "equal" if same else "replace", at, to, at, to
+        at = to
+
+
+SHOWN_LINES = 200
+"""Of a difference, in the audit log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What an edit would make of a message."""
+
+    body: bytes
+    properties: bytes
+    problems: tuple[str, ...]
+    """Why it cannot be stored."""
+    warnings: tuple[str, ...]
+    difference: tuple[Line, ...]
+    """Of the bodies; unmasked, for whoever may see the body."""
+    headers: Mapping[str, tuple[str, str]]
+    """What changes in the headers: before and after."""
+
+
+def editable(message: ParkedMessage) -> str:
+    """Nothing if a message may be edited at all, else why not. By default none may."""
+    name = message.type or message.queue
+    allowed = [yes for pattern, yes in settings().editable.items() if fnmatchcase(name, pattern)]
+    if not allowed or not all(allowed):
+        return _("Messages of the type “%(type)s” are not to be edited in this project (EDITABLE).") % {"type": name}
+    if not message.open:
+        return _("Only a message that is open can be edited.")
+    if text_of(message) is None:
+        return _("Its body is no text, or it is compressed: only text can be edited.")
+    return ""
+
+
+def text_of(message: ParkedMessage) -> str | None:
+    """The exact text that an edit begins with; None where the body is none."""
+    body = contents(message).body
+    if message.content_encoding.lower() not in ("", "identity", "utf-8", "utf8"):
+        return None
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def propose(
+    message: ParkedMessage, *, text: str, headers: Mapping[str, str | None] | None = None, new_id: str = ""
+) -> Proposal:
+    """What an edit would make of a message, without making it. ``headers`` has new values; None takes one away."""
+    original = contents(message)
+    before = text_of(message) or ""
+    # Browsers end each line of a text area their own way.
+    after = text if "\r" in before else text.replace("\r\n", "\n")
+    problems: list[str] = []
+    warnings: list[str] = []
+    if "json" in message.content_type.lower() or is_json(before):
+        problems, warnings = check_json(after)
+    try:
+        known = decode_properties(original.raw)
+        made, differing, refused = changed_headers(known.headers, headers or {})
+        problems += refused
+        kept = known.message_id if not new_id else short(new_id, 255)
+        raw = encode_properties(replace(known, headers=made, message_id=kept))
+    except (UndecodableHeaders, ValueError) as error:
+        raw, differing = original.raw, {}
+        problems.append(_("The headers cannot be written: %(error)s") % {"error": error})
+    if after == before and raw == original.raw:
+        problems.append(_("Nothing was changed."))
+    return Proposal(
+        body=after.encode("utf-8", "backslashreplace"),
+        properties=raw,
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        difference=tuple(difference(before, after)),
+        headers=differing,
+    )
+
+
+def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
+    """Store a proposal as the next version; ``version`` is the one that was edited. Requeueing it is another act."""
+    if proposal.problems:
+        raise Refused(" ".join(proposal.problems))
+    if not reason.strip():
+        raise Refused(_("Say why the message is edited."))
+    return steadily(lambda: _store(message, actor, proposal, version=version, reason=reason))
+
+
+def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
+    using, now = database(), server.now(database())
+    with transaction.atomic(using=using):
+        known = locked_messages([message]).get(message)
+        if known is None:
+            raise NothingChosen(_("There is no message %(message)s.") % {"message": message})
+        if known.version != version:
+            last = known.versions.order_by("-number").first()
+            said = _("%(who)s stored version %(number)s meanwhile. Compare it with yours.")
+            raise Outdated(said % {"who": last.by if last else "?", "number": known.version})
+        refusal = editable(known)
+        if refusal:
+            raise Refused(refusal)
+        before = contents(known)
+        made = MessageVersion.objects.using(using).create(
+            message=known,
+            number=version + 1,
+            body=proposal.body,
+            properties=proposal.properties,
+            sha256=hashlib.sha256(proposal.body).hexdigest(),
+            at=now,
+            by=actor.name,
+            reason=short(reason, 255),
+        )
+        rows = ParkedMessage.objects.using(using).filter(pk=message)
+        rows.update(version=version + 1, revision=F("revision") + 1)
+        facts = _facts(known, before.body, proposal, version + 1)
+        note(actor, Verb.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts)
+    return made
+
+
+def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: int) -> dict[str, object]:
+    """For the audit log: digests, and the difference without what is masked."""
+    paths = settings().mask
+    texts = [masked(body, message.content_type, paths)[0] for body in (before, proposal.body)]
+    known = texts[0] is not None and texts[1] is not None
+    lines = difference(texts[0] or "", texts[1] or "") if known else []
+    return {
+        "version": version,
+        "before": hashlib.sha256(before).hexdigest(),
+        "after": hashlib.sha256(proposal.body).hexdigest(),
+        "difference": [f"{line.sign}{short(line.text, 500)}" for line in lines[:SHOWN_LINES]],
+        "headers": sorted(proposal.headers),
+    }

@@ -1,0 +1,243 @@
+"""Findings on a selection: what speaks against a requeue, message by message."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db.models import Count, Max, Min, Q, QuerySet, Sum
+from django.utils.translation import gettext_noop as _
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage, server
+from django_rmq_retry.models.parked import OPEN, State
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.selection import Selection
+
+RESOLVED = _("It is not open any more: somebody was quicker, or it was handled.")
+CHANGED = _("It was changed after it was chosen.")
+QUEUELESS = _("Nobody knows which queue it came from.")
+SUCCEEDED = _("A copy of it was handled already.")
+UNCONFIRMED = _("It may have been delivered: an earlier requeue was not confirmed.")
+PERMANENT = _("Its error is permanent: requeueing alone will not help.")
+LATE = _("It is older than the cut-off.")
+UNHANDLED = _("No handler of this project takes messages of its queue.")
+UNWRITABLE = _("It cannot be written: its headers or its body are too large for the broker.")
+UNROUTABLE = _("Its queue does not exist.")
+REFUSED = _("The project's rules do not let the one who started the run requeue it.")
+ACCOUNT_GONE = _("The account that started the run is gone, so its rights cannot be asked.")
+NOT_SENT = _("The broker was away before it was sent.")
+QUEUE_FULL = _("The queue refused it: it is full.")
+NOT_CONFIRMED = _("The broker did not confirm it in time. It may have been delivered.")
+KEY_FAILED = _("An earlier message with the same business key failed again or has no outcome.")
+STOPPED = _("The run was stopped before it was sent.")
+
+LISTING = _("Its messages are being listed; then it begins to send.")
+BROKER_AWAY = _("No connection to the broker. It goes on by itself.")
+QUEUE_DEEP = _("The queue holds more messages than this run waits for. It goes on by itself.")
+DEPTH_UNKNOWN = _("The broker does not say how many messages the queue holds. It goes on when that is known.")
+KEYS_WAIT = _("Waits for the outcome of earlier messages with the same business key.")
+CANARY_WAITS = _("One message was sent; the rest follows when it was processed.")
+CANARY_FAILED = _("The first message failed again. Look at it, then resume or stop.")
+CANARY_SILENT = _("The first message has no outcome after a minute. Look at it, then resume or stop.")
+GUARD = _("More messages failed again than the run allows. Look at them, then resume or stop.")
+SILENT = _("Some messages have no outcome after an hour.")
+
+
+EXAMPLES = 5
+MOST_QUEUES = 20
+MOST_EDITED = 10_000
+PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the operator has decided besides the messages."""
+
+    target: str = ""
+    include: Collection[str] = ()
+    """Names of findings whose messages are to be sent all the same."""
+    confirmed_permanent: bool = False
+    """"I fixed the cause": what has a permanent error goes along."""
+    kept_back: Collection[int] = ()
+    """Records that the project's own rules keep back from the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that speaks against some of the messages."""
+
+    name: str
+    count: int
+    left_out: bool
+    includable: bool
+    why: str
+    examples: tuple[tuple[int, str], ...]
+    """A few of them: the record's number, and its business key or id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a requeue of a selection would do now."""
+
+    total: int
+    sendable: int
+    findings: tuple[Finding, ...]
+    oldest: datetime | None
+    newest: datetime | None
+    queues: tuple[tuple[str, int], ...]
+    """Where they would go, the largest first."""
+
+    @property
+    def left_out(self) -> int:
+        return self.total - self.sendable
+
+
+NEVER = {
+    "resolved": RESOLVED,
+    "changed": CHANGED,
+    "queueless": QUEUELESS,
+    "refused": REFUSED,
+}
+"""No tick sends these."""
+UNLESS_INCLUDED = {
+    "succeeded": SUCCEEDED,
+    "unconfirmed": UNCONFIRMED,
+    "permanent": PERMANENT,
+    "late": LATE,
+    "unhandled": UNHANDLED,
+}
+REMARKS = ("duplicates", "edited", "held")
+"""Sent as well: duplicates one after another, unless they are included."""
+INCLUDABLE = (*UNLESS_INCLUDED, "duplicates")
+
+
+def report(selection: Selection, terms: Terms | None = None) -> Report:
+    """Count what speaks against each message of a selection."""
+    terms = terms or Terms()
+    rows = selection.queryset().order_by()
+    known = conditions(selection, terms)
+    objections = _objections(known, terms)
+    asked = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
+    refused = Q()
+    for _why, condition in objections:
+        refused |= condition
+    told = _counted(rows, refused, asked)
+    keys, shared = duplicates(rows.exclude(refused))
+    left_out = {why for why, _condition in objections}
+    findings = [
+        _finding(name, told.sums[name], rows.filter(condition), left_out)
+        for name, condition in asked.items()
+        if told.sums[name]
+    ]
+    if keys:
+        # Found by its own index: the column of the message has none.
+        named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
+        alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
+        findings.append(_finding("duplicates", shared, alike, left_out))
+    sendable = told.sums["sendable"]
+    return Report(
+        total=told.sums["total"],
+        sendable=sendable,
+        findings=tuple(findings),
+        oldest=told.oldest,
+        newest=told.newest,
+        queues=((terms.target, sendable),) if terms.target else told.queues,
+    )
+
+
+class _Counted(NamedTuple):
+    """The sums of a selection, and its queues with what is sendable there, the largest first."""
+
+    sums: Mapping[str, int]
+    oldest: datetime | None
+    newest: datetime | None
+    queues: tuple[tuple[str, int], ...]
+
+
+def _counted(rows: QuerySet[ParkedMessage], refused: Q, asked: Mapping[str, Q]) -> _Counted:
+    """One look at all the rows, by queue: there are few queues, and the sums are made of theirs."""
+    counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
+    counts |= {name: Count("pk", filter=condition) for name, condition in asked.items()}
+    spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
+    named: Any = {f"n_{name}": count for name, count in counts.items()}
+    found: list[Any] = list(rows.values("queue").annotate(**named, **spans))
+    queues = sorted(((one["queue"], one["n_sendable"]) for one in found if one["n_sendable"]), key=lambda one: -one[1])
+    return _Counted(
+        sums={name: sum(one[f"n_{name}"] for one in found) for name in counts},
+        oldest=min((one["oldest"] for one in found), default=None),
+        newest=max((one["newest"] for one in found), default=None),
+        queues=tuple(queues[:MOST_QUEUES]),
+    )
+
+
+def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
+    """What each finding means, in the order in which they are told."""
+    found = {
+        "resolved": ~Q(state__in=OPEN),
+        "changed": _changed(selection),
+        "succeeded": Q(succeeded_at__isnull=False),
+        "unconfirmed": Q(unconfirmed=True),
+        "permanent": Q(reason__in=PERMANENT_REASONS),
+    }
+    cutoff = settings().cutoff
+    if cutoff is not None:
+        found["late"] = older_than(server.now(database()) - timedelta(seconds=cutoff))
+    if terms.kept_back:
+        found["refused"] = Q(pk__in=list(terms.kept_back))
+    if not terms.target:
+        found["queueless"] = Q(queue="")
+        known = [intake.queue.name for intake in registry.intakes()]
+        found["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
+    return found
+
+
+def reasons(selection: Selection, terms: Terms) -> list[tuple[str, Q]]:
+    """Why messages are left out under these terms, each with those it is true of; the gravest first."""
+    return _objections(conditions(selection, terms), terms)
+
+
+def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[str, Q]]:
+    left_out = {**NEVER, **{name: why for name, why in UNLESS_INCLUDED.items() if name not in terms.include}}
+    if terms.confirmed_permanent:
+        left_out.pop("permanent", None)
+    return [(why, known[name]) for name, why in left_out.items() if name in known]
+
+
+def older_than(moment: datetime) -> Q:
+    """By when it was published; where nobody says that, by when it first failed, or was parked."""
+    by_failure = Q(published_at=None, failed_at__lt=moment)
+    return Q(published_at__lt=moment) | by_failure | Q(published_at=None, failed_at=None, parked_at__lt=moment)
+
+
+def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
+    """Some business keys that several of these messages share, and how many messages do."""
+    shared = rows.exclude(business_key="").order_by().values("business_key").annotate(n=Count("pk")).filter(n__gt=1)
+    count = shared.aggregate(messages=Sum("n"))["messages"] or 0
+    some = shared.order_by("business_key")[:EXAMPLES] if count else ()
+    return [row["business_key"] for row in some], count
+
+
+def _changed(selection: Selection) -> Q:
+    if not selection.named:
+        # Few, if any: asking for each message whether it is among them takes far longer.
+        edited = MessageVersion.objects.filter(at__gt=selection.as_of).values_list("message", flat=True)
+        return Q(pk__in=list(edited[:MOST_EDITED]))
+    now = dict(selection.queryset().values_list("pk", "revision"))
+    return Q(pk__in=[pk for pk, revision in selection.revisions.items() if now.get(pk) != revision])
+
+
+def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> Finding:
+    why = {**NEVER, **UNLESS_INCLUDED}.get(name, "")
+    # In the order of the indexes of groups, queues and types: few rows are read until some are found.
+    some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:EXAMPLES]
+    return Finding(
+        name=name,
+        count=count,
+        left_out=why in left_out,
+        includable=name in INCLUDABLE,
+        why=why,
+        examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
+    )

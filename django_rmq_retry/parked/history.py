@@ -1,0 +1,393 @@
+"""The history of attempts, written by a thread of its own.
+
+The ORM's own bulk_create takes several times as long for each row, on the processor that the handlers need.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Protocol
+
+from django.conf import settings as django_settings
+from django.db import DataError, IntegrityError, OperationalError, connections, router, transaction
+from django.utils import timezone
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers.attempt import FinishedAttempt, storied
+from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.models import Attempt, ParkedMessage, server
+from django_rmq_retry.parked import attempts, claims
+from django_rmq_retry.parked.attempts import Draft, Row, Scribe, drafted
+from django_rmq_retry.parked.record import Ticket, ticket_of
+from django_rmq_retry.policies.policy import Discard
+from django_rmq_retry.policies.verdict import Kind
+
+log = logging.getLogger("django_rmq_retry")
+
+AT_ONCE = 400
+EVERY = 0.2
+"""Seconds within which what comes is written, or sooner if it is much."""
+MOST, ROOM = 10_000, 64 * 1024 * 1024
+"""What waits at most, in rows and in bytes."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+BAD_TEXT = 1366
+"""MySQL's number for a character that the table's character set has not."""
+Outcome = Callable[[], None]
+
+
+class Write(Protocol):
+    """Adds drafts to the table, all or none; plain ones without characters that some database might not have."""
+
+    def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None: ...
+
+
+class Buffer:
+    """Takes what the workers hand over, and never makes them wait. Its thread starts with the first of it."""
+
+    def __init__(self, write: Write, *, most: int = MOST, room: int = ROOM) -> None:
+        self._write = write
+        self._most, self._room = most, room
+        self._drafts: deque[Draft] = deque()
+        self._outcomes: deque[Outcome] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._lock = threading.Lock()
+        self._some, self._full, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self.away = False
+        """Whether the database could not be written to when it was last tried."""
+
+    def __len__(self) -> int:
+        return len(self._drafts) + len(self._outcomes)
+
+    def add(self, draft: Draft) -> None:
+        """Take a row; the oldest ones make room for it."""
+        with self._lock:
+            self._drafts.append(draft)
+            self._size += draft.size
+            self._make_room()
+        self._wake()
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Take what must not be lost: it is tried until the database has it."""
+        with self._lock:
+            self._outcomes.append(outcome)
+        self._wake()
+
+    def flush(self) -> None:
+        """Write what waits by now, in this thread; raises what the database raises.
+
+        What comes meanwhile is for the next turn: under load a few rows would come during each commit, for ever.
+        """
+        while self._outcomes:
+            try:
+                self._outcomes[0]()
+            except Exception as error:
+                if not _refused(error):
+                    raise
+                log.exception("An outcome cannot be stored: its record stays as it is", extra={"event": "unrecorded"})
+            self._outcomes.popleft()
+        left = len(self._drafts)
+        while left > 0:
+            some = self._taken(left)
+            if not some:
+                return
+            left -= len(some)
+            try:
+                self._write_some(some)
+            except BaseException:
+                self._put_back(some)
+                raise
+
+    def close(self, timeout: float) -> None:
+        """Write what waits if that can be done soon, and end the thread."""
+        thread = self._thread
+        self._closing.set()
+        self._some.set()
+        self._full.set()
+        if thread is not None:
+            thread.join(timeout)
+        left = len(self)
+        if left or self._dropped:
+            log.error(
+                "%s attempts and outcomes were not recorded: no database", left + self._dropped, extra={"event": "lost"}
+            )
+        self._dropped = 0
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._begin()
+        if not self._some.is_set():
+            self._some.set()
+        if len(self._drafts) >= AT_ONCE and not self._full.is_set():
+            self._full.set()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rmq-recorder", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        wait = 0.0
+        try:
+            while not (self._closing.is_set() and (wait or not len(self))):
+                wait = self._step(wait)
+        finally:
+            connections.close_all()
+
+    def _step(self, wait: float) -> float:
+        """One batch; return how long to wait after it failed, 0 after it went well."""
+        if wait:
+            self._closing.wait(wait)
+        else:
+            self._some.wait()
+            self._full.wait(EVERY)
+        self._some.clear()
+        if not self._closing.is_set():
+            self._full.clear()
+        try:
+            self.flush()
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it is told, and tried again
+            return self._failed(error, wait)
+        if self.away:
+            self.away = False
+            log.warning("Attempts are recorded again%s", self._told_dropped(), extra={"event": "recorded"})
+        _tidy()
+        return 0.0
+
+    def _failed(self, error: Exception, wait: float) -> float:
+        self.away = True
+        following = min(wait * 2 or FIRST_WAIT, LONGEST_WAIT)
+        log.warning(
+            "Attempts cannot be recorded (%r); %s wait%s, next try in %.0f s",
+            str(ErrorNote.of(error)),
+            len(self),
+            self._told_dropped(),
+            following,
+            extra={"event": "unrecorded"},
+        )
+        connections.close_all()
+        return following
+
+    def _told_dropped(self) -> str:
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        return f", {dropped} were given up" if dropped else ""
+
+    def _taken(self, most: int) -> list[Draft]:
+        with self._lock:
+            some = list(islice(self._drafts, min(most, AT_ONCE)))
+            for draft in some:
+                self._drafts.popleft()
+                self._size -= draft.size
+        return some
+
+    def _put_back(self, some: Iterable[Draft]) -> None:
+        with self._lock:
+            for draft in reversed(list(some)):
+                self._drafts.appendleft(draft)
+                self._size += draft.size
+            self._make_room()
+
+    def _make_room(self) -> None:
+        while len(self._drafts) > self._most or (self._size > self._room and len(self._drafts) > 1):
+            self._size -= self._drafts.popleft().size
+            self._dropped += 1
+
+    def _write_some(self, some: list[Draft]) -> None:
+        """All at once; or, if one of them is refused for what it holds, one after the other."""
+        try:
+            self._write(some)
+        except Exception as error:
+            if not _refused(error):
+                raise
+            while some:
+                self._write_one(some[0])
+                some.pop(0)
+
+    def _write_one(self, draft: Draft) -> None:
+        for plain in (False, True):
+            try:
+                self._write([draft], plain=plain)
+            except Exception as error:
+                if not _refused(error):
+                    raise
+                said = str(ErrorNote.of(error))
+            else:
+                return
+        log.error("An attempt of queue %r cannot be stored: %r", draft.queue, said, extra={"event": "unrecorded"})
+
+
+def _refused(error: Exception) -> bool:
+    """Whether a row is at fault, and not the database."""
+    if isinstance(error, OperationalError):
+        return error.args[:1] == (BAD_TEXT,)
+    return isinstance(error, (DataError, IntegrityError, ValueError, TypeError, OverflowError))
+
+
+def _tidy() -> None:
+    """As after a request: no old connection is kept, and no list of queries."""
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        connection.close_if_unusable_or_obsolete()
+
+
+TIMES = (Row._fields.index("started_at"), Row._fields.index("next_at"))
+ROWS_AT_ONCE = 100
+"""Rows by one statement, where each is written out in it."""
+
+
+class Writer:
+    """Makes rows of drafts, and adds them to the table."""
+
+    def __init__(self, scribe: Scribe) -> None:
+        self._scribe = scribe
+
+    def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
+        """Add them, all or none; plain ones hold no character that some database might not have."""
+        rows = _known(drafts, [self._scribe.row(draft) for draft in drafts])
+        write([_plain(row) for row in rows] if plain else rows)
+
+
+def _plain(row: Row) -> Row:
+    told = (value.encode("ascii", "replace").decode() if isinstance(value, str) else value for value in row)
+    return Row._make(told)
+
+
+def _known(drafts: Sequence[Draft], rows: list[Row]) -> list[Row]:
+    """What was requeued has its record's identity, for it may have been edited or sent elsewhere."""
+    records = {draft.ticket.record for draft in drafts if draft.ticket}
+    if not records:
+        return rows
+    found = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(pk__in=records)
+    names = dict(found.values_list("pk", "identity"))
+    known = (names.get(draft.ticket.record) if draft.ticket else None for draft in drafts)
+    return [row._replace(identity=name) if name else row for row, name in zip(rows, known, strict=True)]
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Add these rows, all or none."""
+    alias = router.db_for_write(Attempt)
+    connection = connections[alias]
+    values = _values(rows, alias)
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        # By far the cheapest ways for both sides; psycopg 2 knows no copy() of this kind.
+        if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
+            with cursor.copy(f"COPY {_target(alias)} FROM STDIN") as copy:
+                for row in values:
+                    copy.write_row(row)
+        elif connection.vendor == "sqlite":
+            cursor.executemany(_statement(alias, 1), values)
+        else:
+            for start in range(0, len(values), ROWS_AT_ONCE):
+                some = values[start : start + ROWS_AT_ONCE]
+                cursor.execute(_statement(alias, len(some)), [value for row in some for value in row])
+
+
+def _values(rows: Sequence[Row], alias: str) -> Sequence[Sequence[Any]]:
+    """With times as the project stores them, in the database's form."""
+    connection = connections[alias]
+    if django_settings.USE_TZ and connection.vendor == "postgresql":
+        return rows
+    values: list[list[Any]] = [list(row) for row in rows]
+    adapt = connection.ops.adapt_datetimefield_value
+    for row in values:
+        for place in TIMES:
+            at = row[place]
+            row[place] = adapt(at if at is None or django_settings.USE_TZ else timezone.make_naive(at))
+    return values
+
+
+@lru_cache(maxsize=256)
+def _statement(alias: str, rows: int) -> str:
+    places = f"({', '.join(['%s'] * len(Row._fields))})"
+    return f"INSERT INTO {_target(alias)} VALUES {', '.join([places] * rows)}"  # noqa: S608 - names of our own only
+
+
+@lru_cache(maxsize=32)
+def _target(alias: str) -> str:
+    quote = connections[alias].ops.quote_name
+    table = quote(Attempt._meta.db_table)  # noqa: SLF001 - documented, in spite of its name
+    return f"{table} ({', '.join(quote(name) for name in Row._fields)})"
+
+
+LAST_WORDS = 5.0
+"""Seconds that an orderly stop waits for the database."""
+
+
+class Recorder:
+    """A journal; made once for each consuming process. Nothing it does can fail an attempt."""
+
+    notes_acks = False
+
+    def __init__(self, buffer: Buffer | None = None) -> None:
+        self.buffer = Buffer(Writer(Scribe(deploy=deploy()))) if buffer is None else buffer
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While messages are consumed: log lines are kept, and at the end everything is written."""
+        with attempts.captured():
+            try:
+                yield
+            finally:
+                self.buffer.close(LAST_WORDS)
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        try:
+            self._note(attempt)
+        except BaseException:
+            log.exception("An attempt could not be recorded")
+
+    def _note(self, attempt: FinishedAttempt) -> None:
+        kind, error = attempt.verdict.kind, attempt.error
+        if kind is Kind.ACK and not storied(attempt.delivery):
+            return
+        if attempt.subscription is None or (error is None and kind is not Kind.ACK):
+            # Nothing was attempted.
+            return
+        # Taken first: what is written down below takes time, and is not a part of the attempt.
+        ended = server.reckoned(router.db_for_write(ParkedMessage))
+        ticket = ticket_of(attempt.delivery)
+        if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
+            self._end(ticket, attempt, ended)
+        if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
+            self.buffer.add(drafted(attempt, ticket, ended=ended.timestamp()))
+
+    def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
+        """Tell the record at once, before the broker is told; or, without a database, as soon as there is one."""
+        tell: Callable[[], None]
+        if attempt.error is None or isinstance(attempt.error, Discard):
+            tell = lambda: claims.succeeded(ticket, at)  # noqa: E731
+        else:
+            note = attempt.verdict.error
+            told = {"error": note.kind if note else "", "text": note.text if note else ""}
+            tell = lambda: claims.failed(ticket, at, **told)  # noqa: E731
+        if self.buffer.away or _in_transaction():
+            self.buffer.add_outcome(tell)
+            return
+        try:
+            tell()
+        except Exception:  # noqa: BLE001 - the buffer's thread tells of it, if it meets it too
+            self.buffer.add_outcome(tell)
+
+
+def _in_transaction() -> bool:
+    """Whether a handler has left one open: what is written in it may never be."""
+    connection = connections[router.db_for_write(ParkedMessage)]
+    return connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
+
+
+def deploy() -> str:
+    """The version of the project; without one, if it cannot be told."""
+    told = settings().deploy
+    try:
+        return short(told() if callable(told) else told, 100)
+    except Exception:
+        log.exception("DEPLOY could not tell the version of the project")
+        return ""

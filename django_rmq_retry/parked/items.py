@@ -1,0 +1,346 @@
+"""The items of a requeue run: frozen in parts, chosen in order, closed at its end.
+
+One that is stopped lets go of what it has not sent, part by part.
+
+How far that is stands in the run itself, and each part is a transaction of its own: a driver may be killed anywhere.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Case, CharField, Count, DateTimeField, F, IntegerField, Max, QuerySet, Value, When, Window
+from django.db.models.constants import OnConflict
+from django.db.models.expressions import Combinable
+from django.db.models.functions import RowNumber
+
+from django_rmq_retry.models import Item, ItemState, ParkedMessage, RequeueRun, RunState, server
+from django_rmq_retry.models.parked import behind
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.database import database, locked_run, steadily
+from django_rmq_retry.parked.findings import Terms, reasons
+from django_rmq_retry.parked.selection import Selection
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Of the bodies of one slice."""
+PAGE = 200
+PAGES = 25
+"""So far a slice looks behind messages that have to wait; the next one looks again."""
+OUTCOME = timedelta(hours=1)
+"""After which an outcome is not waited for any more."""
+
+Room = Callable[[str], int]
+"""How many messages a queue takes now."""
+
+
+class Choice:
+    """The next items, and what has to become of others on the way to them."""
+
+    def __init__(self, run: RequeueRun, most: int, room: Room) -> None:
+        self.items: list[Item] = []
+        self.blocked: dict[int, str] = {}
+        """Items that are left out, each with why."""
+        self.waits_for_key = False
+        self.waits_for_queue = False
+        self._run = run
+        self._most = most
+        self._room = room
+        self._taken: dict[str, int] = {}
+        self._busy: set[str] = set()
+        self._failed: set[str] = set()
+        self._bytes = 0
+        self._choose()
+
+    def _choose(self) -> None:
+        for page in _pages(self._run):
+            if self._run.one_by_one:
+                self._look_up([item.message.business_key for item in page])
+            for item in page:
+                if self._full(item):
+                    return
+                self._judge(item)
+            if len(self.items) >= self._most or (self.waits_for_queue and self._run.target):
+                return
+
+    def _full(self, item: Item) -> bool:
+        return len(self.items) >= self._most or (bool(self.items) and self._bytes + item.message.size > MOST_BYTES)
+
+    def _judge(self, item: Item) -> None:
+        key, queue = item.message.business_key, self._run.target or item.message.queue
+        ordered = bool(key) and self._run.one_by_one
+        if ordered and key in self._failed:
+            self.blocked[item.pk] = findings.KEY_FAILED
+            return
+        if ordered and key in self._busy:
+            self.waits_for_key = True
+            return
+        if ordered:
+            # Whatever becomes of it now: the ones behind it wait for it.
+            self._busy.add(key)
+        if self._room(queue) <= self._taken.get(queue, 0):
+            self.waits_for_queue = True
+            return
+        self._taken[queue] = self._taken.get(queue, 0) + 1
+        self._bytes += item.message.size
+        self.items.append(item)
+
+    def _look_up(self, keys: list[str]) -> None:
+        """Which of these keys have a message under way, and which have one that did not hold."""
+        mine = Item.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
+        under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
+        ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
+        overdue = server.now(database()) - OUTCOME
+        for key, sent_at in under_way.values_list("message__business_key", "sent_at"):
+            (self._failed if sent_at and sent_at < overdue else self._busy).add(key)
+        self._failed.update(ended.values_list("message__business_key", flat=True))
+
+
+def pending(run: int) -> QuerySet[Item]:
+    """What of a run is not sent yet, in its order."""
+    return Item.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
+
+
+def _pages(run: RequeueRun) -> Iterator[list[Item]]:
+    columns = ("run_id", "place", "revision", "message_id", "state")
+    of_message = ("message__id", "message__business_key", "message__queue", "message__size")
+    after = -1
+    for _ in range(PAGES):
+        rows = pending(run.pk).filter(place__gt=after).select_related("message").only(*columns, *of_message)
+        page = list(rows[:PAGE])
+        if page:
+            yield page
+        if len(page) < PAGE:
+            return
+        after = page[-1].place
+
+
+OUTCOMES = timedelta(hours=1)
+"""So long a run waits for outcomes after its last message was sent."""
+PART = 2000
+"""Items of one transaction."""
+
+
+def advance(run: int, driver: str) -> str:
+    """Move a run on that has nothing to send: to waiting, to its end, or back where something came back; its state."""
+    return steadily(lambda: _advance(run, driver))
+
+
+def _advance(run: int, driver: str) -> str:
+    using, now = database(), server.now(database())
+    with transaction.atomic(using=using):
+        known = locked_run(run)
+        if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
+            return "" if known is None else known.state
+        items = Item.objects.using(using).filter(run=run)
+        if items.filter(state=ItemState.PENDING).exists():
+            known.state = RunState.RUNNING
+        elif items.filter(state=ItemState.CLAIMED).exists():
+            known.state = RunState.WAITING
+        else:
+            waiting = items.filter(state=ItemState.SENT).aggregate(count=Count("pk"), last=Max("sent_at"))
+            overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOMES
+            over = not waiting["count"] or overdue
+            known.state = RunState.FINISHED if over else RunState.WAITING
+            known.why = findings.SILENT if overdue else ""
+        if known.state == RunState.FINISHED:
+            known.finished_at, known.leased_until = now, None
+            count(known)
+        known.save(using=using, update_fields=[*COUNTED, "state", "why", "finished_at", "leased_until"])
+        return known.state
+
+
+def release(run: int) -> bool:
+    """Leave out the next items that a stopped run has not sent; whether there may be more of them."""
+    return steadily(lambda: _release(run))
+
+
+def _release(run: int) -> bool:
+    using, now = database(), server.now(database())
+    with transaction.atomic(using=using):
+        known = locked_run(run)
+        if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
+            return False
+        pending = Item.objects.using(using).filter(run=run, state=ItemState.PENDING)
+        mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
+        part = pending if mark is None else pending.filter(place__lte=mark)
+        known.skipped += part.update(state=ItemState.SKIPPED, why=findings.STOPPED, ended_at=now)
+        if mark is None:
+            known.finished_at = now
+        known.save(using=using, update_fields=["skipped", "finished_at"])
+    return mark is not None
+
+
+def recount(run: int) -> None:
+    """Count the items of a run anew."""
+    using = database()
+
+    def act() -> None:
+        with transaction.atomic(using=using):
+            known = locked_run(run)
+            if known is not None:
+                count(known)
+                known.save(using=using, update_fields=COUNTED)
+
+    steadily(act)
+
+
+COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
+
+
+def count(run: RequeueRun) -> None:
+    items = Item.objects.using(database()).filter(run=run)
+    found = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
+    run.processed = found.get(ItemState.PROCESSED, 0)
+    run.failed = found.get(ItemState.FAILED, 0)
+    run.skipped = found.get(ItemState.SKIPPED, 0)
+    run.unconfirmed = found.get(ItemState.UNCONFIRMED, 0)
+    run.sent = found.get(ItemState.SENT, 0) + run.processed + run.failed
+
+
+COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "why", "ended_at")
+AT_ONCE = 500
+"""Messages whose items are written where the run is started."""
+LISTING = "listing"
+"""Beside the selection of a run whose items are not all written: on which terms they are, and how far it is."""
+
+Rows = QuerySet[ParkedMessage]
+
+
+def at_once(selection: Selection) -> bool:
+    """Whether a run of it is listed where it is started: only a filter can be asked once more later."""
+    return selection.named or selection.count <= AT_ONCE
+
+
+def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
+    """Write all items in the order in which they are sent; those that are left out say why at once."""
+    _insert(run, selection.queryset().order_by(), selection, terms)
+    run.total = run.items.count()
+    count(run)
+    run.save(update_fields=["total", *COUNTED])
+
+
+def postpone(run: RequeueRun, selection: Selection, terms: Terms) -> None:
+    """Count the messages, and leave their items to whoever drives the run; what is parked from now on is not meant."""
+    run.total = selection.queryset().count()
+    run.why = findings.LISTING
+    told = {
+        "include": sorted(terms.include),
+        "permanent": terms.confirmed_permanent,
+        "most": run.total,
+        "listed": 0,
+        "place": 0,
+    }
+    run.selection = {**run.selection, LISTING: told}
+    run.save(update_fields=["total", "why", "selection"])
+
+
+def listing(run: RequeueRun) -> bool:
+    """Whether some of its items are not written yet."""
+    return LISTING in run.selection
+
+
+def listed(run: RequeueRun) -> None:
+    """End the listing where it is: what has no item yet is not part of the run any more."""
+    known = dict(run.selection)
+    run.total = known.pop(LISTING)["listed"]
+    run.selection = known
+
+
+def list_part(run: int, driver: str) -> None:
+    """Write the next items of a run, if it is still this driver's and nobody has stopped it."""
+    steadily(lambda: _list_part(run, driver))
+
+
+def _list_part(run: int, driver: str) -> None:
+    using = database()
+    with transaction.atomic(using=using):
+        known = locked_run(run)
+        if known is None or known.driver != driver or known.state not in (RunState.PLANNED, RunState.RUNNING):
+            return
+        if not listing(known):
+            return
+        told = known.selection[LISTING]
+        selection, terms = _meant(known)
+        rest = _after(selection.queryset(), told)
+        # Where the part ends is asked first: a row that is parked anew meanwhile must not carry the mark with it.
+        mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
+        part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
+        room, first = told["most"] - told["listed"], told["place"]
+        if room < PART:
+            part = part[: room + _there(known, part)]
+        made = _insert(known, part, selection, terms, first=first)
+        left_out = known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
+        after = mark and [mark[0].isoformat(), mark[1]]
+        told |= {"listed": told["listed"] + made, "place": first + PART, "after": after}
+        known.skipped += left_out
+        known.why = findings.LISTING
+        if mark is None or made >= room:
+            listed(known)
+            known.why = ""
+        known.save(using=using, update_fields=["total", "skipped", "why", "selection"])
+
+
+def _meant(run: RequeueRun) -> tuple[Selection, Terms]:
+    """What was chosen when the run was started, and on which terms."""
+    facts = run.selection
+    as_of = datetime.fromisoformat(facts["as_of"])
+    selection = Selection(filter=facts["filter"], max_id=facts["max_id"], as_of=as_of, count=facts["count"])
+    told = facts[LISTING]
+    return selection, Terms(target=run.target, include=told["include"], confirmed_permanent=told["permanent"])
+
+
+def _after(rows: Rows, told: dict[str, Any]) -> Rows:
+    """What is not listed yet, oldest first."""
+    ordered = rows.order_by("parked_at", "pk")
+    if not told.get("after"):
+        return ordered
+    at, pk = told["after"]
+    return ordered.filter(behind("parked_at", datetime.fromisoformat(at), "pk", pk))
+
+
+def _there(run: RequeueRun, part: Rows) -> int:
+    """How many of a part have an item already, which takes no room."""
+    numbers = list(part.values_list("pk", flat=True)[:PART])
+    return Item.objects.using(database()).filter(run=run, message__in=numbers).count()
+
+
+def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:
+    """Items of these rows, by one statement in the database; how many there are.
+
+    One that was parked anew meanwhile has its item already and is ignored: to leave it out beforehand would take the
+    longer the more items there are.
+    """
+    using = database()
+    ops, ignore = connections[using].ops, OnConflict.IGNORE
+    chosen, params = _chosen(run, rows, selection, terms, first=first).query.get_compiler(using=using).as_sql()
+    meta: Any = Item._meta  # noqa: SLF001 - Django's own way
+    quote = ops.quote_name
+    names = ", ".join(quote(meta.get_field(name).column) for name in COLUMNS)
+    with connections[using].cursor() as cursor:
+        into = f"{ops.insert_statement(on_conflict=ignore)} {quote(meta.db_table)} ({names}) {chosen}"
+        cursor.execute(f"{into} {ops.on_conflict_suffix_sql([], ignore, [], [])}", params)
+        return int(cursor.rowcount)
+
+
+def _chosen(
+    run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int
+) -> "QuerySet[ParkedMessage, tuple[object, ...]]":
+    """A row for each message with the values of its item, in the order of the columns."""
+    objections = reasons(selection, terms)
+    now = server.now(database())
+    left_out = [When(condition, then=Value(why)) for why, condition in objections]
+    ended = [When(condition, then=Value(now)) for _why, condition in objections]
+    skipped = [When(condition, then=Value(ItemState.SKIPPED.value)) for _why, condition in objections]
+    oldest_first = Window(RowNumber(), order_by=[F("parked_at").asc(), F("pk").asc()])
+    values: dict[str, Combinable] = {
+        "item_run": Value(run.pk, IntegerField()),
+        "item_message": F("pk"),
+        "item_place": oldest_first + Value(first, IntegerField()) if first else oldest_first,
+        "item_revision": F("revision"),
+        "item_state": Case(*skipped, default=Value(ItemState.PENDING.value), output_field=CharField()),
+        "item_cycle": Value(0, IntegerField()),
+        "item_why": Case(*left_out, default=Value(""), output_field=CharField()),
+        "item_ended": Case(*ended, default=Value(None), output_field=DateTimeField()),
+    }
+    return rows.annotate(**values).values_list(*values)

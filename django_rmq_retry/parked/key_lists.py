@@ -1,0 +1,381 @@
+"""Lists of business keys and message ids: parsed, looked up and kept."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import BusinessKey, Item, ItemState, KeyList, ListedKey, ParkedMessage, State, server
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.parked.database import database
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.selection import EXCEPT, LISTED, USABLE
+
+MOST_KEYS = 10_000
+MOST_TEXT = 4_000_000
+"""Characters of a pasted text."""
+MOST_FOUND = 50_000
+"""Messages that the keys of one list may name."""
+LONGEST = 255
+"""Bytes of a stored key: a longer one is stored, and looked up, cut."""
+CHUNK = 500
+"""Parameters of one statement: SQLite may take no more than 999."""
+TIDIED = 100
+"""Unused lists that are deleted where a new one is stored."""
+IN_A_LINE = ",;\t\uff0c\uff1b"
+SEPARATORS = f"{IN_A_LINE}\r\n\v\f\x85\u2028\u2029"
+AROUND = " \u00a0\u200b\u2060\ufeff"
+"""Around a key these are left away: mail and office programs add them."""
+_ENTRY = re.compile(
+    rf'[{AROUND}]*(?:"([^"]*(?:""[^"]*)*)"[{AROUND}]*(?=[{SEPARATORS}]|\Z)|([^{SEPARATORS}]*))([{SEPARATORS}]|\Z)'
+)
+MOST_COLUMNS = 1000
+"""Cells of a line that may be one of a table."""
+WORDS = 0.9
+"""The share of a header's cells that hold no digit, such as "amount"; a key mostly holds one."""
+T = TypeVar("T")
+UNDER_WAY = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
+
+Seen = Callable[[ParkedMessage], bool]
+"""Whether the operator may see a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A message that a key names."""
+
+    record: int
+    state: str
+    name: str
+    run: int | None = None
+    """The requeue run that has it now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of each key of a list."""
+
+    keys: Sequence[str]
+    matches: Mapping[str, Sequence[Match]]
+    alike: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of keys that were not found: stored ones that differ in upper and lower case only."""
+
+    @property
+    def found(self) -> list[str]:
+        """Each names one message, and that is parked."""
+        return [key for key in self.keys if [one.state for one in self._of(key)] == [State.PARKED]]
+
+    @property
+    def missing(self) -> list[str]:
+        return [key for key in self.keys if not self._of(key)]
+
+    @property
+    def several(self) -> list[str]:
+        """Each names more than one message."""
+        return [key for key in self.keys if len(self._of(key)) > 1]
+
+    @property
+    def closed(self) -> list[str]:
+        """Each names one message that is not parked: on hold, in a requeue run, processed or discarded."""
+        return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state != State.PARKED]
+
+    @property
+    def spaced(self) -> list[str]:
+        """Not found, with a space inside: perhaps several keys."""
+        return [key for key in self.missing if " " in key]
+
+    def records(self, *states: str) -> set[int]:
+        """The messages that are in one of these states; in any, where none is named."""
+        return {one.record for some in self.matches.values() for one in some if not states or one.state in states}
+
+    @property
+    def complete(self) -> bool:
+        """Whether each key names one parked message."""
+        return len(self.found) == len(self.keys)
+
+    def _of(self, key: str) -> Sequence[Match]:
+        return self.matches.get(key, ())
+
+
+def parse(text: str, *, spaces: bool = False) -> list[str]:
+    """The keys of a text, each once, in its order; spaces separate where asked for, or where nothing else does."""
+    if len(text) > MOST_TEXT:
+        said = _("The text has %(count)d characters; at most %(most)d are read. Nothing was looked up.")
+        raise Refused(said % {"count": len(text), "most": MOST_TEXT})
+    header = _header(text)
+    if header:
+        said = _(
+            "The text is a table of %(count)d columns with the header “%(header)s”. Give only the column of the keys, "
+            "one key per line. Nothing was looked up."
+        )
+        raise Refused(said % {"count": len(header), "header": short(", ".join(filter(None, header)), 100)})
+    entries = list(_entries(text))
+    apart = spaces or len(entries) == 1
+    parts = (part for entry, quoted in entries for part in (entry.split() if apart and not quoted else [entry]))
+    found = list(dict.fromkeys(short(part, LONGEST) for part in parts if part))
+    if len(found) > MOST_KEYS:
+        said = _("The list has %(count)d keys; at most %(most)d are taken at once. Split it. Nothing was looked up.")
+        raise Refused(said % {"count": len(found), "most": MOST_KEYS})
+    return found
+
+
+def _entries(text: str) -> Iterator[tuple[str, bool]]:
+    """Each with whether it stood in quotation marks."""
+    for entry in _ENTRY.finditer(text):
+        quoted, bare, _end = entry.groups()
+        if quoted is not None:
+            yield quoted.replace('""', '"'), True
+        elif bare.strip(AROUND):
+            yield bare.strip(AROUND), False
+
+
+def _header(text: str) -> list[str]:
+    """The header of a table; empty for a list, also for one whose lines hold equally many keys.
+
+    A header is a line of words above lines of the same columns, of which one holds a digit in every line. Spreadsheets
+    write a line of separators for an empty row.
+    """
+    lines = (line for line in _lines(text) if any(cell.strip(AROUND) for cell, _end in line))
+    first = next(lines, [])
+    by = {end for _cell, end in first[:-1]}
+    if len(by) != 1:
+        return []
+    header = _cells(first, separator := by.pop())
+    numbered = [not _numbered(cell) for cell in header]
+    if sum(numbered) < WORDS * len(header) or sum(map(bool, header)) <= 1:
+        return []
+    rows = 0
+    for line in lines:
+        cells = _cells(line, separator)
+        if len(cells) != len(header):
+            return []
+        rows += 1
+        numbered = [still and _numbered(cell) for still, cell in zip(numbered, cells, strict=True)]
+    return header if rows and any(numbered) else []
+
+
+def _lines(text: str) -> Iterator[list[tuple[str, str]]]:
+    """The entries of each line that is not empty, with what ends them; a line with too many cells is the last one."""
+    line: list[tuple[str, str]] = []
+    for entry in _ENTRY.finditer(text):
+        quoted, bare, end = entry.groups()
+        line.append((bare.strip(AROUND) if quoted is None else quoted.replace('""', '"'), end))
+        if end and end in IN_A_LINE and len(line) <= MOST_COLUMNS:
+            continue
+        if len(line) > 1 or line[0][0]:
+            yield line
+        if len(line) > MOST_COLUMNS:
+            return
+        line = []
+
+
+def _cells(line: Sequence[tuple[str, str]], separator: str) -> list[str]:
+    """By the separator of the table alone: a cell may hold another one, such as 100,50 between semicolons."""
+    cells = [""]
+    for part, end in line:
+        cells[-1] += part
+        if end == separator:
+            cells.append("")
+    return cells
+
+
+def _numbered(cell: str) -> bool:
+    return any(char.isdigit() for char in cell)
+
+
+def written(keys: Iterable[str]) -> str:
+    """A list as a text that means the same when it is pasted: one key a line."""
+    lines = [_quoted(key) if _ambiguous(key) else key for key in keys]
+    # A single key with a space would be read as two.
+    return "\n".join(_quoted(line) if len(lines) == 1 and " " in line and line[0] != '"' else line for line in lines)
+
+
+def _ambiguous(key: str) -> bool:
+    return key.startswith('"') or key != key.strip(AROUND) or any(char in SEPARATORS for char in key)
+
+
+def _quoted(key: str) -> str:
+    return '"{}"'.format(key.replace('"', '""'))
+
+
+def look_up(keys: Sequence[str], seen: Seen | None = None) -> dict[str, list[int]]:
+    """The records that each key names, letter for letter; those that ``seen`` hides are not found."""
+    wanted, found = set(keys), dict[str, dict[int, None]]()
+    count = 0
+    for value, record in _stored(keys):
+        # Some databases take two texts for one that differ in case, accents or spaces at the end.
+        if value not in wanted or record in found.setdefault(value, {}):
+            continue
+        found[value][record] = None
+        count += 1
+        if count > MOST_FOUND:
+            said = _("These keys name more than %(most)d messages. Choose them by a filter instead.")
+            raise Refused(said % {"most": MOST_FOUND})
+    visible = _visible({one for some in found.values() for one in some}, seen)
+    kept = {key: sorted(one for one in found.get(key, ()) if one in visible) for key in keys}
+    return {key: some for key, some in kept.items() if some}
+
+
+def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Stored keys and ids that the database takes for one of these, each with its record."""
+    records, values = ParkedMessage.objects.using(database()).order_by(), BusinessKey.objects.using(database())
+    for some in _chunks(keys):
+        most = MOST_FOUND + 1
+        yield from values.filter(value__in=some).values_list("value", "message_id")[:most]
+        yield from records.filter(message_id__in=some).values_list("message_id", "pk")[:most]
+
+
+def _visible(records: set[int], seen: Seen | None) -> set[int]:
+    if seen is None:
+        return records
+    rows = (row for some in _chunks(sorted(records)) for row in _rows(some).defer("body", "properties"))
+    return {row.pk for row in rows if seen(row)}
+
+
+def _chunks(some: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (some[start : start + CHUNK] for start in range(0, len(some), CHUNK))
+
+
+def _rows(numbers: Sequence[int]) -> Any:
+    return ParkedMessage.objects.using(database()).filter(pk__in=numbers).order_by("pk")
+
+
+def alike(missing: Sequence[str], seen: Seen | None = None) -> dict[str, list[str]]:
+    """Of keys that are not stored: what is stored in capitals, in small letters, or with a capital first.
+
+    Every other spelling would need a look at all keys.
+    """
+    by_fold: dict[str, list[str]] = {}
+    for key in missing:
+        by_fold.setdefault(key.casefold(), []).append(key)
+    spelled = {other for key in missing for other in (key.upper(), key.lower(), key.capitalize())} - set(missing)
+    near = {value for value, _record in _stored(sorted(spelled)) if value.casefold() in by_fold} - set(missing)
+    found: dict[str, list[str]] = {}
+    for value in sorted(look_up(sorted(near), seen)):
+        for key in by_fold[value.casefold()]:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
+    """Keep a list, with the records that its keys name now."""
+    using, now, named = database(), server.now(database()), named or {}
+    with transaction.atomic(using=using):
+        _tidy(using)
+        by_key = "" if actor.user_id is None else str(actor.user_id)
+        made = KeyList(created_at=now, by=actor.name, by_key=by_key, count=len(keys))
+        made.save(using=using)
+        rows = [
+            ListedKey(list=made, place=place, value=key, message=record)
+            for place, key in enumerate(keys)
+            for record in named.get(key) or (None,)
+        ]
+        ListedKey.objects.using(using).bulk_create(rows, batch_size=1000)
+    return made
+
+
+def _tidy(using: str) -> None:
+    """Nobody can use these any more: see ``USABLE``."""
+    now = server.trusted(using)
+    if now is None:
+        return
+    due = KeyList.objects.using(using).filter(kept=False, created_at__lt=now - 2 * USABLE)
+    numbers = list(due.order_by("pk").values_list("pk", flat=True)[:TIDIED])
+    if numbers:
+        ListedKey.objects.using(using).filter(list__in=numbers).delete()
+        KeyList.objects.using(using).filter(pk__in=numbers).delete()
+
+
+def forget(before: datetime, using: str) -> None:
+    """Delete the lists of actions that the audit log has forgotten: each list is older than its actions."""
+    numbers = list(KeyList.objects.using(using).filter(created_at__lt=before - 2 * USABLE).values_list("pk", flat=True))
+    for some in _chunks(numbers):
+        ListedKey.objects.using(using).filter(list__in=some).delete()
+        KeyList.objects.using(using).filter(pk__in=some).delete()
+
+
+def meaning(known: KeyList) -> dict[str, int]:
+    """How the filter of a selection names a list."""
+    return {"list": known.pk, "count": known.count}
+
+
+def keep(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
+    """Keep the lists that a selection names, as an action refers to them now; whether there are any."""
+    numbers = [filter[name]["list"] for name in (LISTED, EXCEPT) if name in filter]
+    if numbers:
+        KeyList.objects.using(database()).filter(pk__in=numbers).update(kept=True)
+    return bool(numbers)
+
+
+def keys_of(number: int) -> list[str]:
+    """The keys of a list, in its order."""
+    rows = ListedKey.objects.using(database()).filter(list=number).order_by("place")
+    return list(dict.fromkeys(rows.values_list("value", flat=True)))
+
+
+def answered(known: KeyList, seen: Seen | None = None) -> Answer:
+    """What has become of the messages that a list named when it was stored."""
+    named: dict[str, list[int]] = {}
+    rows = ListedKey.objects.using(database()).filter(list=known).order_by("place", "message")
+    for value, record in rows.values_list("value", "message"):
+        named.setdefault(value, []).extend([] if record is None else [record])
+    return answer(list(named), named, seen)
+
+
+def answer(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Seen | None = None) -> Answer:
+    """What has become of the messages that keys name."""
+    numbers = _visible({one for some in named.values() for one in some}, seen)
+    known = _matches(sorted(numbers))
+    matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
+    found = Answer(keys=keys, matches={key: some for key, some in matches.items() if some})
+    missing = found.missing
+    return Answer(keys=keys, matches=found.matches, alike=alike(missing, seen) if missing else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """What a list of keys takes out of a choice."""
+
+    keys: Sequence[str]
+    messages: int
+    missing: Sequence[str]
+    alike: Mapping[str, Sequence[str]]
+    elsewhere: Mapping[str, Match]
+    """Keys whose messages are not of the choice, each with one of them."""
+    several: Mapping[str, int]
+    """Keys that take out more than one message, and how many."""
+
+
+def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Seen | None = None) -> Excluded:
+    """What these keys take out of the rows of a choice."""
+    named = look_up(keys, seen)
+    told = answer(keys, named, seen)
+    numbers = sorted({one for some in named.values() for one in some})
+    among: set[int] = set()
+    for some in _chunks(numbers):
+        among.update(rows.order_by().filter(pk__in=some).values_list("pk", flat=True))
+    counts = {key: sum(one in among for one in named.get(key, ())) for key in keys}
+    return Excluded(
+        keys=keys,
+        messages=len(among),
+        missing=told.missing,
+        alike=told.alike,
+        elsewhere={key: told.matches[key][0] for key in keys if key in told.matches and not counts[key]},
+        several={key: count for key, count in counts.items() if count > 1},
+    )
+
+
+def _matches(numbers: Sequence[int]) -> dict[int, Match]:
+    found = {}
+    for some in _chunks(numbers):
+        items = Item.objects.using(database()).filter(message__in=some, state__in=UNDER_WAY, run__state__in=ACTIVE)
+        runs = dict(items.order_by("pk").values_list("message", "run"))
+        for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
+            found[pk] = Match(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))
+    return found

@@ -1,0 +1,238 @@
+"""Starts, pauses, resumes and stops requeue runs."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, Verb, server
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.parked import findings
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.claims import sweep
+from django_rmq_retry.parked.database import database, locked_run, steadily
+from django_rmq_retry.parked.findings import INCLUDABLE, Terms
+from django_rmq_retry.parked.items import at_once, freeze, listed, listing, postpone, release
+from django_rmq_retry.parked.key_lists import keep
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.run import drive, paced, tripped
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.declarations import Role
+
+FASTEST = 10_000.0
+PATIENCE = 0.5
+"""Seconds for which whoever stops a run lets go of its messages; whoever drives runs goes on with the rest."""
+
+
+def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+    """Send nothing more until somebody resumes it; what is being sent ends as it would."""
+    running = (RunState.PLANNED, RunState.RUNNING)
+    return _steer(
+        run, actor, Verb.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, "why": short(reason, 255)}
+    )
+
+
+def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+    """Go on. Whoever resumes after a guard has seen what it saw: from then on it counts anew, and stops it again."""
+    changes: dict[str, Any] = {"state": RunState.RUNNING, "why": "", **paced()}
+    known = RequeueRun.objects.using(database()).filter(pk=run).first()
+    if known is not None and known.canary and known.why in (
+        findings.CANARY_FAILED, findings.CANARY_SILENT, findings.NOT_CONFIRMED
+    ):  # fmt: skip
+        changes["canary"] = False
+    if known is not None and tripped(known):
+        changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
+    return _steer(run, actor, Verb.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
+
+
+def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
+    """So many per second from the next slice on; more than before is possible too."""
+    return _steer(run, actor, Verb.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **paced()})
+
+
+def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
+    """Send nothing more, for good. What was not sent stays parked; outcomes of what was are still noted."""
+    changes = {"state": RunState.STOPPED, "why": short(reason, 255)}
+    stopped = _steer(run, actor, Verb.STOP, ACTIVE, reason=reason, changes=changes)
+    until = time.monotonic() + PATIENCE
+    while release(run) and time.monotonic() < until:
+        pass
+    stopped.refresh_from_db(using=database())
+    return stopped
+
+
+def checked_rate(rate: float) -> float:
+    if not 0 < rate <= FASTEST:
+        said = _("The rate is a number above 0, at most %(most)s messages per second.")
+        raise Refused(said % {"most": f"{FASTEST:g}"})
+    return float(rate)
+
+
+def _steer(
+    run: int, actor: Actor, verb: Verb, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
+) -> RequeueRun:
+    def act() -> RequeueRun:
+        with transaction.atomic(using=database()):
+            known = locked_run(run)
+            if known is None:
+                raise NothingChosen(_("There is no run %(run)s.") % {"run": run})
+            if known.state not in states:
+                said = _("Nothing was changed. Run %(run)s is at another point by now: %(state)s.")
+                raise Outdated(said % {"run": run, "state": known.get_state_display()})
+            before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
+            RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
+            if verb == Verb.STOP and listing(known):
+                counted = known.total
+                listed(known)
+                known.save(using=database(), update_fields=["selection", "total"])
+                known.total = counted
+            after = {name: changes[name] for name in before}
+            note(actor, verb, reason=reason, run=run, count=known.total, facts={"before": before, "after": after})
+        known.refresh_from_db(using=database())
+        return known
+
+    return steadily(act)
+
+
+REASON_FROM = 100
+"""More messages than this are not requeued without a reason."""
+
+
+def start(
+    selection: Selection,
+    actor: Actor,
+    *,
+    rate: float = 20.0,
+    max_depth: int | None = None,
+    stop_at: float | None = None,
+    reason: str = "",
+    target: str = "",
+    one_by_one: bool = False,
+    canary: bool = False,
+    include: Collection[str] = (),
+    confirmed_permanent: bool = False,
+    planned: bool = False,
+) -> RequeueRun:
+    """Freeze a selection as a run that any driver takes up; nothing is sent yet. A large one is listed by its driver.
+
+    ``include`` names findings of ``checking`` whose messages are sent all the same. Messages that share a business key
+    are sent one after another, each after the outcome of the one before, unless "duplicates" is included.
+    """
+    terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
+    _check(selection, reason, include)
+    sweep()
+    run = RequeueRun(
+        created_at=server.now(database()),
+        by_user_id=actor.user_id,
+        by=actor.name,
+        source=actor.source,
+        reason=short(reason, 255),
+        selection=selection.facts(),
+        said=short(selection.said, 255),
+        target=target,
+        rate=checked_rate(rate),
+        max_depth=max_depth,
+        stop_at=stop_at,
+        one_by_one=one_by_one or "duplicates" not in include,
+        canary=canary,
+        **({"state": RunState.PLANNED} if planned else {"started_at": server.now(database())}),
+    )
+    return steadily(lambda: _started(run, selection, terms, actor))
+
+
+def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
+    using = database()
+    run.pk = None
+    with transaction.atomic(using=using):
+        run.save(using=using, force_insert=True)
+        (freeze if at_once(selection) else postpone)(run, selection, terms)
+        selection.check(run.total)
+        keep(selection.filter)
+        facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
+        if at_once(selection):
+            facts["left_out"] = run.skipped
+        options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
+        facts |= {name: value for name, value in options.items() if value}
+        if terms.include or terms.confirmed_permanent:
+            facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
+        items = run.items.select_related("message").only("message__business_key", "message__message_id")
+        one = items.first() if run.total == 1 else None
+        note(
+            actor,
+            Verb.REQUEUE,
+            reason=run.reason,
+            run=run.pk,
+            count=run.total,
+            message=one.message_id if one is not None else None,
+            subject=str(one.message) if one is not None else run.said,
+            group=_group(selection),
+            facts=facts,
+        )
+    return run
+
+
+def requeue(
+    messages: Iterable[ParkedMessage | int], *, by: str | Actor, reason: str = "", wait: float = 10.0, **options: Any
+) -> RequeueRun:
+    """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
+
+    It returns when they are sent, or after ``wait`` seconds: what is left then a consumer sends. Options are those of
+    ``start``. Inside a transaction they leave after its commit.
+    """
+    actor = by if isinstance(by, Actor) else Actor.of_code(by)
+    ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]
+    run = start(Selection.of_ids(ids), actor, reason=reason, **{"rate": 100.0, **options})
+
+    def send() -> RequeueRun:
+        return drive(run.pk, me("code"), for_seconds=wait, outcomes=False)
+
+    if not broker_connections.in_transaction():
+        return send()
+    transaction.on_commit(send, using=database(), robust=True)
+    return run
+
+
+def me(what: str) -> str:
+    """A driver's name: no two threads anywhere have the same."""
+    return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
+
+
+UNFIT = (Role.PARKED, Role.WAITING, Role.SUSPECTS)
+"""Queues in which no handler looks for new messages: only this app sends there, by its own rules."""
+
+
+def checked_target(target: str) -> str:
+    """A queue that the project declares and that is meant for messages to be handled."""
+    if not target:
+        return ""
+    declared = registry.topology().lasting.queues
+    if target not in declared or declared[target].role in UNFIT:
+        fit = [name for name, one in declared.items() if one.role not in UNFIT]
+        said = _("%(queue)r is no queue to requeue to. Declared are: %(known)s.")
+        raise Refused(said % {"queue": target, "known": ", ".join(fit) or "-"})
+    return target
+
+
+def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
+    unknown = sorted(set(include) - set(INCLUDABLE))
+    if unknown:
+        said = _("%(name)s cannot be included; what can is %(known)s.")
+        raise Refused(said % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
+    if not selection.count:
+        raise NothingChosen(_("No message is chosen."))
+    if selection.count > REASON_FROM and not reason.strip():
+        raise Refused(_("Say why: more than %(count)s messages need a reason.") % {"count": REASON_FROM})
+
+
+def _group(selection: Selection) -> int | None:
+    group = selection.filter.get("group")
+    return int(group) if group is not None else None

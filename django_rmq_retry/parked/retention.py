@@ -1,0 +1,171 @@
+"""Deletes old records and closed messages."""
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connections, router, transaction
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import Attempt, AuditHead, OperatorAction, ParkedMessage, Verb, server
+from django_rmq_retry.models.parked import RESOLVED
+from django_rmq_retry.parked.attempts import NAMELESS
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.database import database, locked_messages, steadily
+from django_rmq_retry.parked.groups import gone, moved
+from django_rmq_retry.parked.key_lists import forget
+from django_rmq_retry.parked.operators import Actor, Refused
+
+BATCH = 500
+TURN = 4
+"""So many batches of each, then others get the thread."""
+
+
+def age_out() -> bool:
+    """Delete a part of what is old enough by the settings; tell whether there may be more."""
+    now, told = server.trusted(router.db_for_write(ParkedMessage)), settings()
+    if now is None:
+        return False
+    messages = [resolved(now - timedelta(days=told.resolved_days)) for _ in range(TURN)]
+    attempts = [unkept(now - timedelta(days=told.attempt_days)) for _ in range(TURN)]
+    return BATCH in (messages[-1], attempts[-1])
+
+
+def resolved(before: datetime) -> int:
+    """Delete one batch of messages that were resolved before; what is open or under way stays, however old."""
+    using = router.db_for_write(ParkedMessage)
+    features = connections[using].features
+    rows = ParkedMessage.objects.using(using)
+    due = rows.filter(state__in=RESOLVED, resolved_at__lt=before).order_by("resolved_at", "pk")
+    with transaction.atomic(using=using):
+        if not features.has_select_for_update:
+            # SQLite refuses a transaction that has read when another one has written since: it writes first.
+            rows.filter(pk=0).update(revision=F("revision"))
+        numbers = list(due.values_list("pk", flat=True)[:BATCH])
+        if not numbers:
+            return 0
+        # Locked in one order, and looked at once more: somebody may have opened one again.
+        found = rows.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk", "state", "group")
+        old = [row for row in found if row[1] in RESOLVED]
+        rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
+        for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
+            moved(group, state, None, count)
+    return len(numbers)
+
+
+def unkept(before: datetime) -> int:
+    """Delete one batch of older attempts of which no message is kept."""
+    using = router.db_for_write(Attempt)
+    kept = ParkedMessage.objects.filter(identity=OuterRef("identity"))
+    # Without an id they are known by their bytes alone, which a record's own identity does not tell.
+    nameless = Q(identity__startswith=NAMELESS) & Exists(
+        ParkedMessage.objects.filter(message_id="", queue=OuterRef("queue"))
+    )
+    old = Attempt.objects.using(using).filter(~Exists(kept), ~nameless, started_at__lt=before).order_by("started_at")
+    numbers = list(old.values_list("pk", flat=True)[:BATCH])
+    Attempt.objects.using(using).filter(pk__in=numbers).delete()
+    return len(numbers)
+
+
+PURGE_BATCH = 1000
+REST = 0.1
+"""Seconds between two batches, so that others get their turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """How many messages, by state; ``done`` is False where they were only counted."""
+
+    counts: dict[str, int]
+    done: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def purge(
+    actor: Actor,
+    *,
+    older_than: timedelta,
+    states: Collection[str] = RESOLVED,
+    dry: bool = True,
+    batch: int = PURGE_BATCH,
+    rest: float = REST,
+) -> Purged:
+    """Delete messages that were resolved longer ago; dry: only count them."""
+    wrong = sorted(set(states) - set(RESOLVED))
+    if wrong or not states:
+        said = _("Only what is %(resolved)s is purged: what is open or under way stays, however old.")
+        raise Refused(said % {"resolved": ", ".join(RESOLVED)})
+    if older_than < timedelta(0):
+        raise Refused(_("An age is not below 0."))
+    due = ParkedMessage.objects.using(database()).filter(state__in=list(states), resolved_at__lt=_today() - older_than)
+    if dry:
+        found = due.order_by().values_list("state").annotate(count=Count("pk"))
+        return Purged(counts=dict(found), done=False)
+    counts: Counter[str] = Counter()
+    pause = threading.Event()
+    while part := steadily(lambda: _batch(due, actor, older_than, batch)):
+        counts.update(part)
+        pause.wait(rest)
+    return Purged(counts=dict(counts), done=True)
+
+
+def clocks_differ() -> str:
+    """As a sentence, where nothing is deleted by age for it; else empty."""
+    apart = abs(server.ahead(database()))
+    if apart <= server.TOLERANCE:
+        return ""
+    said = _(
+        "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age until "
+        "they agree: set both by NTP."
+    )
+    return said % {"span": server.span(apart)}
+
+
+def _today() -> datetime:
+    why = clocks_differ()
+    if why:
+        raise Refused(why)
+    return server.now(database())
+
+
+def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, batch: int) -> dict[str, int]:
+    using = database()
+    ids = list(due.order_by("resolved_at", "pk").values_list("pk", flat=True)[:batch])
+    with transaction.atomic(using=using):
+        rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
+        ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
+        gone(Counter((row.group_id, row.state) for row in rows))
+        counts = dict(Counter(row.state for row in rows))
+        if rows:
+            days = older_than.total_seconds() / 86_400
+            note(actor, Verb.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts})
+    return counts
+
+
+def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int:
+    """Shorten the audit log from its beginning; what is left still fits together."""
+    using = database()
+    before = _today() - older_than
+    old = OperatorAction.objects.using(using).filter(at__lt=before)
+    last = old.order_by("-number").values_list("number", flat=True).first()
+    if last is None:
+        return 0
+    # By number: an act with an older clock in the middle must not leave a gap.
+    rows = OperatorAction.objects.using(using).filter(number__lte=last)
+    count = rows.count()
+    if dry:
+        return count
+    with transaction.atomic(using=using):
+        # Whoever adds an act waits for this.
+        AuditHead.objects.using(using).filter(pk=1).update(number=F("number"))
+        note(actor, Verb.PURGE, subject="audit log", count=count, facts={"up_to": last})
+        forget(before, using)
+        rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses, as it should for everybody else
+    return count

@@ -1,0 +1,136 @@
+"""A survey of all tables for status pages and commands."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import connections, router
+from django.db.models import Count, Max, Min, Q, Subquery, Sum
+
+from django_rmq_retry.breakers.watch import halted
+from django_rmq_retry.models import Declared, ErrorGroup, HeldMessage, ParkedMessage, RequeueRun, State, Switch, server
+from django_rmq_retry.models.outbox import pending
+from django_rmq_retry.models.runs import ACTIVE
+from django_rmq_retry.ordering.keys import standing
+from django_rmq_retry.parked.declared import rows
+from django_rmq_retry.publishing import outbox_rows
+
+RECENT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """What waits for a person."""
+
+    count: int = 0
+    recent: int = 0
+    """Of these, parked in the last ten minutes."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbox:
+    """What is written and not published yet, in all databases that have an outbox."""
+
+    waiting: int = 0
+    stuck: int = 0
+    """What the broker can never take: it waits for a person."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What waits behind messages that have failed, where order counts."""
+
+    keys: int = 0
+    messages: int = 0
+    most: int = 0
+    """Behind one key."""
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """One look at the database."""
+
+    alias: str
+    seconds: float
+    """For the first answer."""
+    parked: Parked
+    runs: int
+    outbox: Outbox
+    held: Held
+    apart: timedelta = timedelta()
+    """How far the database's clock is ahead of this host's."""
+    stopped: tuple[Switch, ...] = ()
+    """Queues that a person or a breaker has stopped."""
+    halted: tuple[Switch, ...] = ()
+    """Ordered lines that stand still because their first message fails."""
+    declared: tuple[Declared, ...] = ()
+    """What this project has declared, on whatever broker."""
+
+
+class Unmigrated(Exception):
+    """The database answers, and its tables are not there."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        super().__init__(f"the tables are missing in {alias!r}: manage.py migrate")
+
+
+def survey() -> Survey:
+    """Ask, in some ten queries; whatever the database raises, it raises."""
+    alias = router.db_for_read(ParkedMessage)
+    began = time.monotonic()
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT 1")
+        cursor.fetchone()
+    seconds = time.monotonic() - began
+    tables = set(connections[alias].introspection.table_names())
+    if not {model._meta.db_table for model in (ParkedMessage, Switch)} <= tables:  # noqa: SLF001 - documented
+        raise Unmigrated(alias)
+    apart, now = server.ahead(alias), server.now(alias)
+    held = Q(tripped=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    return Survey(
+        alias=alias,
+        seconds=seconds,
+        parked=parked(now),
+        runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
+        outbox=outbox(),
+        held=_held(),
+        apart=apart,
+        stopped=tuple(Switch.objects.filter(held).order_by("queue")),
+        halted=halted(),
+        declared=tuple(rows()) if Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
+    )
+
+
+def parked(now: datetime) -> Parked:
+    """How many are parked, from the counters of the groups; an open page asks every few seconds."""
+    found = ParkedMessage.objects.filter(state=State.PARKED)
+    recent = found.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
+    on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
+    told = ErrorGroup.objects.aggregate(
+        open=Sum("parked"),
+        on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
+        oldest=Min(Subquery(found.order_by("parked_at").values("parked_at")[:1])),
+        recent=Max(Subquery(recent)),
+    )
+    count = max((told["open"] or 0) - (told["on_hold"] or 0), 0)
+    return Parked(count=count, recent=told["recent"] or 0, oldest=told["oldest"])
+
+
+def outbox() -> Outbox:
+    """What is on its way, in all databases that have an outbox; one query each."""
+    told = [pending(alias) for alias in outbox_rows.served() if outbox_rows.made(alias)]
+    return Outbox(
+        waiting=sum(one.waiting for one in told),
+        stuck=sum(one.stuck for one in told),
+        oldest=min((one.oldest for one in told if one.oldest), default=None),
+    )
+
+
+def _held() -> Held:
+    told = standing()
+    oldest = HeldMessage.objects.aggregate(oldest=Min("held_at"))["oldest"] if told.held else None
+    return Held(keys=told.keys, messages=told.held, most=told.most, oldest=oldest)

@@ -1,0 +1,270 @@
+"""Export and import of parked messages."""
+
+import base64
+import binascii
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import UndecodableHeaders
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import homes_of
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.masking import HIDDEN, masked, without
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.parked import KEPT_RAW
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.stamp import PREFIX, Stamp
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.parked.actions import Allowed
+from django_rmq_retry.parked.audit import note
+from django_rmq_retry.parked.key_lists import keep
+from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.store import Store
+
+SCHEMA = "rmq_retry.parked/1"
+CHUNK = 100
+MOST_NAMED = 10_000
+"""The audit log names the messages of an export that has no more, where they were chosen one by one or by keys."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""A spreadsheet takes a cell that begins with one of these for a formula; some take the wide forms as well."""
+COLUMNS = (
+    *("id", "state", "group", "business_key", "message_id", "correlation_id", "type", "handler", "queue", "reason"),
+    *("error", "attempts", "cycle", "version", "copies", "published_at", "failed_at", "parked_at", "held_until"),
+    *("requeued_at", "requeued_by", "resolved_at", "resolution", "size", "sha256"),
+)
+
+
+class Payload(StrEnum):
+    """How much of what was sent goes along."""
+
+    NONE = "none"
+    MASKED = "masked"
+    WHOLE = "whole"
+
+
+def export(
+    selection: Selection, actor: Actor, *, form: str = "csv", payload: Payload = Payload.NONE, reason: str = ""
+) -> Iterator[str]:
+    """The lines of an export, "csv" or "jsonl"; only one whose payload is whole can be imported again."""
+    rows = selection.queryset()
+    count = rows.count()
+    selection.check(count)
+    facts: dict[str, object] = {"form": form, "payload": payload.value, "selection": selection.facts()}
+    if (keep(selection.filter) or selection.named) and count <= MOST_NAMED:
+        facts["messages"] = list(rows.order_by("pk").values_list("pk", flat=True))
+    alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None
+    note(
+        actor,
+        Verb.EXPORT,
+        reason=reason,
+        message=alone.pk if alone else None,
+        subject=str(alone) if alone else selection.said,
+        count=count,
+        facts=facts,
+    )
+    if form == "csv":
+        return csv_lines(COLUMNS, _table(rows))
+    return (json.dumps(as_data(row, payload), ensure_ascii=False) + "\n" for row in _streamed(rows))
+
+
+def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str, Any]:
+    """A record as programs read it; times in UTC, keys that stay."""
+    plain = {name: _plain(getattr(message, name)) for name in COLUMNS if name != "group"}
+    group = message.group
+    told = {"id": group.pk, "title": group.title, "culprit": group.culprit, "fingerprint": group.fingerprint}
+    more = ("parked_in", "exchange", "routing_key", "by", "content_type", "content_encoding")
+    data = {"schema": SCHEMA, **plain, "group": told, "keys": [key.value for key in message.keys.all()]}
+    data |= {name: getattr(message, name) for name in more}
+    if payload is Payload.NONE:
+        return data
+    data |= {name: getattr(message, name) for name in ("detail", "error_text", "summary")}
+    if payload is Payload.MASKED:
+        text, hidden = masked(bytes(message.body), message.content_type, settings().mask)
+        return {**data, "body": text, "hidden": hidden, "headers": _headers(message)}
+    whole = {"body": bytes(message.body), "properties": bytes(message.properties)}
+    return {**data, **{f"{name}_base64": base64.b64encode(value).decode() for name, value in whole.items()}}
+
+
+def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
+    """What became of each message of a run, as a table."""
+    items = Item.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
+    note(actor, Verb.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
+    head = ("place", "id", "business_key", "message_id", "queue", "state", "why", "error", "sent_at", "ended_at")
+    shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
+    return csv_lines(head, map(_result, shown))
+
+
+def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
+    """The audit log, or a part of it; exporting it is an act as well."""
+    note(actor, Verb.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
+    names = (
+        *("number", "at", "actor_name", "actor_key", "behalf", "verb", "reason", "message", "group", "run", "subject"),
+        *("count", "facts", "ip", "source", "previous", "seal"),
+    )
+    streamed = rows.order_by("number").iterator(chunk_size=1000)
+    if form == "csv":
+        return csv_lines(names, ([_plain(getattr(row, name)) for name in names] for row in streamed))
+    return (json.dumps({name: _plain(getattr(row, name)) for name in names}) + "\n" for row in streamed)
+
+
+def csv_lines(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """A table as CSV, line by line; no cell of it is a formula."""
+    writer = csv.writer(_Echo())
+    yield str(writer.writerow(head))
+    for row in rows:
+        yield str(writer.writerow([neutral(cell) for cell in row]))
+
+
+def neutral(cell: object) -> str:
+    """A cell as text; one that a spreadsheet would calculate begins with an apostrophe."""
+    text = json.dumps(cell) if isinstance(cell, (dict, list)) else "" if cell is None else str(cell)
+    return f"'{text}" if text.startswith(FORMULA) and not isinstance(cell, (int, float)) else text
+
+
+HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
+
+
+def _result(item: Item) -> Iterator[object]:
+    message = item.message
+    yield from (item.place, message.pk, message.business_key, message.message_id, message.queue, item.state, item.why)
+    yield message.error if item.state == ItemState.FAILED else ""
+    yield from (_plain(item.sent_at), _plain(item.ended_at))
+
+
+class _Echo:
+    """csv.writer gives back what the file's write gives back."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def _table(rows: QuerySet[ParkedMessage]) -> Iterator[list[object]]:
+    names = ["pk" if name == "id" else name for name in COLUMNS]
+    for row in rows.order_by("pk").values_list(*names).iterator(chunk_size=1000):
+        yield [_plain(cell) for cell in row]
+
+
+def _streamed(rows: QuerySet[ParkedMessage]) -> Iterator[ParkedMessage]:
+    """A statement for each chunk: some databases hand over a whole result at once, with all its bodies."""
+    ordered, after = rows.order_by("pk").select_related("group").prefetch_related("keys"), 0
+    while chunk := list(ordered.filter(pk__gt=after)[:CHUNK]):
+        yield from chunk
+        after = chunk[-1].pk
+
+
+def _plain(value: object) -> Any:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+
+
+def _headers(message: ParkedMessage) -> Mapping[str, str]:
+    try:
+        known = decode_properties(bytes(message.properties)).headers
+    except UndecodableHeaders:
+        return {}
+    return {name: _shown(known, name) for name in known}
+
+
+def _shown(headers: Mapping[str, object], name: str) -> str:
+    try:
+        return str(without(headers[name], [name], settings().mask))
+    except UndecodableHeaders:
+        return HIDDEN
+
+
+BATCH = 200
+MOST_REFUSED = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """How it went; of what was refused, the first lines with why."""
+
+    stored: int = 0
+    refused: int = 0
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+    def refuse(self, line: int, why: str) -> None:
+        self.refused += 1
+        if len(self.problems) < MOST_REFUSED:
+            self.problems.append((line, why))
+
+
+def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = "") -> Imported:
+    """Park what stands in the lines of a whole export; a line that cannot be used is passed over and told."""
+    done = Imported()
+    parker = Store(homes_of(registry.intakes()))
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    while batch := list(islice(numbered, BATCH)):
+        arrivals = [(number, read) for number, line in batch if (read := _read(number, line, done)) is not None]
+        stored = parker.store([delivery for _number, delivery in arrivals])
+        for (number, _delivery), one in zip(arrivals, stored, strict=True):
+            if one.problem:
+                done.refuse(number, one.problem)
+            else:
+                done.stored += 1
+        facts = {"lines": [batch[0][0], batch[-1][0]]}
+        note(actor, Verb.IMPORT, reason=reason, count=len(arrivals), facts=facts)
+    return done
+
+
+def _read(number: int, line: str | bytes, done: Imported) -> Delivery | None:
+    try:
+        return _delivery(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, RecursionError) as error:
+        done.refuse(number, str(error) if type(error) is _Unfit else _("It is no line of an export."))
+        return None
+
+
+class _Unfit(ValueError):
+    """A line that is one of an export, and still of no use."""
+
+
+def _delivery(row: Mapping[str, Any]) -> Delivery:
+    """The message as it would lie in a parked queue."""
+    if row["schema"] != SCHEMA:
+        raise _Unfit(_("Its schema is not %(schema)s.") % {"schema": SCHEMA})
+    if "body_base64" not in row:
+        raise _Unfit(_("It was exported without its exact contents."))
+    body, raw = (base64.b64decode(row[f"{name}_base64"], validate=True) for name in ("body", "properties"))
+    stamp = Stamp(
+        attempts=int(row["attempts"]),
+        since=_milliseconds(row["failed_at"]),
+        exchange=str(row["exchange"]),
+        routing_key=str(row["routing_key"]),
+        queue=str(row["queue"]),
+        summary=str(row["summary"]),
+    )
+    group = row["group"]
+    told = {
+        **{name: row[name] for name in ("reason", "detail", "error", "handler")},
+        "message": row["error_text"],
+        "fingerprint": group["fingerprint"],
+        "culprit": group["culprit"],
+    }
+    named: dict[str, object] = {PREFIX + name: short(text, 10_000) for name, text in told.items() if text}
+    headers = {**stamp.headers(), **named, PREFIX + "parked-at": _milliseconds(row["parked_at"]), KEPT_RAW: raw}
+    # Redelivered: what is known already is not counted as having come once more.
+    return Delivery(
+        queue=str(row["parked_in"]),
+        body=body,
+        raw=encode_properties(Properties(headers=Headers.of(headers))),
+        redelivered=True,
+    )
+
+
+def _milliseconds(text: str | None) -> int:
+    at = parse_datetime(text) if text else None
+    return 0 if at is None else int(at.timestamp() * 1000)

@@ -1,0 +1,1 @@
+"""Policies: what happens when a handler fails, and the way in which a retry waits. Pure."""

@@ -1,0 +1,132 @@
+"""Back-offs: how long to wait before the next attempt. Pure numbers; the caller passes chance in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_rmq_retry.arguments import NUMBER, NUMBERS, check, one_of
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.seconds import LONGEST, check_seconds
+
+MOST_LOOKED_AT = 64
+ENDLESS = 2**31
+"""The number of an attempt without end: later than any that a queue lives to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff(ABC):
+    """Attempts are counted from 1; the wait after attempt n is ``delay(n, chance)``, chance in [0, 1)."""
+
+    @property
+    @abstractmethod
+    def spread(self) -> float:
+        """By how much of itself chance may lengthen a wait; it never shortens one."""
+
+    @abstractmethod
+    def nominal(self, attempt: int) -> float:
+        """The wait after this attempt without chance."""
+
+    def delay(self, attempt: int, chance: float) -> float:
+        return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST)
+
+    def steps(self, attempts: int | None) -> tuple[float, ...]:
+        """The distinct waits of this many attempts, in rising order; of very many, the first."""
+        found: list[float] = []
+        last = MOST_LOOKED_AT if attempts is None else min(attempts - 1, MOST_LOOKED_AT)
+        for attempt in range(1, last + 1):
+            nominal = self.nominal(attempt)
+            if nominal not in found:
+                found.append(nominal)
+        return tuple(sorted(found))
+
+    def longest(self, attempts: int | None) -> float:
+        """The longest wait of this many attempts, with all that chance may add; 0 where there is none."""
+        return 0.0 if attempts == 1 else min(self._peak(attempts) * (1 + self.spread), LONGEST)
+
+    def _peak(self, attempts: int | None) -> float:
+        # The last one: waits grow, or stay.
+        return self.nominal(ENDLESS if attempts is None else attempts - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Backoff):
+    """Always the same wait: ``Fixed(30)``."""
+
+    seconds: float
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_seconds("Fixed", self.seconds)
+        _check_jitter("Fixed", self.jitter)
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        return float(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Backoff):
+    """Waits written out; the last one repeats: ``Steps([10, 60, 600])``."""
+
+    seconds: Sequence[float]
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self, seconds=NUMBERS)
+        object.__setattr__(self, "seconds", tuple(self.seconds))
+        if not self.seconds:
+            raise ConfigurationError("Steps needs at least one number of seconds, as in Steps([10, 60, 600]).")
+        for value in self.seconds:
+            check_seconds("Steps", value)
+        _check_jitter("Steps", self.jitter)
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        return float(self.seconds[min(attempt, len(self.seconds)) - 1])
+
+    def _peak(self, attempts: int | None) -> float:
+        return float(max(self.seconds[: None if attempts is None else attempts - 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Backoff):
+    """Each wait a factor longer, up to the cap: ``Exponential(10, factor=3, cap=3600, jitter=0.2)``."""
+
+    first: float
+    factor: float = 2.0
+    cap: float | None = None
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_seconds("Exponential", self.first)
+        check(self, factor=NUMBER, cap=NUMBER.optional)
+        _check_jitter("Exponential", self.jitter)
+        if not self.factor >= 1:
+            raise ConfigurationError(f"Exponential's factor must be at least 1, not {self.factor!r}.")
+        if self.cap is not None and not self.cap >= self.first:
+            raise ConfigurationError(f"Exponential's cap {self.cap!r} is below its first wait {self.first!r}.")
+
+    @property
+    def spread(self) -> float:
+        return self.jitter
+
+    def nominal(self, attempt: int) -> float:
+        top = LONGEST if self.cap is None else float(self.cap)
+        try:
+            return min(float(self.first) * float(self.factor) ** (attempt - 1), top)
+        except OverflowError:
+            return top
+
+
+def _check_jitter(what: str, value: object) -> None:
+    if not NUMBER.fits(value) or not 0 <= value <= 1:  # type: ignore[operator]  # it is a number
+        raise ConfigurationError(f"{what}'s jitter is a share of the wait from 0 to 1, not {value!r}.")
+
+
+BACKOFF = one_of(Backoff, "a back-off, such as Fixed(10), Steps([10, 60, 600]) or Exponential(10)")

@@ -1,0 +1,20 @@
+"""Carriers: the way a retry waits on the broker between two attempts."""
+
+from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, Ladder, Route
+from django_rmq_retry.policies.carriers.dead_letter import DeadLetter, WaitQueue
+from django_rmq_retry.policies.carriers.in_place import AckFirst, InPlace, Native, Republish, Requeue
+
+__all__ = [
+    "AckFirst",
+    "Additions",
+    "Carrier",
+    "DeadLetter",
+    "Hop",
+    "InPlace",
+    "Ladder",
+    "Native",
+    "Republish",
+    "Requeue",
+    "Route",
+    "WaitQueue",
+]

@@ -1,0 +1,267 @@
+"""Carriers that send a retry through an exchange and one waiting queue.
+
+The retry returns through the exchange of the work queue's first binding, so whatever else is bound there by the
+same key gets it too. ``back=""`` returns it by the default exchange to the work queue alone.
+"""
+
+from dataclasses import dataclass, field
+
+from django_rmq_retry.arguments import TEXT, check, one_of
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.deaths import comes_back, dead_letter, rejections
+from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.messages.seconds import check_seconds, milliseconds
+from django_rmq_retry.messages.stamp import MARK, Stamp, copy_of, story
+from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, Route, parked_by_broker
+from django_rmq_retry.topology.declarations import (
+    BindingDeclaration,
+    QueueDeclaration,
+    Role,
+    Topology,
+    bound,
+    exchanges_of,
+    queue_of,
+)
+from django_rmq_retry.topology.queues import (
+    NO_LIMIT,
+    Binding,
+    Exchange,
+    Queue,
+    check_name,
+    check_queue,
+    check_text,
+    name_of,
+)
+
+EXCHANGE = one_of((Exchange, str), "an exchange's name, or an Exchange")
+QUEUE = one_of((Queue, str), "a queue's name, or a Queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(Carrier):
+    """The broker's own loop: reject → exchange → queue with a TTL → work queue. Nothing is republished."""
+
+    exchange: Exchange | str
+    queue: Queue | str
+    after: float
+    key: str | None = None
+    """The key that rejected messages get; by default they keep their own."""
+    back: Exchange | str | None = None
+    back_key: str | None = None
+
+    laned = False
+    parks = False
+    stamps = False
+
+    def __post_init__(self) -> None:
+        texts = {"key": TEXT.optional, "back_key": TEXT.optional}
+        check(self, exchange=EXCHANGE, queue=QUEUE, back=EXCHANGE.optional, **texts)
+        check_seconds("DeadLetter(after=…)", self.after)
+        check_queue(self.queue)
+        _check_back(self.back)
+        for key in (self.key, self.back_key):
+            check_text("routing key", key or "")
+        if isinstance(self.queue, Queue) and self.queue.message_ttl is not None:
+            raise ConfigurationError(
+                f"Queue {self.queue.name!r} has a message_ttl, but DeadLetter(after=…) sets that wait. "
+                "Leave message_ttl out."
+            )
+        self._exchange()
+
+    @property
+    def pace(self) -> float:
+        return self.after
+
+    def attempt(self, route: Route, delivery: Delivery) -> int:
+        return story(delivery).attempts + rejections(delivery.headers, route.work.name) + 1
+
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return self.attempt(route, delivery) - 1
+
+    def refusal(self, route: Route) -> str | None:
+        leaving = _leaves_by_itself(route.work)
+        if leaving:
+            return (
+                f"Queue {route.work.name!r} has {leaving} and a dead-letter loop: what leaves it so would go round "
+                "without an attempt, and RabbitMQ drops it in the end. Leave that out, or use via=Ladder()."
+            )
+        key = self._key()
+        if key is not None and self.back_key is None and not _finds_back(route, self.back, key):
+            return (
+                f"DeadLetter(key={key!r}) changes the key of what is rejected, and no binding of queue "
+                f"{route.work.name!r} takes that key: its messages would be dropped on the way back. Set back_key=…."
+            )
+        return _too_narrow(self._exchange(), self._keys(route))
+
+    def additions(self, route: Route) -> Additions:
+        exchange = self._exchange()
+        back, back_key = _way_back(route, self.back, self.back_key)
+        queue = _round_queue(
+            route, self.queue, milliseconds(self.after), dead_letter(back, back_key, safe=_safe(route))
+        )
+        bindings = _bindings(exchange, name_of(self.queue), self._keys(route))
+        return Additions(
+            topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
+            arguments=dead_letter(exchange.name, self._key(), safe=_safe(route)),
+        )
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        exchange, key = self._exchange(), self._key()
+        if key is None:
+            key = delivery.routing_key
+        goes_in = any(Binding(source=exchange, key=bound).takes(key) for bound in self._keys(route))
+        bound_back = goes_in and (self.back_key is not None or _finds_back(route, self.back, key))
+        # What was copied before may have another key at the broker than it shows; CC would be sent to once more at
+        # every turn; and a malformed x-death crashes the queue, or loses the message, on RabbitMQ 3.
+        plain = MARK not in delivery.raw and "CC" not in delivery.headers
+        if plain and bound_back and comes_back(delivery.headers, route.work.name):
+            return Settlement(tell=Tell.REJECT)
+        # A key that is not bound on the way is dropped there without a word: a copy is confirmed instead.
+        into = key if bound_back else _key_back(route)
+        return Settlement(tell=Tell.ACK, copy=copy_of(delivery, hop.stamp, exchange=exchange.name, routing_key=into))
+
+    def _exchange(self) -> Exchange:
+        if isinstance(self.exchange, Exchange):
+            return self.exchange
+        return Exchange(self.exchange, "fanout" if self.exchange else "direct")
+
+    def _key(self) -> str | None:
+        """The key that rejected messages get, if not their own; the default exchange knows a queue by its name only."""
+        return self.key if self._exchange().name else name_of(self.queue)
+
+    def _keys(self, route: Route) -> list[str]:
+        """The keys by which the retry queue gets what is rejected."""
+        if self._exchange().type == "fanout":
+            return [""]
+        key = self._key()
+        return _keys(route) if key is None else [key]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitQueue(Carrier):
+    """One wait exchange and queue; each copy keeps its key and properties and brings its own expiration.
+
+    The queue gives messages up from its head only: one with a long wait holds shorter ones behind it up.
+    """
+
+    exchange: Exchange | str
+    queue: Queue | str
+    back: Exchange | str | None = field(default=None, kw_only=True)
+
+    waits = True
+
+    def __post_init__(self) -> None:
+        check(self, exchange=EXCHANGE, queue=QUEUE, back=EXCHANGE.optional)
+        check_name("exchange", self._exchange().name)
+        check_queue(self.queue)
+        _check_back(self.back)
+
+    def refusal(self, route: Route) -> str | None:
+        return _too_narrow(self._exchange(), _keys(route))
+
+    def additions(self, route: Route) -> Additions:
+        exchange = self._exchange()
+        back, back_key = _way_back(route, self.back, None)
+        queue = _round_queue(route, self.queue, None, dead_letter(back, back_key, safe=_safe(route)))
+        bindings = _bindings(exchange, name_of(self.queue), _keys(route))
+        return Additions(
+            topology=_written_back(self.back) + exchanges_of(exchange) + queue + Topology(bindings=bindings),
+            arguments=parked_by_broker(route),
+        )
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        exchange, key = self._exchange(), delivery.routing_key
+        goes_in = any(Binding(source=exchange, key=bound).takes(key) for bound in _keys(route))
+        bound_back = goes_in and _finds_back(route, self.back, key)
+        copy = copy_of(
+            delivery,
+            hop.stamp,
+            exchange=exchange.name,
+            routing_key=key if bound_back else _key_back(route),
+            expiration=milliseconds(hop.delay),
+        )
+        return Settlement(tell=Tell.ACK, copy=copy)
+
+    def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp]:
+        return self._exchange().name, _key_back(route), milliseconds(seconds), Stamp()
+
+    def _exchange(self) -> Exchange:
+        return self.exchange if isinstance(self.exchange, Exchange) else Exchange(self.exchange, "direct")
+
+
+def _check_back(back: Exchange | str | None) -> None:
+    if isinstance(back, str):
+        check_text("exchange name", back)
+
+
+def _safe(route: Route) -> bool:
+    return route.work.type == "quorum" and route.work.overflow == "reject-publish"
+
+
+def _keys(route: Route) -> list[str]:
+    """The keys of the work queue's bindings; a queue without any is reached by its name."""
+    return [binding.key for binding in route.work.bindings] or [route.work.name]
+
+
+def _leaves_by_itself(work: Queue) -> str | None:
+    """How the broker may give a message up that no handler has seen; a turn of the loop without a rejection."""
+    if work.message_ttl is not None:
+        return "a message_ttl"
+    if work.bounded and work.overflow == "drop-head":
+        return "overflow='drop-head'"
+    # Without one RabbitMQ 4 gives up after 20 returns.
+    if work.type == "quorum" and (work.delivery_limit is None or work.delivery_limit < NO_LIMIT):
+        return f"delivery_limit={work.delivery_limit}"
+    return None
+
+
+def _too_narrow(exchange: Exchange, keys: list[str]) -> str | None:
+    """A direct exchange takes a pattern for a plain word."""
+    pattern = next((key for key in keys if {"*", "#"} & set(key.split("."))), None)
+    if exchange.type != "direct" or pattern is None:
+        return None
+    return (
+        f"Exchange {exchange.name!r} has the type 'direct', so the pattern {pattern!r} would let no retry into its "
+        "queue. Use Exchange(…, 'topic') or 'fanout'."
+    )
+
+
+def _finds_back(route: Route, back: Exchange | str | None, key: str) -> bool:
+    """Whether a message with this key comes back to the work queue."""
+    if (back is not None and not name_of(back)) or not route.work.bindings:
+        return True
+    name = name_of(back or route.work.bindings[0].source)
+    return any(binding.source.name == name and binding.takes(key) for binding in route.work.bindings)
+
+
+def _key_back(route: Route) -> str:
+    """A key that is bound on the way back, with a word of ours where the binding leaves one open."""
+    return ".".join("retry" if word in {"*", "#"} else word for word in _keys(route)[0].split("."))
+
+
+def _way_back(route: Route, back: Exchange | str | None, key: str | None) -> tuple[str, str | None]:
+    if back is None and route.work.bindings:
+        back = route.work.bindings[0].source
+    name = name_of(back or "")
+    return (name, key) if name else ("", route.work.name)
+
+
+def _written_back(back: Exchange | str | None) -> Topology:
+    """The exchange of the way back, where it is written out."""
+    return exchanges_of(back) if isinstance(back, Exchange) else Topology()
+
+
+def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict[str, object]) -> Topology:
+    """The waiting queue; one that is given by its name has the type of the work queue."""
+    added = {**({"x-message-ttl": ttl} if ttl is not None else {}), **back}
+    if isinstance(written, str):
+        kind: dict[str, object] = {"x-queue-type": route.work.type} if route.work.type else {}
+        found = QueueDeclaration(name=written, role=Role.WAITING, arguments={**kind, **added})
+        return Topology(queues={written: found})
+    vital = added.keys() - {"x-dead-letter-strategy", "x-overflow"}
+    return Topology(queues={written.name: queue_of(written, Role.WAITING, added, vital=vital)}) + bound(written)
+
+
+def _bindings(exchange: Exchange, queue: str, keys: list[str]) -> tuple[BindingDeclaration, ...]:
+    distinct = dict.fromkeys(keys if exchange.name else ())
+    return tuple(BindingDeclaration(source=exchange.name, destination=queue, key=key) for key in distinct)

@@ -1,0 +1,1 @@
+"""Publishing, calls and the outbox."""

@@ -1,0 +1,229 @@
+"""Unconfirmed outbox rows: whose fault it is, and when to try again."""
+
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from django.db import connections
+
+from django_rmq_retry.amqp.contracts import UNWRITABLE, Outcome
+from django_rmq_retry.amqp.frames import check_writable
+from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.publishing import outbox_rows
+from django_rmq_retry.publishing.broker_connections import reach
+from django_rmq_retry.publishing.outbox_rows import Answer, Row
+
+log = logging.getLogger("django_rmq_retry")
+
+MOST_TRIES = 15
+"""After so many the broker can never take it, as far as anybody knows: with these waits that is nine minutes."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+GONE = ("the connection was lost", "no confirm in time", "the I/O thread")
+"""How it begins where the broker has said nothing of the message itself."""
+NO_RIGHT = re.compile(r"ACCESS_REFUSED - (?:write )?access to exchange '")
+"""What it says where the publisher lacks the right to all that goes to an exchange. The end may be missing."""
+NO_TOPIC = re.compile(r"ACCESS_REFUSED - (?:write )?access to topic '")
+"""The same of some of it: of what has such a routing key."""
+
+
+class Fault(Enum):
+    """Whose fault it is."""
+
+    BROKER = "the broker is away"
+    FULL = "it is refused for now"
+    RIGHT = "a right to its exchange is missing"
+    ROW = "the message itself"
+    SHARED = "something that was sent together with it"
+
+
+def fault(answer: Answer, *, alone: bool) -> Fault:
+    """Whose fault it is that a message was not confirmed; `alone` means that nothing else was under way."""
+    if answer.outcome is Outcome.NACKED:
+        return Fault.FULL
+    if answer.outcome in (Outcome.RETURNED, Outcome.TOO_LARGE):
+        return Fault.ROW
+    if answer.outcome is Outcome.UNSENT:
+        fits = UNWRITABLE not in answer.said and writable(answer.row.message)
+        return Fault.BROKER if fits else Fault.ROW
+    if not answer.said or answer.said.startswith(GONE):
+        return Fault.BROKER
+    # The broker has closed the channel over one message, and has not said which.
+    return _refused(answer.said) if alone else Fault.SHARED
+
+
+def _refused(said: str) -> Fault:
+    if NO_RIGHT.search(said):
+        return Fault.RIGHT
+    return Fault.FULL if NO_TOPIC.search(said) else Fault.ROW
+
+
+def writable(message: Message) -> bool:
+    try:
+        check_writable(message)
+    except (HeadersTooLarge, ValueError):
+        return False
+    return True
+
+
+def wait_after(tries: int) -> float:
+    """Seconds until the next try."""
+    return float(min(FIRST_WAIT * 2 ** min(tries - 1, 16), LONGEST_WAIT))
+
+
+def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
+    """Try again after that many seconds, or keep it for a person."""
+    # How long a queue was full, or a right was missing, says nothing of how long a message may be returned.
+    tries = row.tries + 1 if whose is Fault.ROW else min(row.tries + 1, MOST_TRIES // 2)
+    if whose is Fault.ROW and tries >= MOST_TRIES:
+        outbox_rows.give_up(row.id, using=using, tries=tries, error=why)
+        said = "Message %r stays in the outbox of %r until somebody sends it again or discards it: %s"
+        log.critical(said, *_facts(row, using, why), extra=_extra(row, "outbox stuck"))
+        return 0.0
+    outbox_rows.put_off(row.id, using=using, seconds=wait_after(tries), tries=tries, error=why)
+    if tries == 1:
+        said = "Message %r waits in the outbox of %r and is tried again: %s"
+        log.warning(said, *_facts(row, using, why), extra=_extra(row, "outbox retry"))
+    return wait_after(tries)
+
+
+def _facts(row: Row, using: str, why: str) -> tuple[str | None, str, str]:
+    return row.message.properties.message_id, using, why
+
+
+def _extra(row: Row, event: str) -> dict[str, object]:
+    return {"event": event, "message_id": row.message.properties.message_id, "row": row.id}
+
+
+MARGIN = 1.0
+"""Seconds after a row is due again, before it is sent: it must be found then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Which row asks for its exchange, and from when on."""
+
+    row: int
+    at: float
+
+
+class Denied:
+    """Of one relay: each has to learn it for itself."""
+
+    def __init__(self) -> None:
+        self._asking: dict[str, Asking] = {}
+
+    @property
+    def exchanges(self) -> Collection[str]:
+        """Whose rows would only be refused, and the channel closed with all that is under way on it."""
+        return self._asking.keys()
+
+    def note(self, exchange: str, row: int, *, seconds: float) -> None:
+        """This row was refused, and is due again after so many seconds."""
+        self._asking[exchange] = Asking(row=row, at=time.monotonic() + seconds + MARGIN)
+
+    def next(self) -> int | None:
+        """A row to be sent alone, for its time has come; with its answer its exchange is open, or denied once more."""
+        now = time.monotonic()
+        for exchange, asking in self._asking.items():
+            if asking.at <= now:
+                del self._asking[exchange]
+                return asking.row
+        return None
+
+
+IDLE = 5.0
+"""Seconds without an answer after which the thread ends."""
+PAUSE, TRIES = 0.5, 10
+MOST = 500
+
+
+class Clerk:
+    """Takes answers from any thread, at once; the broker's thread must never wait for a database."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = False
+        self._ended = threading.Event()
+
+    def take(self, using: str, answer: Answer) -> None:
+        """Write this one down soon."""
+        if answer.outcome is Outcome.CONFIRMED:
+            reach.found()
+        self._answers.put((using, answer))
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    first = self._answers.get(timeout=IDLE)
+                except queue.Empty:
+                    with self._lock:
+                        if self._answers.empty():
+                            self._busy = False
+                            return
+                    continue
+                self._write([first, *self._rest()])
+        finally:
+            connections.close_all()
+
+    def _rest(self) -> list[tuple[str, Answer]]:
+        found: list[tuple[str, Answer]] = []
+        while len(found) < MOST and not self._answers.empty():
+            found.append(self._answers.get())
+        return found
+
+    def _write(self, answers: list[tuple[str, Answer]]) -> None:
+        for using in dict.fromkeys(using for using, _answer in answers):
+            told = [answer for alias, answer in answers if alias == using]
+            for left in reversed(range(TRIES)):
+                try:
+                    written(told, using=using)
+                    break
+                except Exception as error:  # noqa: BLE001 - a database that is away
+                    connections[using].close()
+                    if not left:
+                        log.warning("%s answers for the outbox of %r are lost: %s", len(told), using, error)
+                    self._ended.wait(PAUSE)
+
+
+def written(answers: list[Answer], *, using: str) -> None:
+    """Delete what was confirmed, put off what failed by its own fault, leave the rest to the relays."""
+    confirmed = [answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED]
+    if confirmed:
+        outbox_rows.delete(confirmed, using=using)
+    free: list[Row] = []
+    for answer in answers:
+        if answer.outcome is Outcome.CONFIRMED:
+            continue
+        whose = fault(answer, alone=False)
+        if whose in (Fault.BROKER, Fault.SHARED):
+            free.append(answer.row)
+        else:
+            failed(answer.row, using=using, why=answer.said or answer.outcome.value, whose=whose)
+    if free:
+        outbox_rows.release(free, using=using)
+
+
+clerk = Clerk()
+
+
+def _forked() -> None:
+    """In the child: the parent's answers are the parent's."""
+    global clerk  # noqa: PLW0603 - there is one process
+    clerk = Clerk()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,445 @@
+"""``publish`` and ``call``: data to messages, sent now or on commit."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.frames import FRAME_MAX, check_writable
+from django_rmq_retry.conf import settings
+from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
+from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
+from django_rmq_retry.messages.deaths import BROKERS_OWN
+from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import DIRECT, Properties
+from django_rmq_retry.messages.seconds import check_seconds, milliseconds
+from django_rmq_retry.messages.stamp import ANSWER, FAILED, PREFIX
+from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.topology.queues import NAME_LIMIT
+
+HEADERS_MOST = FRAME_MAX - 4096
+"""Room is left for the other properties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one publish says besides its data."""
+
+    headers: Mapping[str, object] | None = None
+    type: str | None = None
+    priority: int | None = None
+    expiration: float | None = None
+    """Seconds after which a message nobody took leaves its queue, for where the queue sends it: the parked queue."""
+    correlation_id: str | None = None
+    message_id: str | None = None
+    reply_to: str | None = None
+    content_type: str | None = None
+    """By default the codec's."""
+    content_encoding: str | None = None
+    timestamp: datetime | int | None = None
+    """When it came to be, to the second; by default now."""
+    app_id: str | None = None
+    user_id: str | None = None
+    """RabbitMQ takes the name of the connection's own user and no other."""
+    delay: float | None = None
+    """Seconds before which it shall not arrive."""
+    order_key: str = ""
+    """In the outbox: messages with the same one leave one after the other."""
+
+
+PLAIN = Options()
+MOST_PRIORITY = 255
+LATEST = 253_402_300_799
+"""The last second of the year 9999."""
+TEXTS = (
+    *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
+)
+
+
+def options_of(given: Mapping[str, object]) -> Options:
+    """The options of a publish; one that is not known is refused, not ignored."""
+    unknown = sorted(set(given) - set(Options.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(Options.__dataclass_fields__)
+        raise TypeError(f"publish() does not know {', '.join(unknown)}; it takes {known}.")
+    return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
+
+
+def checked_headers(headers: Mapping[str, object] | None) -> Mapping[str, object]:
+    """The headers, unless one is not a publisher's to set."""
+    for name in headers or ():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"A header's name is a text, not {name!r}.")
+        if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
+            raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
+        if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
+            raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
+    return headers or {}
+
+
+def encoded(headers: Mapping[str, object]) -> Headers:
+    """The headers as they are sent; refused where the broker would close the connection over them."""
+    try:
+        found = Headers.of(headers) if headers else EMPTY
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"The headers cannot be written: {error}.") from error
+    if len(found.raw) > HEADERS_MOST:
+        raise HeadersTooLarge(len(found.raw), limit=HEADERS_MOST)
+    return found
+
+
+def seconds_of(timestamp: datetime | int) -> int:
+    """A timestamp as AMQP writes it: whole seconds of the epoch."""
+    known: object = timestamp
+    if isinstance(known, datetime) and known.tzinfo is not None:
+        known = int(known.timestamp())
+    if isinstance(known, int) and not isinstance(known, bool) and 0 <= known <= LATEST:
+        return known
+    raise ConfigurationError(
+        "timestamp=… takes a datetime with a time zone, such as timezone.now(), or whole seconds since 1970, "
+        f"not {timestamp!r:.60}."
+    )
+
+
+def check_user(name: str | None, own: str) -> None:
+    """RabbitMQ closes the channel over a user_id that is not the connection's user."""
+    if name is not None and name != own:
+        raise ConfigurationError(
+            f"user_id={name!r:.60} is refused by the broker: it takes the user of the connection only, which is "
+            f"{own!r}. Leave user_id out, or name the sender in app_id or a header."
+        )
+
+
+def check_encoding(name: str | None, codec: Codec) -> None:
+    """A reader of JSON parks what says that it is compressed."""
+    if name is not None and isinstance(codec, Json) and name.lower() not in ENCODINGS:
+        raise ConfigurationError(
+            f"content_encoding={name!r:.60} goes with a codec that writes it, such as Raw(); JSON is written as UTF-8."
+        )
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def check(options: Options) -> None:
+    """Refuse what the broker answers by closing the channel, at the cost of everybody else's messages on it."""
+    for name in TEXTS:
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, str) and len(value.encode(errors="replace")) <= NAME_LIMIT):
+            raise ConfigurationError(f"{name}=… takes a text of at most {NAME_LIMIT} bytes, not {value!r:.60}.")
+    key: object = options.order_key
+    if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
+        raise ConfigurationError(f"order_key=… takes a plain text of at most {NAME_LIMIT} characters, not {key!r:.60}.")
+    priority: object = options.priority
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if priority is not None and not (whole and 0 <= options.priority <= MOST_PRIORITY):  # type: ignore[operator]
+        raise ConfigurationError(f"priority=… takes a whole number from 0 to {MOST_PRIORITY}, not {priority!r:.60}.")
+    if options.expiration is not None:
+        check_seconds("expiration=…", options.expiration)
+    if options.timestamp is not None:
+        seconds_of(options.timestamp)
+    if options.reply_to == DIRECT:
+        raise ConfigurationError(f"reply_to={DIRECT!r} works only for who consumes it; use call(…) for an answer.")
+
+
+def addressed(
+    subscription: Subscription, exchange: str, routing_key: str, options: Options
+) -> tuple[str, str, Options]:
+    """Where a handler's messages go: to its queue alone, with what makes this handler take them."""
+    match = subscription.match
+    if match.type is not None and options.type is None:
+        options = replace(options, type=match.type)
+    if match.headers:
+        options = replace(options, headers={**match.headers, **(options.headers or {})})
+    if not exchange and subscription.queue.named_by_broker:
+        raise ConfigurationError(
+            f"Handler {subscription.name} has a queue for each process, with names that only the broker knows. Publish "
+            f"to its exchange: publish(…, exchange={subscription.queue.bindings[0].source.name!r}, routing_key=…)."
+        )
+    if exchange or (match.routing_key is None and not routing_key):
+        return exchange, routing_key or subscription.queue.name, options
+    key = routing_key or match.routing_key or ""
+    if "*" in key or "#" in key or not subscription.queue.bindings:
+        raise ConfigurationError(
+            f"Handler {subscription.name} takes messages with the routing key {match.routing_key!r}: "
+            "say routing_key=… (and exchange=… where its queue has no binding)."
+        )
+    return subscription.queue.bindings[0].source.name, key, options
+
+
+def delayed(
+    subscription: Subscription, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
+) -> tuple[str, str, int | None, Mapping[str, object]]:
+    """By which way a message gets there after so many seconds: exchange, key, expiration and headers."""
+    way = subscription.policy.via.delayed(subscription.route, delay)
+    if way is None:
+        raise NotDelayable(subscription.name, type(subscription.policy.via).__name__)
+    exchange, key, expiration, stamp = way
+    # Written down as in a retry: when the wait is over, its handler is found by the key it would have come by.
+    stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=subscription.queue.name)
+    return exchange, key, expiration, {**headers, **stamp.headers()}
+
+
+log = logging.getLogger("django_rmq_retry")
+
+
+def publish(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    timeout: float | None = None,
+    at_once: bool = False,
+    outbox: bool = True,
+    **options: object,
+) -> str:
+    """Publish to an exchange, persistent, confirmed and mandatory; return the message's id.
+
+    Inside ``transaction.atomic()`` it is a row of the transaction and leaves when that has committed; without
+    ``outbox`` it leaves on commit, and with ``at_once`` now. Options: see ``Options``.
+    """
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
+    return dispatch(message, timeout=timeout, at_once=at_once, outbox=outbox)
+
+
+async def apublish(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+    **options: object,
+) -> str:
+    """As ``publish``, without blocking the event loop. There are no transactions in async code: it leaves at once."""
+    message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
+    return await adispatch(message, timeout=timeout)
+
+
+def publish_many(
+    messages: Iterable[Message],
+    *,
+    window: int = 1000,
+    timeout: float | None = None,
+    at_once: bool = False,
+    outbox: bool = True,
+) -> int:
+    """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed.
+
+    Inside ``transaction.atomic()`` they leave on commit, unless ``at_once``; then it returns how many will.
+    """
+    _check_timeout(timeout)
+    using = None if at_once else broker_connections.open_transaction()
+    if using is None:
+        return broker_connections.publisher().publish_many(map(_free, messages), window=window, timeout=timeout)
+    rows = broker_connections.outbox(using) if outbox else None
+    if rows is not None:
+        return rows.keep(messages, using=using)
+    kept = list(map(_free, messages))
+    for message in kept:
+        check_writable(message)
+    transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
+    return len(kept)
+
+
+def message_of(
+    data: object,
+    *,
+    exchange: str = "",
+    routing_key: str = "",
+    codec: Codec = JSON,
+    options: Options = PLAIN,
+    subscription: Subscription | None = None,
+) -> Message:
+    """Data as a message, with an id of its own; to a handler where a subscription is given."""
+    if subscription is not None:
+        exchange, routing_key, options = addressed(subscription, exchange, routing_key, options)
+        codec = subscription.codec
+        if options.expiration is not None and not subscription.policy.via.parks:
+            raise NotExpirable(subscription.name, type(subscription.policy.via).__name__)
+    headers = checked_headers(options.headers)
+    check(options)
+    check_encoding(options.content_encoding, codec)
+    if options.user_id is not None:
+        check_user(options.user_id, settings().address().user)
+    expiration = None if options.expiration is None else milliseconds(options.expiration)
+    if options.delay:
+        if subscription is None or expiration is not None:
+            raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
+        check_seconds("delay=…", options.delay)
+        exchange, routing_key, expiration, headers = delayed(
+            subscription, options.delay, (exchange, routing_key), headers
+        )
+    found = encoded(headers)
+    properties = _properties(options, found, codec.content_type, None if expiration is None else str(expiration))
+    return Message(
+        body=codec.encode(data),
+        properties=properties,
+        exchange=exchange,
+        routing_key=routing_key,
+        order_key=options.order_key,
+    )
+
+
+def _properties(options: Options, headers: Headers, content_type: str, expiration: str | None) -> Properties:
+    return Properties(
+        content_type=content_type if options.content_type is None else options.content_type,
+        content_encoding=options.content_encoding,
+        headers=headers,
+        delivery_mode=2,
+        priority=options.priority,
+        correlation_id=options.correlation_id,
+        reply_to=options.reply_to,
+        expiration=expiration,
+        message_id=options.message_id or uuid.uuid4().hex,
+        timestamp=int(time.time()) if options.timestamp is None else seconds_of(options.timestamp),
+        type=options.type,
+        user_id=options.user_id,
+        app_id=options.app_id,
+    )
+
+
+def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False, outbox: bool = True) -> str:
+    """Send a message now, or where a transaction is open, when it has committed."""
+    _check_timeout(timeout)
+    name = message.properties.message_id or ""
+    using = None if at_once else broker_connections.open_transaction()
+    rows = None if using is None or not outbox else broker_connections.outbox(using)
+    if using is None:
+        broker_connections.publisher().publish(_free(message), timeout=timeout)
+    elif rows is not None:
+        rows.keep([message], using=using)
+    else:
+        _free(message)
+        check_writable(message)
+        # Robust: one that fails must not keep the messages after it from leaving.
+        transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
+    return name
+
+
+async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
+    """Send a message and await its confirm; from a handler with ``once``, as a part of its transaction."""
+    _check_timeout(timeout)
+    if broker_connections.in_once.get():
+        # Its transaction is open in the thread that waits for this code.
+        return await sync_to_async(dispatch)(message, timeout=timeout)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
+
+    def done(outcome: Outcome, said: str) -> None:
+        # Whoever awaited it may have gone, and the event loop with them: that must not reach the I/O thread.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
+
+    broker_connections.publisher().send(_free(message), done, timeout=timeout)
+    outcome, said = await ended
+    if outcome is not Outcome.CONFIRMED:
+        raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+    return message.properties.message_id or ""
+
+
+def _resolve(ended: "asyncio.Future[tuple[Outcome, str]]", result: tuple[Outcome, str]) -> None:
+    if not ended.done():
+        ended.set_result(result)
+
+
+def _after_commit(message: Message, timeout: float | None) -> None:
+    """What was committed stays so whatever happens here: say which message is missing, and let the others go."""
+    try:
+        broker_connections.publisher().publish(message, timeout=timeout)
+    except Exception as error:
+        log.critical(
+            "Committed, but message %r was not published: %s",
+            message.properties.message_id,
+            error,
+            extra={"event": "unpublished", "message_id": message.properties.message_id},
+        )
+        raise
+
+
+def _all_after_commit(messages: Sequence[Message], window: int, timeout: float | None) -> None:
+    try:
+        broker_connections.publisher().publish_many(messages, window=window, timeout=timeout)
+    except Exception as error:
+        log.critical(
+            "Committed, but of %s messages some were not published: %s",
+            *(len(messages), error),
+            extra={"event": "unpublished", "message_ids": [message.properties.message_id for message in messages]},
+        )
+        raise
+
+
+def _free(message: Message) -> Message:
+    """A message that leaves by itself: none with an order, for it would pass those that wait in the outbox."""
+    if message.order_key:
+        raise ConfigurationError(
+            f"order_key={message.order_key!r} takes effect in an outbox only: publish inside transaction.atomic() of a "
+            "database that has one, from synchronous code, without at_once=True and without outbox=False."
+        )
+    return message
+
+
+def _check_timeout(timeout: float | None) -> None:
+    """Before anything is sent: what is wrong with it must not be found out while a message is on its way."""
+    if timeout is not None:
+        check_seconds("timeout=…", timeout)
+
+
+def call(
+    data: object,
+    *,
+    subscription: Subscription,
+    timeout: float = 5.0,
+    exclusive: bool = False,
+    options: Options = PLAIN,
+) -> object:
+    """The handler's answer. A call leaves at once, also inside a transaction: its caller waits."""
+    message = _question(data, subscription, options, timeout)
+    answer = broker_connections.caller(exclusive=exclusive).call(message, timeout=timeout)
+    return _read(answer, subscription)
+
+
+async def acall(
+    data: object,
+    *,
+    subscription: Subscription,
+    timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+    exclusive: bool = False,
+    options: Options = PLAIN,
+) -> object:
+    """As ``call``, without blocking the event loop."""
+    message = _question(data, subscription, options, timeout)
+    caller = broker_connections.caller(exclusive=exclusive)
+    return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), subscription)
+
+
+def _question(data: object, subscription: Subscription, options: Options, timeout: float) -> Message:
+    check_seconds("timeout=…", timeout)
+    if options.correlation_id is not None:
+        raise ConfigurationError("call(…) makes its own correlation_id=…, by which it knows the answer: leave it out.")
+    if options.order_key:
+        raise ConfigurationError("call(…) leaves at once, and so has no order_key=…: leave it out.")
+    known = replace(options, correlation_id=uuid.uuid4().hex)
+    return message_of(data, options=known, subscription=subscription)
+
+
+def _read(answer: Delivery, subscription: Subscription) -> object:
+    if answer.headers.get(ANSWER) != FAILED:
+        return subscription.codec.decode(answer.body, answer.properties)
+    # An error is JSON, whatever codec the handler's own data has.
+    data = JSON.decode(answer.body, answer.properties)
+    error = data.get("error") if isinstance(data, dict) else None
+    told = error if isinstance(error, dict) else {}
+    raise CallFailed(str(told.get("type", "an error")), str(told.get("message", "")))

@@ -1,0 +1,300 @@
+"""The relay: sends the rows that commits left in an outbox, a batch at a time."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from django.db import Error, OperationalError, connections, transaction
+from django.db.models import Exists, Min, OuterRef, Q, QuerySet
+
+from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.conf import settings
+from django_rmq_retry.models import OutboxMessage, server
+from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
+from django_rmq_retry.publishing.faults import Denied, Fault
+from django_rmq_retry.publishing.outbox import Posting, lease, touched
+from django_rmq_retry.publishing.outbox_rows import READ, Answer, Row, row_of
+
+MOST = 500
+MOST_BYTES = 16 * 1024 * 1024
+"""Of bodies in one batch."""
+
+
+def skips_locked(using: str) -> bool:
+    """Whether rows can be locked while they are on their way, and others pass over them."""
+    return bool(connections[using].features.has_select_for_update_skip_locked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a relay asks for."""
+
+    most: int = MOST
+    only: Collection[int] = ()
+    """Of these; where none are named, of all."""
+    without: Collection[str] = ()
+    """Exchanges whose rows are not wanted now."""
+
+
+@contextmanager
+def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Row]]:
+    """Rows that nobody else sends meanwhile: by locks until the block ends, which a death frees, or by a lease."""
+    if skips_locked(using):
+        with transaction.atomic(using=using):
+            yield _taken(using, wanted, lock=True)
+        return
+    yield _leased(using, wanted, lease) if waiting(using) else []
+
+
+def waiting(using: str) -> bool:
+    """Whether anything is due."""
+    return _due(using, server.now(using)).exists()
+
+
+def next_due(using: str) -> float | None:
+    """Seconds until the next row is due that is not yet."""
+    now = server.now(using)
+    later = OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__gt=now)
+    at = later.aggregate(at=Min("due_at"))["at"]
+    return None if at is None else float((at - now).total_seconds())
+
+
+def _due(using: str, now: datetime, without: Collection[str] = ()) -> QuerySet[OutboxMessage]:
+    rows = OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__lte=now)
+    return rows.exclude(exchange__in=without) if without else rows
+
+
+def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
+    with transaction.atomic(using=using):
+        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        OutboxMessage.objects.using(using).filter(pk=0).update(tries=0)
+        rows = _taken(using, wanted, lock=False)
+        until = server.now(using) + timedelta(seconds=lease)
+        OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
+    return [replace(row, due_at=until) for row in rows]
+
+
+def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
+    ready = _due(using, server.now(using), wanted.without)
+    ids = _heads(using, ready, wanted, lock=lock)
+    keyed = [key for key in ids.values() if key]
+    if keyed and len(ids) < wanted.most and not wanted.only:
+        first = min(id for id, key in ids.items() if key)  # noqa: A001
+        ids |= _followers(using, ready, ids, (first, wanted.most - len(ids)), lock=lock)
+    found = OutboxMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
+    return [row_of(row) for row in found.values_list(*READ)]
+
+
+def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> dict[int, str]:
+    """Rows without a key, and the first of each key."""
+    earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
+    rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
+    if wanted.only:
+        rows = rows.filter(pk__in=wanted.only)
+    found = _locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most]
+    return _within(list(found), 0)
+
+
+def _followers(
+    using: str, ready: QuerySet[OutboxMessage], heads: dict[int, str], limits: tuple[int, int], *, lock: bool
+) -> dict[int, str]:
+    """What comes directly after the first ones of their keys: up to the first that is not due, or is in other hands."""
+    keys, (first, most) = {key for key in heads.values() if key}, limits
+    rows = OutboxMessage.objects.using(using).filter(order_key__in=keys, pk__gt=first).exclude(pk__in=heads)
+    listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
+    mine = _locked(ready.filter(pk__in=[pk for pk, _key, _size in listed]), using, lock=lock)
+    free = set(mine.values_list("pk", flat=True))
+    open_keys = set(keys)
+    found = []
+    for pk, key, size in listed:
+        # A database may take two keys for one that are not: what is no head's here waits.
+        if pk not in free:
+            open_keys.discard(key)
+        elif key in open_keys:
+            found.append((pk, key, size))
+    return _within(found, 0)
+
+
+def _within(found: Sequence[tuple[int, str, int]], size: int) -> dict[int, str]:
+    """As many as have room in a batch, and one at least."""
+    taken: dict[int, str] = {}
+    for pk, key, length in found:
+        size += length
+        if taken and size > MOST_BYTES:
+            break
+        taken[pk] = key
+    return taken
+
+
+def _locked(rows: QuerySet[OutboxMessage], using: str, *, lock: bool) -> QuerySet[OutboxMessage]:
+    features = connections[using].features
+    if lock:
+        return rows.select_for_update(skip_locked=True, of=("self",) if features.has_select_for_update_of else ())
+    return rows.select_for_update() if features.has_select_for_update else rows
+
+
+LOSSES = 3
+GRACE = 2.0
+"""Seconds beyond its deadline within which a publish has ended; and for those under way when the relay is stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one batch came to."""
+
+    sent: int = 0
+    failed: int = 0
+    away: str = ""
+    """Why the broker took nothing; then it makes no sense to go on at once."""
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.sent or self.failed or self.away)
+
+
+class Relay:
+    """One for a database. Several relays, in whatever processes, may serve the same one."""
+
+    def __init__(self, using: str, *, ended: threading.Event) -> None:
+        self._using = using
+        self._ended = ended
+        self._ended_at = 0.0
+        self._away = False
+        self._under_way: set[int] = set()
+        self._confirmed: set[int] = set()
+        """Rows that could not be deleted yet."""
+        self._losses: Counter[int] = Counter()
+        """How often a row that was sent alone had no answer."""
+        self._suspects: list[int] = []
+        """Rows one of which has made the broker close the channel: they are sent one by one."""
+        self._denied = Denied()
+
+    def turn(self) -> Turn:
+        """Send one batch."""
+        self.forget()
+        wanted = self._wanted()
+        try:
+            with claimed(self._using, wanted, lease=lease()) as rows:
+                if not rows:
+                    return Turn(failed=len(wanted.only))
+                answers = self._sent(rows)
+                turn = self._settled(rows, answers, alone=len(rows) == 1)
+        except OperationalError:
+            # Rolled back, as by a deadlock: what was sent must be gone before another relay finds it.
+            with suppress(Error):
+                self.forget()
+            raise
+        self._confirmed -= {answer.row.id for answer in answers}
+        return turn
+
+    def _wanted(self) -> Wanted:
+        asking = self._denied.next()
+        if asking is not None:
+            return Wanted(most=1, only=[asking], without=self._denied.exchanges)
+        only, self._suspects = self._suspects[:1], self._suspects[1:]
+        most = 1 if only or self._away else MOST
+        return Wanted(most=most, only=only, without=self._denied.exchanges)
+
+    def forget(self) -> None:
+        """Delete what is known to be confirmed from before: a database that was away must not have it sent again."""
+        if self._confirmed:
+            known = list(self._confirmed)
+            outbox_rows.delete(known, using=self._using)
+            self._confirmed.difference_update(known)
+
+    def _sent(self, rows: Sequence[Row]) -> list[Answer]:
+        timeout = settings().publish_timeout
+        until = time.monotonic() + lease() - timeout
+        posting = Posting(rows, timeout=timeout, until=until, late=self._late)
+        posting.begin()
+        answers = posting.wait(lease() - GRACE, self._has_no_time)
+        self._under_way = posting.under_way()
+        self._confirmed |= {answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED}
+        return answers
+
+    def _late(self, answer: Answer) -> None:
+        if answer.outcome is Outcome.CONFIRMED:
+            self._confirmed.add(answer.row.id)
+
+    def _has_no_time(self) -> bool:
+        """Once it is to end, it waits for confirms only a moment, and not at all for a broker that is away."""
+        if not self._ended.is_set():
+            return False
+        self._ended_at = self._ended_at or time.monotonic()
+        return self._away or time.monotonic() - self._ended_at > GRACE
+
+    def _settled(self, rows: Sequence[Row], answers: Sequence[Answer], *, alone: bool) -> Turn:
+        sent = [answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED]
+        if sent:
+            outbox_rows.delete(sent, using=self._using)
+        away, failed, settled = "", 0, set(sent)
+        for answer in answers:
+            if answer.outcome is Outcome.CONFIRMED:
+                continue
+            whose, why = self._fault(answer, alone=alone), answer.said or answer.outcome.value
+            if whose is Fault.BROKER:
+                away = away or why
+            elif whose is Fault.SHARED:
+                self._suspects.append(answer.row.id)
+            else:
+                seconds = faults.failed(answer.row, using=self._using, why=why, whose=whose)
+                settled.add(answer.row.id)
+                if whose is Fault.RIGHT:
+                    self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
+            failed += whose is not Fault.BROKER
+        if not skips_locked(self._using):
+            self._give_back(rows, settled)
+        self._note(sent=bool(sent), away=away)
+        return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "nothing was answered")
+
+    def _fault(self, answer: Answer, *, alone: bool) -> Fault:
+        """As judged; but one with which alone the connection is lost again and again must not hold up all others."""
+        whose = faults.fault(answer, alone=alone)
+        if alone and whose is Fault.BROKER and answer.outcome is Outcome.UNKNOWN:
+            self._losses[answer.row.id] += 1
+            if self._losses[answer.row.id] >= LOSSES:
+                del self._losses[answer.row.id]
+                return Fault.FULL
+        return whose
+
+    def _give_back(self, rows: Sequence[Row], settled: set[int]) -> None:
+        """End the lease of what was not sent, or not for its own fault."""
+        free = [row for row in rows if row.id not in settled | self._under_way]
+        if free:
+            outbox_rows.release(free, using=self._using)
+
+    def _note(self, *, sent: bool, away: str) -> None:
+        if sent:
+            self._away = False
+            self._losses.clear()
+            broker_connections.reach.found()
+        elif away:
+            self._away = True
+            broker_connections.reach.lost(away)
+
+
+def send_left() -> int:
+    """Send it all, as if the waits after failures were over; return how many were sent."""
+    # Only where this test has written: it may have no database at all.
+    for one in [one for one in touched if one[1] is not broker_connections.publisher()]:
+        touched.discard(one)
+    return sum(_sent(using) for using, _publisher in list(touched))
+
+
+def _sent(using: str) -> int:
+    if connections[using].needs_rollback or not outbox_rows.allowed(using) or not outbox_rows.made(using):
+        return 0
+    # Others are still their writers': inside a TestCase no commit has come yet.
+    left = Q(tries__gt=0) | Q(due_at__lte=server.now(using))
+    rows = OutboxMessage.objects.using(using).filter(left, stuck_at__isnull=True)
+    if not rows.exists():
+        return 0
+    rows.update(due_at=server.now(using))
+    relay, sent = Relay(using, ended=threading.Event()), 0
+    while (turn := relay.turn()).sent:
+        sent += turn.sent
+    return sent

@@ -1,1 +1,0 @@
-"""What becomes of parked messages and attempts in the database."""

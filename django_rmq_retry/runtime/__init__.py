@@ -1,1 +1,0 @@
-"""Joins broker and handlers: knows neither Django nor pika."""

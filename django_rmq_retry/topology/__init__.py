@@ -1,0 +1,1 @@
+"""Queues, exchanges and bindings: written, declared, compared and drawn. Pure."""

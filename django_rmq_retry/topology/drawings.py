@@ -1,0 +1,271 @@
+"""Drawings of a topology: text, SVG, Mermaid and RabbitMQ definitions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from xml.sax.saxutils import escape
+
+from django_rmq_retry.topology.declarations import (
+    BindingDeclaration,
+    ExchangeDeclaration,
+    QueueDeclaration,
+    Role,
+    Topology,
+)
+from django_rmq_retry.topology.graph import Edge, Key, Node, Place, Shape, Way, places
+
+_IN = {Way.BINDING: "←", Way.DEAD_LETTER: "⇠", Way.COPY: "⇐"}
+_OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.COPY: "⇒ copies to"}
+
+
+def text(shape: Shape) -> str:
+    """Exchanges and queues, each with what comes in and where it goes from there."""
+    return "\n".join(_text_lines(shape))
+
+
+def _text_lines(shape: Shape) -> Iterator[str]:
+    for title, exchanges in (("Exchanges", True), ("Queues", False)):
+        nodes = [node for node in shape.nodes.values() if (node.role is None) is exchanges]
+        if not nodes:
+            continue
+        yield title
+        width = max(len(node.name) for node in nodes)
+        for node in nodes:
+            yield f"  {node.name.ljust(width)}  {node.detail}"
+            yield from (f"      {line}" for line in _ways(shape, node))
+
+
+def _ways(shape: Shape, node: Node) -> Iterator[str]:
+    for edge in shape.into(node):
+        if edge.way is Way.BINDING:
+            yield f"{_IN[edge.way]} {edge.source[1]}{_labels(edge)}"
+    for edge in shape.out_of(node):
+        if edge.way is not Way.BINDING:
+            yield f"{_OUT[edge.way]} {edge.target[1]}{_labels(edge)}"
+
+
+def _labels(edge: Edge) -> str:
+    return f" by {', '.join(edge.labels)}" if edge.labels else ""
+
+
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 240, 46, 150, 28, 24
+_LEGEND = 34
+_LONGEST_NAME, _LONGEST_LABEL, _MOST_LABELS = 32, 24, 3
+_SVG_CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.COPY: "copy"}
+_MEANINGS = (
+    (Way.BINDING, "binding"),
+    (Way.DEAD_LETTER, "dead letters, moved by the broker"),
+    (Way.COPY, "confirmed copy by the consumer"),
+)
+_STYLE = """
+svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
+  --suspects: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
+@media (prefers-color-scheme: dark) { svg { --ink: #f0f4f8; --soft: #bcccdc; --paper: #14181d; --exchange: #243447;
+  --work: #1e3a26; --waiting: #463a12; --suspects: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
+.paper { fill: var(--paper); }
+rect.node { stroke: var(--line); } .exchange { fill: var(--exchange); } .work { fill: var(--work); }
+.waiting { fill: var(--waiting); } .suspects { fill: var(--suspects); } .parked { fill: var(--parked); }
+.other, .reply { fill: var(--other); }
+text { fill: var(--ink); font: 13px system-ui, sans-serif; } .detail, .label { fill: var(--soft); font-size: 11px; }
+.label { text-anchor: middle; } .halo { stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
+path.edge { fill: none; stroke: var(--line); stroke-width: 1.5; } .head { fill: var(--line); }
+.dead { stroke-dasharray: 6 4; } .copy { stroke-dasharray: 1.5 3.5; stroke-linecap: round; stroke-width: 2.2; }
+""".strip()
+
+
+def svg(shape: Shape, *, title: str = "Topology") -> str:
+    """The drawing as a document of its own."""
+    where = places(shape)
+    columns = max((place.column for place in where.values()), default=0) + 1
+    rows = max((place.row for place in where.values()), default=0.0) + 1
+    width = 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP_X
+    height = 2 * MARGIN + rows * (HEIGHT + GAP_Y) + _LEGEND
+    parts = [*_head(title, _whole(width), _whole(height)), *_edges(shape, where), *_nodes(shape, where)]
+    return "\n".join([*parts, *_legend(_whole(height) - MARGIN), "</svg>", ""])
+
+
+def _head(title: str, width: int, height: int) -> Iterator[str]:
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="{clean(title)}">'
+    )
+    yield f"<title>{clean(title)}</title>"
+    yield f"<style>{_STYLE}</style>"
+    yield (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto" '
+        'markerUnits="userSpaceOnUse"><path class="head" d="M0 0 L8 4 L0 8 z"/></marker></defs>'
+    )
+    yield f'<rect class="paper" width="{width}" height="{height}"/>'
+
+
+def _nodes(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
+    for key, node in shape.nodes.items():
+        x, y = _corner(where[key])
+        kind = "exchange" if node.role is None else node.role.value
+        radius = HEIGHT // 2 if node.role is None else 4
+        box = f'x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="{radius}"'
+        yield f'<g><title>{clean(_what(node))}</title><rect class="node {kind}" {box}/>'
+        yield f'<text x="{x + 16}" y="{y + 20}">{clean(short(node.name, _LONGEST_NAME))}</text>'
+        yield f'<text class="detail" x="{x + 16}" y="{y + 36}">{clean(node.detail)}</text></g>'
+
+
+def _edges(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
+    drawn = [edge for edge in shape.edges if edge.source in where and edge.target in where]
+    for edge in drawn:
+        line, _ = _line(where[edge.source], where[edge.target])
+        yield f'<path class="edge {_SVG_CLASSES[edge.way]}" d="{line}" marker-end="url(#head)"/>'
+    # Above all lines, so that none strikes a label out.
+    for edge in drawn:
+        _, (x, y) = _line(where[edge.source], where[edge.target])
+        full = clean(", ".join(edge.labels))
+        for number, line in enumerate(reversed(_shortened(edge.labels))):
+            words = f'x="{x}" y="{y - 13 * number}">{clean(short(line, _LONGEST_LABEL))}</text>'
+            yield f'<g><title>{full}</title><text class="label halo" {words}<text class="label" {words}</g>'
+
+
+def _shortened(labels: Sequence[str]) -> list[str]:
+    if len(labels) <= _MOST_LABELS:
+        return list(labels)
+    return [*labels[: _MOST_LABELS - 1], f"and {len(labels) - _MOST_LABELS + 1} more"]
+
+
+def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
+    """The path of an edge, and where its label stands."""
+    (x1, y1), (x2, y2) = _corner(source), _corner(target)
+    across = target.column - source.column
+    if across > 0:
+        return _forth(x1 + WIDTH, y1 + HEIGHT // 2, x2, y2 + HEIGHT // 2)
+    if across == 0:
+        side, y1, y2 = x1 - 40, y1 + HEIGHT // 2, y2 + HEIGHT // 2
+        return f"M{x1} {y1} C{side} {y1} {side} {y2} {x2} {y2}", (side, (y1 + y2) // 2)
+    if across == -1:
+        # Out and in below the middle, apart from the way there.
+        (x2, y1, y2), middle = (x2 + WIDTH, y1 + HEIGHT - 8, y2 + HEIGHT - 8), x1 - GAP_X // 2
+        return f"M{x1} {y1} C{middle} {y1 + 26} {middle} {y2 + 26} {x2} {y2}", (middle, (y1 + y2) // 2 + 24)
+    (x1, y1), (x2, y2) = (x1 + WIDTH // 2, y1 + HEIGHT), (x2 + WIDTH // 2, y2 + HEIGHT)
+    lane = max(y1, y2) + GAP_Y - 8
+    path = f"M{x1} {y1} V{lane - 10} Q{x1} {lane} {x1 - 10} {lane} H{x2 + 10} Q{x2} {lane} {x2} {lane - 10} V{y2}"
+    return path, ((x1 + x2) // 2, lane)
+
+
+def _forth(x1: int, y1: int, x2: int, y2: int) -> tuple[str, tuple[int, int]]:
+    """To the right: to the row of the target at once, then straight on, where no other box stands."""
+    bend = x1 + GAP_X
+    path = f"M{x1} {y1} C{bend - GAP_X // 2} {y1} {bend - GAP_X // 2} {y2} {bend} {y2}"
+    return path + ("" if bend == x2 else f" H{x2}"), (bend - GAP_X // 2, (y1 + y2) // 2 - 4)
+
+
+def _legend(y: int) -> Iterator[str]:
+    x = MARGIN
+    for way, meaning in _MEANINGS:
+        yield f'<path class="edge {_SVG_CLASSES[way]}" d="M{x} {y} h40" marker-end="url(#head)"/>'
+        yield f'<text class="detail" x="{x + 48}" y="{y + 4}">{meaning}</text>'
+        x += 70 + 7 * len(meaning)
+
+
+def _corner(place: Place) -> tuple[int, int]:
+    return MARGIN + place.column * (WIDTH + GAP_X), _whole(MARGIN + place.row * (HEIGHT + GAP_Y))
+
+
+def _whole(number: float) -> int:
+    return round(number)
+
+
+def _what(node: Node) -> str:
+    return f"{'Exchange' if node.role is None else 'Queue'} {node.name}: {node.detail}"
+
+
+def short(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def clean(name: str) -> str:
+    """Escaped, and without characters that no XML may contain."""
+    return escape("".join(char if char.isprintable() else "�" for char in name), {'"': "&quot;", "'": "&apos;"})
+
+
+_ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.COPY: "==>"}
+_MERMAID_CLASSES = {
+    Role.WAITING: "fill:#fdf3d0,stroke:#a67c00,color:#333",
+    Role.SUSPECTS: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
+    Role.PARKED: "fill:#fbe3e0,stroke:#b3372a,color:#333",
+    Role.WORK: "fill:#e2efe4,stroke:#2e7d3a,color:#333",
+}
+
+
+def mermaid(shape: Shape) -> str:
+    """Solid arrows are bindings, dotted ones the broker's dead letters, thick ones the consumer's copies."""
+    return "\n".join(_mermaid_lines(shape))
+
+
+def _mermaid_lines(shape: Shape) -> Iterator[str]:
+    ids = {key: f"n{number}" for number, key in enumerate(shape.nodes)}
+    yield "flowchart LR"
+    for key, node in shape.nodes.items():
+        yield f"  {ids[key]}{_box(node)}"
+    for edge in shape.edges:
+        if edge.source in ids and edge.target in ids:
+            yield f"  {ids[edge.source]} {_ARROWS[edge.way]}{_label(edge)} {ids[edge.target]}"
+    for role, style in _MERMAID_CLASSES.items():
+        members = [ids[key] for key, node in shape.nodes.items() if node.role is role]
+        if members:
+            yield f"  classDef {role.value} {style}"
+            yield f"  class {','.join(members)} {role.value}"
+
+
+def _box(node: Node) -> str:
+    label = f'"{escaped(node.name)}<br/>{escaped(node.detail)}"'
+    return f"{{{{{label}}}}}" if node.role is None else f"[{label}]"
+
+
+def _label(edge: Edge) -> str:
+    return f'|"{escaped(", ".join(edge.labels))}"|' if edge.labels else ""
+
+
+def escaped(name: str) -> str:
+    """Everything that could mean something to Mermaid or HTML as an entity code of Mermaid's."""
+    return "".join(char if char.isalnum() or char in " ._-·,=:/" else f"#{ord(char)};" for char in name)
+
+
+def definitions(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, object]]]:
+    """What ``rabbitmqctl import_definitions`` takes; what belongs to somebody else is left out."""
+    topology = topology.lasting
+    return {
+        "exchanges": [_exchange(one, vhost) for one in topology.exchanges.values() if not one.existing],
+        "queues": [_queue(one, vhost) for one in topology.queues.values() if not one.existing],
+        "bindings": [_binding(one, vhost) for one in topology.bindings if not topology.foreign(one)],
+    }
+
+
+def _exchange(one: ExchangeDeclaration, vhost: str) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "vhost": vhost,
+        "type": one.type,
+        "durable": one.durable,
+        "auto_delete": one.auto_delete,
+        "internal": one.internal,
+        "arguments": dict(one.arguments),
+    }
+
+
+def _queue(one: QueueDeclaration, vhost: str) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "vhost": vhost,
+        "durable": True,
+        "auto_delete": False,
+        "arguments": dict(one.arguments),
+    }
+
+
+def _binding(one: BindingDeclaration, vhost: str) -> dict[str, object]:
+    return {
+        "source": one.source,
+        "vhost": vhost,
+        "destination": one.destination,
+        "destination_type": "exchange" if one.to_exchange else "queue",
+        "routing_key": one.key,
+        "arguments": dict(one.arguments),
+    }
+
+
+__all__ = ["Shape", "definitions", "mermaid", "svg", "text"]

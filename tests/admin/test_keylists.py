@@ -1,0 +1,453 @@
+"""A list of keys, pasted: what became of each, requeue or discard of exactly these, and all except these."""
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.models import Item, KeyList, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.parked.audit import verify
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+from tests.admin.test_requeueing import press
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADMIN = "/admin/rmq_retry/"
+KEYS, LIST, PREVIEW = f"{ADMIN}parkedmessage/keys/", f"{ADMIN}parkedmessage/", f"{ADMIN}requeuerun/preview/"
+
+FORM = "application/x-www-form-urlencoded"
+"""As browsers send what is typed."""
+
+
+def pasted(client: Client, text: str, **more: str) -> Any:
+    return client.post(KEYS, urlencode({"keys": text, **more}), content_type=FORM, follow=True)
+
+
+def tiles(response: Any) -> dict[str, int]:
+    told = response.context["answer"]
+    return {name: len(getattr(told, name)) for name in ("keys", "found", "missing", "several", "closed")}
+
+
+def state(key: str) -> str:
+    return ParkedMessage.objects.get(business_key=key).state
+
+
+def previewed(client: Client, page: str = PREVIEW, **words: int) -> Any:
+    return client.get(page, words, follow=True)
+
+
+def go(client: Client, response: Any, words: str) -> Any:
+    link = next(address for said, address in Page(response).links.items() if said.startswith(words))
+    return client.get(link, follow=True)
+
+
+def test_a_pasted_table_with_a_header_asks_for_one_column(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    told = pasted(page, "payment,amount\nPAY-1,100\n")
+
+    assert told.status_code == 422
+    assert "The text is a table of 2 columns with the header “payment, amount”." in Page(told).text
+    assert Page(told).form_with("Look them up")[1]["keys"].split() == ["payment,amount", "PAY-1,100"]
+    assert not KeyList.objects.exists()
+
+
+@pytest.mark.parametrize("where", ["parkedmessage/", "errorgroup/", "livestatus/"])
+def test_the_page_is_one_click_away(page: Client, where: str) -> None:
+    found = go(page, page.get(ADMIN + where), "A list of keys")
+
+    assert (found.status_code, Page(found).form_with("Look them up")[1]["keys"]) == (200, "")
+
+
+def test_the_help_behind_the_question_mark_names_it(page: Client) -> None:
+    found = page.get(f"{ADMIN}errorgroup/help/")
+
+    assert "Newlines, commas, semicolons and tabs separate keys" in Page(found).text
+    assert go(page, found, "A list of keys").status_code == 200
+
+
+def test_a_pasted_list_is_answered_key_by_key(page: Client) -> None:
+    for key in ("PAY-1", "PAY-2", "CUST-7", "CUST-7"):
+        made.message(business_key=key)
+    made.message(business_key="PAY-3", state=State.PROCESSED)
+    made.message(business_key="PAY-4", state=State.ON_HOLD)
+    told = pasted(page, "PAY-1, PAY-2;PAY-3\tPAY-4\nCUST-7\nPAY-9\nPAY-1")
+    text = Page(told).text
+
+    assert tiles(told) == {"keys": 6, "found": 2, "missing": 1, "several": 1, "closed": 2}
+    assert "Not found (1) PAY-9" in text
+    assert "Processed" in text
+    assert "1 message on hold is not among them." in text
+    assert Page(told).form_with("Look them up")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
+
+
+def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
+    for number in range(4):
+        made.message(business_key=f"PAY-{number}")
+    preview = go(page, pasted(page, "PAY-1\nPAY-2\nPAY-9"), "Requeue 2")
+    run_page = press(page, preview, "Requeue 2 messages", reason="INC-553")
+    press(page, run_page, "Continue here")
+    run = RequeueRun.objects.get()
+
+    assert "named by 3 keys" in Page(preview).text
+    assert "named by 3 keys" in Page(run_page).text
+    assert sorted(item.message.business_key for item in Item.objects.filter(run=run)) == ["PAY-1", "PAY-2"]
+    assert len(sent) == 2
+    assert OperatorAction.objects.get(run=run.pk).facts["selection"]["filter"]["keys"]["count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("button", "pressed", "typed", "left"),
+    [
+        ("Discard 2", "Discard 2 messages", {"why": "handled elsewhere"}, "discarded"),
+        ("Hold 2", "Hold 2 messages", {"span": "2h"}, "on_hold"),
+    ],
+)
+def test_exactly_these_are_discarded_or_held(page: Client, button: str, pressed: str, typed: Any, left: str) -> None:
+    for number in range(3):
+        made.message(business_key=f"PAY-{number}")
+    done = press(page, go(page, pasted(page, "PAY-0 PAY-2"), button), pressed, **typed)
+
+    assert "2 messages" in Page(done).text
+    assert [state(f"PAY-{number}") for number in range(3)] == [left, "parked", left]
+    assert OperatorAction.objects.get().count == 2
+
+
+def test_the_audit_log_has_the_keys_and_the_messages_of_an_act(page: Client) -> None:
+    rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
+    preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
+    rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
+    press(page, rest, "Discard 2 messages", why="handled elsewhere")
+    act = OperatorAction.objects.get()
+    told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
+    ParkedMessage.objects.all().delete()
+
+    assert act.facts["messages"] == [rows[0].pk, rows[2].pk]
+    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Left out PAY-1" in told
+    again = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
+    assert "Keys of the list PAY-0 PAY-1 PAY-2 PAY-9 Left out PAY-1" in again
+    assert list(verify()) == []
+
+
+def test_exactly_these_are_exported_whatever_their_state(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    made.message(business_key="PAY-2", state=State.PROCESSED)
+    made.message(business_key="PAY-3")
+    form = go(page, pasted(page, "PAY-1,PAY-2"), "Export 2")
+    lines = b"".join(press(page, form, "Export 2 messages").streaming_content).decode().splitlines()
+
+    assert sorted(line.split(",")[3] for line in lines) == ["PAY-1", "PAY-2", "business_key"]
+
+
+def test_what_is_on_hold_is_taken_in_where_that_is_asked_for(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    made.message(business_key="PAY-2", state=State.ON_HOLD)
+    told = pasted(page, "PAY-1\nPAY-2")
+    both = go(page, told, "Take in what is on hold")
+
+    assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
+    assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
+
+
+def test_a_key_that_names_several_messages_is_told_again_in_the_preview(page: Client) -> None:
+    one, two = made.message(keys=["CUST-7", "PAY-1"]), made.message(keys=["CUST-7", "PAY-2"])
+    told = pasted(page, "CUST-7")
+    preview = go(page, told, "Requeue 2")
+
+    assert f"#{one.pk}" in Page(told).text
+    assert f"#{two.pk}" in Page(told).text
+    assert "1 key of the list names several messages, and all of them are meant: CUST-7 (2)" in Page(preview).text
+
+
+def test_only_the_case_is_a_suggestion_and_no_match(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    told = pasted(page, "pay-1")
+
+    assert tiles(told)["missing"] == 1
+    assert "Only upper and lower case differ." in Page(told).text
+    assert "pay-1 → PAY-1" in Page(told).text
+    assert not [one for one in Page(told).links if one.startswith("Discard")]
+
+
+def test_spaces_separate_at_the_press_of_a_button(page: Client) -> None:
+    for number in (1, 2, 3):
+        made.message(business_key=f"PAY-{number}")
+    told = pasted(page, "PAY-1 PAY-2\nPAY-3")
+    apart = press(page, told, "Separate at spaces too: 1 key")
+
+    assert tiles(told)["found"] == 1
+    assert tiles(apart)["found"] == 3
+
+
+def test_a_message_that_waits_in_a_run_can_be_taken_out_of_it(page: Client) -> None:
+    cause = made.group()
+    for number in range(3):
+        made.message(cause, business_key=f"PAY-{number}")
+    run_page = press(page, previewed(page, group=cause.pk), "Requeue 3 messages")
+    told = pasted(page, "PAY-1")
+    press(page, go(page, told, "Discard 1"), "Discard 1 message", why="handled elsewhere")
+    press(page, run_page, "Continue here")
+
+    assert "1 message waits in a requeue run." in Page(told).text
+    assert [state(f"PAY-{number}") for number in range(3)] == ["requeued", "discarded", "requeued"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Paste at least one business key or message id."),
+        (" ,;\n", "Paste at least one business key or message id."),
+        ("\n".join(f"PAY-{number}" for number in range(10_001)), "The list has 10001 keys; at most 10000 are taken"),
+        ("x" * 4_000_001, "The text has 4000001 characters; at most 4000000 are read."),
+    ],
+    ids=["nothing", "separators", "too many", "too long"],
+)
+def test_a_list_that_cannot_be_taken_stays_in_the_form(page: Client, text: str, said: str) -> None:
+    told = pasted(page, text)
+
+    assert told.status_code == 422
+    assert said in Page(told).text
+    assert Page(told).form_with("Look them up")[1]["keys"] == text
+    assert not KeyList.objects.exists()
+
+
+def test_a_text_larger_than_django_lets_in_is_read(page: Client, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    made.message(business_key="PAY-7")
+    told = pasted(page, "\n".join(f"PAY-{number}" for number in range(500)))
+
+    assert tiles(told) == {"keys": 500, "found": 1, "missing": 499, "several": 0, "closed": 0}
+
+
+def test_a_large_text_needs_its_token_against_forged_forms_all_the_same(lead: Any, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(lead)
+    token = Page(client.get(KEYS)).form_with("Look them up")[1]["csrfmiddlewaretoken"]
+    text = "\n".join(f"PAY-{number}" for number in range(500))
+
+    def code(address: str, **words: str) -> int:
+        return client.post(address, urlencode(words), content_type=FORM).status_code
+
+    assert [code(KEYS, keys="PAY-1"), code(KEYS, keys=text), code(PREVIEW, **{"except": text})] == [403, 403, 403]
+    assert code(KEYS, keys=text, csrfmiddlewaretoken=token) == 302
+
+
+def test_a_form_of_more_than_ten_megabytes_is_refused_in_a_sentence(page: Client) -> None:
+    told = pasted(page, "x" * 10_500_000)
+
+    assert told.status_code == 413
+    assert "The form is larger than 10 MB. Nothing was done. Go back: your text is still there." in Page(told).text
+
+
+def test_a_list_is_shown_to_whoever_pasted_it_and_to_nobody_else(page: Client) -> None:
+    made.message(business_key="PAY-1")
+    address = pasted(page, "PAY-1").redirect_chain[-1][0]
+    other = client_of(made.person("other", superuser=True))
+
+    assert page.get(address).status_code == 200
+    assert [other.get(address).status_code, page.get(f"{KEYS}?list=999").status_code] == [404, 404]
+    assert [page.get(f"{KEYS}?list={odd}").status_code for odd in ("x", "-1", "9" * 30)] == [404, 404, 404]
+
+
+def test_what_a_rule_hides_is_not_found(settings: Any) -> None:
+    made.message(business_key="NORTH-1", type="north")
+    hidden = made.message(business_key="SOUTH-1", type="south")
+    rule = lambda _user, verb, message: message.type == "north" or verb != "view"  # noqa: E731
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": rule}
+    clerk = client_of(made.person("clerk", "view_parkedmessage", "requeue", "discard"))
+    told = pasted(clerk, f"NORTH-1\nSOUTH-1\nsouth-1\n{hidden.message_id}\nnobody")
+
+    assert tiles(told) == {"keys": 5, "found": 1, "missing": 4, "several": 0, "closed": 0}
+    assert dict(told.context["alike"]) == {}
+    assert f"#{hidden.pk}" not in told.content.decode()
+    assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
+
+
+def test_buttons_that_may_not_be_pressed_say_why() -> None:
+    made.message(business_key="PAY-1")
+    told = pasted(client_of(made.person("clerk", "view_parkedmessage")), "PAY-1")
+
+    assert "Requeue 1…: You need the permission “Can requeue messages”." in Page(told).text
+
+
+def test_hostile_keys_are_text(page: Client) -> None:
+    key = '<script>alert("1")</script>\u202e'
+    made.message(business_key=key)
+    told = pasted(page, f'"{key.replace(chr(34), chr(34) * 2)}"\n<b>nobody</b>,\x00')
+
+    assert tiles(told) == {"keys": 3, "found": 1, "missing": 2, "several": 0, "closed": 0}
+    assert "<script>alert" not in told.content.decode()
+    assert "<b>nobody" not in told.content.decode()
+
+
+class TestAllExceptThese:
+    def test_thirty_payments_come_out_of_the_group_by_one_paste(self, page: Client, sent: list[Message]) -> None:
+        cause = made.group()
+        for number in range(40):
+            made.message(cause, business_key=f"PAY-{number}")
+        paid = [f"PAY-{number}" for number in range(30)]
+        preview = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "\n".join(paid)})
+        run_page = press(page, preview, "Requeue 10 messages")
+        press(page, run_page, "Continue here")
+
+        assert "30 messages are left out by their keys." in Page(preview).text
+        assert "except those named by 30 keys" in Page(run_page).text
+        assert len(sent) == 10
+        assert {state(key) for key in paid} == {"parked"}
+
+    def test_it_says_which_keys_left_nothing_out(self, page: Client) -> None:
+        cause = made.group()
+        for key in ("PAY-1", "PAY-2", "CUST-7", "CUST-7"):
+            made.message(cause, business_key=key)
+        made.message(business_key="PAY-3", state=State.PROCESSED)
+        text = "PAY-1, pay-2, PAY-3, PAY-9, CUST-7"
+        preview = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": text})
+        said = Page(preview).text
+
+        assert "3 messages are left out by their keys." in said
+        assert "2 keys were not found: nothing is left out for them: pay-2 PAY-9" in said
+        assert "1 of them differs from a stored key in upper and lower case only: pay-2 → PAY-2" in said
+        assert "1 key names a message that is not among these anyway: PAY-3 (Processed)" in said
+        assert "1 key names several messages: all of them are left out: CUST-7 (2)" in said
+
+    @pytest.mark.parametrize(
+        ("what", "button", "typed", "became"),
+        [
+            ("discard", "Discard 1 message", {"why": "test"}, "discarded"),
+            ("hold", "Hold 1 message", {"span": "2h"}, "on_hold"),
+        ],
+    )
+    def test_every_page_that_asks_has_it(self, page: Client, what: str, button: str, typed: Any, became: str) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        asked = previewed(page, f"{LIST}{what}/", group=cause.pk)
+        rest = press(page, asked, "Leave these out", **{"except": "PAY-1"})
+        press(page, rest, button, **typed)
+
+        assert (state("PAY-1"), state("PAY-2")) == ("parked", became)
+
+    def test_an_export_leaves_them_out(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        asked = previewed(page, f"{LIST}export/", group=cause.pk)
+        rest = press(page, asked, "Leave these out", **{"except": "PAY-1", "form": "jsonl", "reason": "INC-553"})
+        lines = b"".join(press(page, rest, "Export 1 message").streaming_content).decode()
+
+        assert ('"PAY-2"' in lines, '"PAY-1"' in lines) == (True, False)
+        assert OperatorAction.objects.get().reason == "INC-553"
+
+    def test_ticked_messages_are_left_out_too(self, page: Client) -> None:
+        rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
+        ticked = {"action": "requeue", "_selected_action": [row.pk for row in rows]}
+        rest = press(page, page.post(LIST, ticked, follow=True), "Leave these out", **{"except": "PAY-0"})
+        press(page, rest, "Requeue 2 messages")
+
+        assert sorted(item.message_id for item in Item.objects.all()) == [rows[1].pk, rows[2].pk]
+
+    def test_nothing_is_done_while_the_field_has_other_keys_than_the_preview(self, page: Client) -> None:
+        """Whoever pastes and forgets the button sends nothing."""
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        preview = previewed(page, group=cause.pk)
+        stopped = press(page, preview, "Requeue 2 messages", **{"except": "PAY-1", "reason": "INC-553"})
+        asked = previewed(page, f"{LIST}discard/", group=cause.pk)
+        kept = press(page, asked, "Discard 2 messages", **{"except": "PAY-1", "why": "test", "text": "of old"})
+
+        assert not RequeueRun.objects.exists()
+        assert (state("PAY-1"), state("PAY-2")) == ("parked", "parked")
+        assert "The keys to leave out had changed, so nothing was done." in Page(stopped).text
+        assert Page(stopped).form_with("Requeue 1 message")[1]["reason"] == "INC-553"
+        assert "The keys to leave out had changed, so nothing was done." in Page(kept).text
+        values = Page(kept).form_with("Discard 1 message")[1]
+        assert (values["why"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
+
+    def test_the_address_of_the_preview_means_what_the_preview_shows(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        words = {"except": "PAY-1", "rate": "5", "reason": "INC-553", "order": "key"}
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **words)
+        shared = client_of(made.person("other", superuser=True)).get(rest.redirect_chain[-1][0])
+        values = Page(shared).form_with("Requeue 1 message")[1]
+
+        assert (values["except"], values["rate"], values["reason"], values["order"]) == ("PAY-1", "5", "INC-553", "key")
+        assert "typed" not in parse_qs(urlsplit(rest.redirect_chain[-1][0]).query)
+
+    def test_an_emptied_field_takes_all_of_them_in_again(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-1"})
+        whole = press(page, rest, "Leave these out", **{"except": ""})
+
+        assert (rest.context["report"].total, whole.context["report"].total) == (1, 2)
+
+    def test_all_may_be_left_out_and_nothing_can_be_pressed_then(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        found = {}
+        for name in ("discard", "hold", "export"):
+            asked = previewed(page, f"{LIST}{name}/", group=cause.pk)
+            rest = press(page, asked, "Leave these out", **{"except": "PAY-1"})
+            found[name] = [said for form in Page(rest).forms for _name, _value, said in form.buttons if "0" in said]
+            assert Page(rest).form_with("Leave these out")[1]["except"] == "PAY-1"
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-1"})
+
+        assert found == {"discard": [], "hold": [], "export": []}
+        assert (rest.context["report"].total, rest.context["disabled"]) == (0, True)
+
+    def test_too_many_keys_stay_in_the_form_and_nothing_is_done(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        text = "\n".join(f"PAY-{number}" for number in range(10_001))
+        stopped = press(page, previewed(page, group=cause.pk), "Requeue 1 message", **{"except": text})
+        asked = previewed(page, f"{LIST}discard/", group=cause.pk)
+        kept = press(page, asked, "Discard 1 message", **{"except": text, "why": "test"})
+
+        for response in (stopped, kept):
+            assert response.status_code == 422
+            assert "The list has 10001 keys; at most 10000 are taken at once." in Page(response).text
+            assert Page(response).form_with("Leave these out")[1]["except"] == text
+        assert state("PAY-1") == "parked"
+        assert not RequeueRun.objects.exists()
+
+    def test_what_is_parked_meanwhile_is_not_sent_and_its_key_stays_out(self, page: Client) -> None:
+        cause = made.group()
+        made.message(cause, business_key="PAY-1")
+        made.message(cause, business_key="PAY-2")
+        rest = press(page, previewed(page, group=cause.pk), "Leave these out", **{"except": "PAY-1"})
+        soon = timezone.now() + timedelta(seconds=1)
+        made.message(cause, business_key="PAY-1", parked_at=soon)
+        made.message(cause, business_key="PAY-3", parked_at=soon)
+        press(page, rest, "Requeue 1 message")
+
+        assert [item.message.business_key for item in Item.objects.all()] == ["PAY-2"]
+
+    def test_a_list_and_all_except_some_of_it(self, page: Client) -> None:
+        for number in range(3):
+            made.message(business_key=f"PAY-{number}")
+        preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2"), "Discard 3")
+        rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
+        press(page, rest, "Discard 2 messages", why="test")
+
+        assert [state(f"PAY-{number}") for number in range(3)] == ["discarded", "parked", "discarded"]
+
+    def test_what_a_rule_hides_is_not_told(self, settings: Any) -> None:
+        cause = made.group()
+        made.message(cause, business_key="NORTH-1", type="north")
+        made.message(cause, business_key="SOUTH-1", type="south")
+        rule = lambda _user, verb, message: message.type == "north" or verb != "view"  # noqa: E731
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": rule}
+        clerk = client_of(made.person("clerk", "view_parkedmessage", "requeue"))
+        rest = press(clerk, previewed(clerk, group=cause.pk), "Leave these out", **{"except": "NORTH-1, SOUTH-1"})
+
+        assert "1 message is left out by its key." in Page(rest).text
+        assert "1 key was not found: nothing is left out for it: SOUTH-1" in Page(rest).text

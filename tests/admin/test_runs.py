@@ -1,0 +1,117 @@
+"""The page of a run: what it says of its guard, its speed, its broker and its outcome is so now."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState
+from django_rmq_retry.parked import findings
+from tests.admin import made
+from tests.admin.conftest import client_of
+from tests.admin.looking import Page
+
+pytestmark = pytest.mark.django_db
+RUNS = "/admin/rmq_retry/requeuerun/"
+
+
+def run_of(**fields: Any) -> RequeueRun:
+    return RequeueRun.objects.create(**({"by": "ann", "created_at": timezone.now(), "total": 9, "rate": 20} | fields))
+
+
+def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
+    return Page(client.get(f"{RUNS}{run.pk}/change/", {"fragment": "1"} if part else {})).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stop_at": 20}, "guard: pauses when more than 20 % fail again"),
+        ({"stop_at": None, "max_depth": 1000}, "guard off: it goes on however many fail again · waits while the queue"),
+        ({"stop_at": 20, "failed": 1, "processed": 3}, "25 % failed again (guard: pauses above 20 %)"),
+        (
+            {"stop_at": 20, "failed": 5, "spared_failed": 5, "spared_processed": 0},
+            "guard: pauses when more than 20 % fail again · counted since it was resumed",
+        ),
+        (
+            {"stop_at": 20, "failed": 6, "processed": 10, "spared_failed": 5, "spared_processed": 9},
+            "50 % failed again (guard: pauses above 20 %) · counted since it was resumed",
+        ),
+    ],
+)
+def test_the_page_says_what_the_guard_does(page: Client, fields: dict[str, Any], said: str) -> None:
+    assert said in shown(page, run_of(**fields))
+
+
+def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(sent=4, why=findings.BROKER_AWAY, started_at=timezone.now())
+    now = timezone.now()
+    seen = broker_look.Look(at=now, away="Connection refused", since=now)
+    monkeypatch.setattr(broker_look, "glimpse", lambda: seen)
+    during = shown(page, run, part=True)
+    whole = shown(page, run)
+    seen = broker_look.Look(at=now)
+    RequeueRun.objects.filter(pk=run.pk).update(why="")
+    after = shown(page, run, part=True)
+
+    assert "No connection to the broker since" in during
+    assert "Waiting for the broker" in during
+    assert (" left" in during.replace("left out", ""), "Sending" in during) == (False, False)
+    assert whole.count("No connection to the broker since") == 1
+    assert "broker" not in after
+    assert "Sending" in after
+    assert "0.2 s left" in after
+
+
+def test_the_groups_tell_of_an_outage_in_their_live_part(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = timezone.now()
+    monkeypatch.setattr(broker_look, "glimpse", lambda: broker_look.Look(at=now, away="Connection refused", since=now))
+    part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))
+
+    assert Page(part).text.count("No connection to the broker since") == 1
+    assert Page(whole).text.count("No connection to the broker since") == 1
+
+
+def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
+    since = timezone.now() - timedelta(seconds=10)
+    run = run_of(total=2013, sent=110, paced_sent=10, paced_at=since, started_at=since - timedelta(hours=1), rate=50)
+    text = shown(page, run)
+
+    assert "110 of 2013 sent · 50 per second · really about 10.0 per second · 3 min 1" in text
+
+
+def test_a_run_that_has_just_begun_to_send_is_told_by_its_rate(page: Client) -> None:
+    now = timezone.now()
+
+    assert "1 min 41 s left" in shown(page, run_of(total=5033, paced_at=now, started_at=now, rate=50))
+
+
+@pytest.mark.parametrize(
+    ("counts", "badge"),
+    [
+        ({"sent": 174, "failed": 174}, "✕ 174 of 174 failed again"),
+        ({"sent": 174, "failed": 3, "processed": 171}, "✕ 3 of 174 failed again"),
+        ({"skipped": 30}, "↷ Nothing was sent"),
+        ({"sent": 4, "processed": 4, "unconfirmed": 2}, "? 2 not confirmed"),
+        ({"sent": 4, "processed": 3}, "… 1 without an outcome"),
+        ({"sent": 4, "processed": 4, "skipped": 1}, "✓ Finished"),
+    ],
+)
+def test_the_badge_of_a_finished_run_is_its_outcome(page: Client, counts: dict[str, int], badge: str) -> None:
+    run = run_of(state=RunState.FINISHED, **counts)
+
+    assert badge in shown(page, run)
+    assert badge in Page(page.get(RUNS)).text
+
+
+def test_why_messages_were_left_out_is_told_to_whom_may_not_see_them(settings: Any) -> None:
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: False}
+    run = run_of(state=RunState.FINISHED, skipped=1)
+    Item.objects.create(
+        run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, why=findings.REFUSED
+    )
+
+    assert findings.REFUSED in shown(client_of(made.person("support", "view_requeuerun")), run)

@@ -1,0 +1,146 @@
+"""Processes that end themselves: each at the entry or the return of one function of the package that the seed chooses.
+
+A process chooses among the functions that it and others of its kind have executed before; every few seconds anew.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from threading import Event
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.chaos.ledger import Ledger, lines
+
+PACKAGE = str(Path(__file__).parents[2] / "django_rmq_retry") + os.sep
+ENTRY, RETURN = "entry", "return"
+MOST = 3
+"""It ends there the first, second or third time."""
+MONITORED = sys.version_info >= (3, 12)
+"""Python 3.11 has only profiling, which costs each call of anything."""
+FATE, ENDED = "fate", "ended"
+CALM = "calm"
+"""A file that is there when nobody is to end any more."""
+PATIENCE = 4.0
+"""Seconds after which a process chooses anew."""
+WATCHED = 20
+"""Functions that must be known before anybody chooses."""
+
+
+def named(code: CodeType) -> str:
+    """A function of the package; empty for any other."""
+    if not code.co_filename.startswith(PACKAGE):
+        return ""
+    return f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
+
+
+def drawn(known: set[str], seed: str) -> tuple[str, str, int]:
+    """The function, where in it, and at which time; the same for the same seed, whatever else is known besides."""
+    # By a number of its own for each: one function more changes nobody's choice but its own.
+    function = min(known, key=lambda name: random.Random(f"{seed}/{name}").random())
+    chance = random.Random(f"{seed}/where")
+    return function, chance.choice((ENTRY, RETURN)), chance.randint(1, MOST)
+
+
+def begin() -> None:
+    """In this process, from now on; what it will come to is noted in the ledger before."""
+    folder, name, life = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"], os.environ["CHAOS_LIFE"]
+    Sweep(folder, name, seed=f"{os.environ['CHAOS_SEED']}/sweep/{name}/{life}").start()
+
+
+def told(folder: Path) -> str:
+    """What came of it, for the report."""
+    ended = [" ".join(line) for line in lines(folder, ENDED)]
+    known = {name for census in (folder / "census").iterdir() for name in census.read_text().split()}
+    return (
+        f"{len(ended)} processes ended themselves at {len(set(ended))} places; "
+        f"{len(known)} functions of the package were executed"
+    )
+
+
+class Sweep:
+    """One process's end."""
+
+    def __init__(self, folder: Path, name: str, *, seed: str) -> None:
+        # Names such as others-1 and others-2 are of one kind.
+        census = folder / "census" / name.partition("-")[0]
+        self._calm = folder / CALM
+        self._ledger = Ledger(folder, f"sweep-{name}.{os.getpid()}")
+        self._known = set(census.read_text().split("\n")) - {""} if census.exists() else set()
+        self._census = os.open(census, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._name, self._seed, self._draws = name, seed, 0
+        self._function, self._where, self._left = "", "", 0
+        self._anew: Callable[[], object] = lambda: None
+        self.draw()
+
+    def draw(self) -> None:
+        """Choose; what is not executed for a while is given up for another."""
+        if len(self._known) >= WATCHED:
+            self._draws += 1
+            self.aim(*drawn(set(self._known), f"{self._seed}/{self._draws}"))
+
+    def aim(self, function: str, where: str, left: int) -> None:
+        """End in this function, after it was met so many times there."""
+        self._function, self._where, self._left = function, where, left
+        self._ledger.note(FATE, self._name, function, where, left)
+        self._anew()
+
+    def start(self, *, monitored: bool = MONITORED) -> None:
+        threading.Thread(target=self._look_after, name="sweep", daemon=True).start()
+        if monitored:
+            self._monitor(import_module("sys").monitoring)
+        else:
+            threading.setprofile(self._profiled)
+            sys.setprofile(self._profiled)
+
+    def _look_after(self) -> None:
+        while not Event().wait(PATIENCE):
+            self.draw()
+
+    def met(self, function: str, where: str) -> None:
+        """It may be the last that this process does."""
+        if function not in self._known:
+            self._known.add(function)
+            os.write(self._census, f"{function}\n".encode())
+        if function == self._function and where == self._where:
+            self._left -= 1
+            if not self._left and not self._calm.exists():
+                self._ledger.note(ENDED, function, where)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _monitor(self, monitoring: Any) -> None:
+        """Each function is looked at once, but the chosen one each time."""
+        tool, events = monitoring.PROFILER_ID, monitoring.events
+        monitoring.use_tool_id(tool, "chaos")
+        self._anew = monitoring.restart_events
+
+        def entered(code: CodeType, _offset: int) -> object:
+            function = named(code)
+            if function:
+                self.met(function, ENTRY)
+            if function != self._function or not function:
+                return monitoring.DISABLE
+            if self._where == RETURN:
+                # It stays so when another one is chosen; that one's end is told by its name.
+                monitoring.set_local_events(tool, code, events.PY_RETURN)
+                return monitoring.DISABLE
+            return None
+
+        def returned(code: CodeType, _offset: int, _value: object) -> object:
+            self.met(named(code), RETURN)
+            return None
+
+        monitoring.register_callback(tool, events.PY_START, entered)
+        monitoring.register_callback(tool, events.PY_RETURN, returned)
+        monitoring.set_events(tool, events.PY_START)
+
+    def _profiled(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event in {"call", "return"}:
+            function = named(frame.f_code)
+            if function:
+                self.met(function, ENTRY if event == "call" else RETURN)

@@ -1,0 +1,367 @@
+"""A queue whose handler is gone stays in sight with its messages, and goes when it is told to."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from pika.adapters.blocking_connection import BlockingChannel
+
+from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.management.command import Exit
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.models import Declared
+from django_rmq_retry.parked.declared import rows
+from tests.commands.running import run
+from tests.tooling.vhosts import Vhost
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
+
+POLICY = RetryThenPark(attempts=2, backoff=Exponential(10))
+OLD = {f"shop.broken{end}" for end in ("", ".retry.10s", ".suspects", ".parked")}
+NEW = {name.replace("broken", "mended") for name in OLD}
+Named = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def url(broker_url: str, settings: Any) -> Any:
+    settings.RMQ_RETRY = {"URL": broker_url}
+    return settings
+
+
+@pytest.fixture
+def named() -> Iterator[Named]:
+    """Gives the project's one handler a queue, and takes the one that it had."""
+    stages: list[Any] = []
+
+    def name(queue: Queue | str, **options: Any) -> None:
+        if stages:
+            stages.pop().__exit__(None, None, None)
+        stages.append(registry.isolated())
+        stages[-1].__enter__()
+
+        @handler(queue, policy=POLICY, **options)
+        def mend(message: Delivery) -> None:
+            """Nothing."""
+
+    yield name
+    for stage in stages:
+        stage.__exit__(None, None, None)
+
+
+@pytest.fixture
+def renamed(named: Named) -> Named:
+    """Declared as shop.broken, then renamed and declared as shop.mended."""
+    named("shop.broken")
+    assert run("rmq_declare").code == Exit.DONE
+    named("shop.mended")
+    assert run("rmq_declare").code == Exit.DONE
+    return named
+
+
+def put(channel: BlockingChannel, queue: str, count: int = 1) -> None:
+    channel.confirm_delivery()
+    for number in range(count):
+        channel.basic_publish("", queue, b"%d" % number, mandatory=True)
+    wait_until(lambda: ready(channel, queue) == count)
+
+
+def ready(channel: BlockingChannel, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def known() -> set[str]:
+    return set(Declared.objects.filter(kind="queue").values_list("name", flat=True))
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "shop.broken", 3)
+    amqp.basic_consume("shop.mended", lambda *_: None)
+    checked = run("rmq_status", "--check")
+    said = "abandoned, 3 messages, nobody consumes it: manage.py rmq_declare --recreate shop.broken --move-to NEW"
+
+    assert (checked.code, checked.out) == (Exit.UNHEALTHY, f"FAIL shop.broken: {said}\n")
+    assert ["shop.broken", "work", "3", "0", f"✕ {said}"] in run("rmq_status").lines
+    level = next(one for one in run("rmq_status", "--json").data["queues"] if one["name"] == "shop.broken")
+    assert (level["abandoned"], level["problems"]) == (True, [said])
+
+    kept = run("rmq_delete", "shop.broken", "--yes")
+    assert kept.code == Exit.PARTLY
+    assert "Queue 'shop.broken' was kept: it holds 3 messages." in kept.out
+    assert ready(amqp, "shop.broken") == 3
+
+    moved = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+    assert moved.code == Exit.DONE
+    assert ["3 messages of the former queue 'shop.broken' were moved."] in moved.lines
+    assert (set(vhost.queues()), known()) == (NEW, NEW)
+    assert run("rmq_status", "--check").out == "OK\n"
+
+
+@pytest.mark.usefixtures("renamed")
+def test_an_empty_one_is_a_remark_with_the_command_that_deletes_it_whole(vhost: Vhost) -> None:
+    ran = run("rmq_status")
+    remark = "! abandoned, empty: manage.py rmq_delete shop.broken"
+
+    assert [line[4] for line in ran.lines if line[0] in OLD] == [remark] * 4
+    assert (ran.lines[-1], run("rmq_status", "--check").out) == (["No problem."], "OK\n")
+    assert run("rmq_delete", "shop.broken", "--yes").code == Exit.DONE
+    assert (set(vhost.queues()), known()) == (NEW, NEW)
+    assert [line for line in run("rmq_status").lines if line[0] in OLD] == []
+    assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("renamed")
+def test_what_waits_or_is_parked_goes_where_it_waits_or_is_parked_now(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "shop.broken.retry.10s", 2)
+    put(amqp, "shop.broken.parked")
+    put(amqp, "shop.broken.suspects")
+
+    kept = run("rmq_delete", "shop.broken", "--yes")
+    assert "Queue 'shop.broken' was kept: 2 messages in 'shop.broken.retry.10s' come back to it." in kept.out
+    assert "shop.broken" in vhost.queues()
+
+    assert run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes").code == Exit.DONE
+    counts = {name: ready(amqp, f"shop.mended{name}") for name in ("", ".retry.10s", ".parked", ".suspects")}
+    assert counts == {"": 1, ".retry.10s": 2, ".parked": 1, ".suspects": 0}
+    assert set(vhost.queues()) == NEW
+
+
+def test_a_wait_that_is_not_known_any_more_ends_before_its_queue_goes(
+    named: Named, amqp: BlockingChannel, vhost: Vhost
+) -> None:
+    named(Queue("shop.broken"))
+    run("rmq_declare")
+    put(amqp, "shop.broken.retry.10s")
+    with registry.isolated():
+
+        @handler("shop.mended", policy=RetryThenPark(attempts=2, backoff=Exponential(99)))
+        def mend(message: Delivery) -> None:
+            """Nothing."""
+
+        ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+
+    assert ran.code == Exit.PARTLY
+    assert "Queue 'shop.broken' was kept: 1 messages in 'shop.broken.retry.10s' come back to it." in ran.out
+    assert ready(amqp, "shop.broken.retry.10s") == 1
+    assert {"shop.broken", "shop.broken.retry.10s"} < set(vhost.queues())
+    assert "shop.broken.parked" not in vhost.queues()
+
+
+def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: BlockingChannel, vhost: Vhost) -> None:
+    shop = Exchange("shop", "topic")
+    named(Queue("shop.broken", bindings=[shop.bind("broken.#")]))
+    run("rmq_declare")
+    put(amqp, "shop.broken")
+    named(Queue("shop.mended", bindings=[shop.bind("mended.#")]))
+    held = amqp.queue_declare("", exclusive=True).method.queue
+    amqp.queue_bind(held, "shop", "broken.#")
+
+    run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes")
+    amqp.basic_publish("shop", "broken.again", b"{}", mandatory=True)
+
+    wait_until(lambda: ready(amqp, held) == 1)
+    assert (ready(amqp, "shop.mended"), set(vhost.queues()) - {held}) == (1, NEW)
+
+
+@pytest.mark.usefixtures("renamed")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recreate", "shop.broken"], "No handler has the queue 'shop.broken' any more. Name where its messages go"),
+        (["--recreate", "shop.broken", "--move-to", "nowhere"], "There is no queue 'nowhere'."),
+        (["--recreate", "shop.never", "--move-to", "shop.mended"], "There is no queue 'shop.never'."),
+        (["--recreate", "shop.broken", "--move-to", "shop.mended.parked"], "'shop.mended.parked' is a parked queue"),
+    ],
+)
+def test_where_its_messages_go_has_to_be_said(words: list[str], said: str, vhost: Vhost) -> None:
+    ran = run("rmq_declare", *words, "--yes")
+
+    assert (ran.code, ran.err[: len(said)]) == (Exit.USAGE, said)
+    assert set(vhost.queues()) == NEW | OLD
+
+
+def test_what_was_declared_before_a_refusal_is_named(renamed: Named, amqp: BlockingChannel) -> None:
+    renamed("shop.fresh")
+    amqp.basic_consume("shop.broken", lambda *_: None)
+    ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.fresh", "--yes")
+
+    assert ran.code != Exit.DONE
+    assert "Declared before this, and kept: shop.fresh, " in ran.err
+
+
+@pytest.mark.usefixtures("renamed")
+def test_an_old_consumer_is_no_problem_and_keeps_its_queues(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "shop.broken.retry.10s")
+    put(amqp, "shop.broken")
+    amqp.basic_qos(prefetch_count=1)
+    amqp.basic_consume("shop.broken", lambda *_: None)
+
+    assert run("rmq_status", "--check").out == "OK\n"
+    assert run("rmq_declare", "--prune", "--yes").code == Exit.DONE
+    assert run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes").code == Exit.DRIFT
+    assert set(vhost.queues()) == NEW | OLD
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_parked_queue_whose_work_queue_others_read_is_moved_alone(amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "shop.broken.parked")
+    amqp.basic_consume("shop.broken", lambda *_: None)
+    move = ("rmq_declare", "--recreate", "shop.broken.parked", "--move-to")
+    said = f"abandoned, 1 message, nobody consumes it: manage.py {' '.join(move)} NEW"
+
+    assert run("rmq_status", "--check").out == f"FAIL shop.broken.parked: {said}\n"
+    assert run(*move, "shop.mended", "--yes").code == Exit.DONE
+    assert (ready(amqp, "shop.mended.parked"), "shop.broken" in vhost.queues()) == (1, True)
+
+
+@pytest.mark.usefixtures("renamed")
+@pytest.mark.parametrize("more", [[], ["--force"]])
+def test_all_leaves_a_former_queue_to_its_new_consumers(more: list[str], amqp: BlockingChannel, vhost: Vhost) -> None:
+    put(amqp, "shop.broken.parked")
+    put(amqp, "shop.broken")
+    amqp.basic_qos(prefetch_count=1)
+    amqp.basic_consume("shop.broken", lambda *_: None)
+
+    assert ["shop.broken", "work", "handed over"] in [
+        [line[0], line[1], line[4].removeprefix("! ").split(",")[0]]
+        for line in run("rmq_status").lines
+        if line[0] in OLD
+    ]
+    ran = run("rmq_delete", "--all", *more, "--yes")
+    assert (ran.code, set(vhost.queues()), known()) == (Exit.PARTLY, OLD, OLD)
+    assert (
+        "Queue 'shop.broken.parked' was kept: no handler of this project has it, and 'shop.broken' is consumed. "
+        "Delete it by name: manage.py rmq_delete shop.broken.parked --force\n"
+    ) in ran.out
+
+    assert run("rmq_delete", "shop.broken", "--yes").code == Exit.DRIFT
+    assert set(vhost.queues()) == OLD
+    assert run("rmq_delete", "shop.broken", "--force", "--yes").code == Exit.DONE
+    assert (set(vhost.queues()), known()) == (set(), set())
+
+
+def test_old_waiting_queues_are_pruned_without_a_management_api(
+    named: Named, amqp: BlockingChannel, vhost: Vhost
+) -> None:
+    with registry.isolated():
+
+        @handler("shop.mended", policy=RetryThenPark(attempts=4, backoff=Exponential(10, factor=3)))
+        def mend(message: Delivery) -> None:
+            """Nothing."""
+
+        run("rmq_declare")
+    named("shop.mended")
+    put(amqp, "shop.mended.retry.90s")
+
+    ran = run("rmq_declare", "--prune", "--yes")
+
+    assert ran.code == Exit.PARTLY
+    assert ["Queue 'shop.mended.retry.30s' was deleted."] in ran.lines
+    assert "Queue 'shop.mended.retry.90s' was kept: it holds 1 message." in ran.out
+    assert set(vhost.queues()) == known() == {*NEW, "shop.mended.retry.90s"}
+
+
+@pytest.mark.usefixtures("renamed")
+@pytest.mark.parametrize("part", ["vhost", "broker", "project"])
+def test_what_was_declared_elsewhere_is_not_taken_for_abandoned(part: str, vhost: Vhost) -> None:
+    for row in Declared.objects.filter(name__in=OLD):
+        setattr(row, part, "another")
+        row.digest = Declared.digest_of(row.project, row.broker, row.vhost, row.kind, row.name)
+        row.save()
+
+    assert [line for line in run("rmq_status").lines if line[0] in OLD] == []
+    assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
+    assert run("rmq_declare", "--prune", "--yes").code == Exit.DONE
+    assert set(vhost.queues()) == NEW | OLD
+    assert known() == NEW | OLD
+
+
+@pytest.mark.usefixtures("renamed")
+def test_one_that_is_gone_is_not_shown_and_forgotten_when_something_is_declared(amqp: BlockingChannel) -> None:
+    for name in OLD:
+        amqp.queue_delete(name)
+
+    assert [line for line in run("rmq_status").lines if line[0] in OLD] == []
+    assert known() == NEW | OLD
+    run("rmq_declare")
+    assert known() == NEW
+
+
+@pytest.mark.usefixtures("renamed")
+def test_one_that_belongs_to_others_now_is_forgotten(named: Named, vhost: Vhost) -> None:
+    named("shop.mended", park=Queue("shop.broken", existing=True))
+    assert run("rmq_delete", "shop.broken", "--yes").code == Exit.USAGE
+
+    run("rmq_declare")
+    named("shop.mended")
+    assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
+
+    assert set(vhost.queues()) == {"shop.broken"}
+
+
+@pytest.mark.usefixtures("renamed")
+def test_all_is_also_what_was_declared_before(vhost: Vhost) -> None:
+    assert run("rmq_delete", "--all", "--yes").code == Exit.DONE
+    assert (set(vhost.queues()), Declared.objects.count()) == (set(), 0)
+
+
+def test_each_row_says_what_where_and_when(named: Named, vhost: Vhost) -> None:
+    shop = Exchange("shop", "topic")
+    named(Queue("shop.mended", max_length=9, bindings=[shop.bind("a.#")]))
+    run("rmq_declare")
+    first = Declared.objects.get(name="shop.mended")
+    run("rmq_declare")
+    again = Declared.objects.get(name="shop.mended")
+    parked, exchange = Declared.objects.get(name="shop.mended.parked"), Declared.objects.get(kind="exchange")
+
+    assert (again.pk, again.first_at, again.last_at > first.last_at) == (first.pk, first.first_at, True)
+    assert (again.vhost, again.role, again.home, again.version) == (vhost.name, "work", "", "0.1.0")
+    assert (again.arguments["x-max-length"], again.bindings) == (9, [["shop", "a.#", {}]])
+    assert (parked.role, parked.home, exchange.name) == ("parked", "shop.mended", "shop")
+    assert "guest" not in again.broker
+
+
+def test_a_database_without_its_tables_costs_a_sentence_only(
+    named: Named, vhost: Vhost, url: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named("shop.mended")
+    monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
+    declared = run("rmq_declare")
+
+    assert (declared.code, set(vhost.queues())) == (Exit.DONE, NEW)
+    assert declared.err == (
+        "What was declared is not remembered in the database: the tables are missing in 'default': manage.py migrate\n"
+    )
+    deleted = run("rmq_delete", "shop.mended.parked", "--yes")
+    assert (deleted.code, deleted.err) == (
+        Exit.DONE,
+        "What was declared before cannot be looked up: the tables are missing in 'default': manage.py migrate\n",
+    )
+    url.RMQ_RETRY = {**url.RMQ_RETRY, "RECORDS": False}
+    assert run("rmq_declare").err == ""
+
+
+@pytest.mark.usefixtures("renamed")
+def test_the_admin_sees_it_as_well(amqp: BlockingChannel) -> None:
+    put(amqp, "shop.broken")
+    broker_look.forget()
+    broker_look.look()
+    broker_look.remember(rows())
+    seen = broker_look.look()
+    broker_look.forget()
+    told = {level.queue: (level.problems, level.remark) for level in seen.levels if level.abandoned}
+
+    empty = ((), "abandoned, empty: manage.py rmq_delete shop.broken")
+    assert told == {
+        "shop.broken": (
+            ("abandoned, 1 message, nobody consumes it: manage.py rmq_declare --recreate shop.broken --move-to NEW",),
+            "",
+        ),
+        "shop.broken.retry.10s": empty,
+        "shop.broken.suspects": empty,
+        "shop.broken.parked": empty,
+    }

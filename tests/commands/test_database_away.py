@@ -1,0 +1,83 @@
+"""A command whose database is away says so, and what to do, in one sentence."""
+
+import io
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError
+from django.db import DatabaseError, connection, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import ConnectionHandler
+
+from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from tests.shop.running import Shop
+from tests.tooling import databases
+from tests.tooling.filled import Own
+
+COMMANDS = ("rmq_parked list", "rmq_relay list", "rmq_relay --burst", "rmq_queue list", "rmq_held list", "rmq_roles")
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    """One that needs no broker."""
+    return Shop(url="amqp://app:sesame@127.0.0.1:1/", notes=tmp_path / "notes")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", databases.KINDS)
+def test_a_command_names_the_database_that_does_not_answer(shop: Shop, kind: str, command: str) -> None:
+    if why := databases.KINDS[kind].undriven():
+        pytest.skip(why)
+    closed = {**databases.KINDS[kind].settings(), "HOST": "127.0.0.1", "PORT": "1"}
+    told = shop.run(*command.split(), given="ACC-1\n", **Own(settings=closed).environment)
+
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith("CommandError: The database 'default' does not answer (")
+    assert told.stderr.endswith("). Start it, or correct DATABASES['default'] in the settings.\n")
+    assert told.stderr.count("\n") == 1
+
+
+class Asking(RmqCommand):
+    """Asks a database."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, sql: str = "SELECT 1") -> None:
+        super().__init__(stdout=io.StringIO(), stderr=io.StringIO())
+        self._connection, self._sql = connection, sql
+
+    def run(self, _options: Options) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._sql)
+
+
+@pytest.mark.django_db
+def test_of_several_databases_the_one_that_is_away_is_named() -> None:
+    kind = databases.KINDS[databases.POSTGRESQL]
+    if why := kind.undriven():
+        pytest.skip(why)
+    closed = {**kind.settings(), "HOST": "127.0.0.1", "PORT": "1"}
+    both = ConnectionHandler({"default": databases.settings(databases.SQLITE), "ledger": closed})
+
+    with pytest.raises(CommandError, match=r"^The database 'ledger' does not answer") as raised:
+        Asking(both["ledger"]).handle()
+
+    assert raised.value.returncode == Exit.ERROR
+
+
+@pytest.mark.django_db
+@pytest.mark.database
+def test_a_connection_that_the_database_ends_is_one_sentence(own_database: Own) -> None:
+    kill = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
+    asked = ConnectionHandler({"default": own_database.settings})["default"]
+    if asked.vendor not in kill:
+        pytest.skip("nobody is between a process and its file")
+
+    with pytest.raises(CommandError, match=r"^The database 'default' does not answer"):
+        Asking(asked, kill[asked.vendor]).handle()
+    asked.close()
+
+
+@pytest.mark.django_db
+@pytest.mark.database
+def test_an_error_of_a_database_that_answers_stays_a_traceback() -> None:
+    with pytest.raises(DatabaseError, match="nowhere"), transaction.atomic():
+        Asking(connection, "SELECT * FROM nowhere").handle()

@@ -1,0 +1,165 @@
+"""Lists of keys on the command line: what became of each, exactly these, and all but these."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from django_rmq_retry.models import KeyList, OperatorAction, RequeueRun, State
+from tests.commands.running import Ran
+from tests.commands.test_rmq_parked import parked
+from tests.operating.made import again, group, record
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
+
+
+def written(folder: Path, text: str | bytes) -> str:
+    path = folder / "keys.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_the_answer_is_one_command_away(tmp_path: Path) -> None:
+    one, two = record(key="PAY-1"), record(key="PAY-2", state=State.PROCESSED)
+    told = parked("keys", written(tmp_path, "PAY-2,PAY-1;pay-1"))
+
+    assert told.lines == [
+        ["KEY", "ANSWER", "ID", "STATE", "RUN", "DIFFERS IN CASE"],
+        ["PAY-2", "not open", str(two.pk), "processed", "-", "-"],
+        ["PAY-1", "found", str(one.pk), "parked", "-", "-"],
+        ["pay-1", "not found", "-", "-", "-", "PAY-1"],
+    ]
+    assert told.code == 5
+    assert not KeyList.objects.exists()
+
+
+@pytest.mark.parametrize(("text", "code"), [("PAY-1", 0), ("PAY-1 PAY-9", 5), ("PAY-2", 5), ("PAY-9", 6)])
+def test_its_exit_code_says_whether_all_were_found(text: str, code: int) -> None:
+    record(key="PAY-1")
+    record(key="PAY-2", state=State.DISCARDED)
+
+    assert parked("keys", "-", given=text.encode()).code == code
+
+
+def test_exactly_these_are_discarded_and_the_answer_is_told() -> None:
+    one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
+    told = parked("discard", "--keys-from", "-", "--why", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
+
+    assert (told.out, told.code) == ("2 messages discarded.\n", 5)
+    assert "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 not open.\n  not found: PAY-9" in told.err
+    assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
+
+
+def test_all_but_these_are_discarded(tmp_path: Path) -> None:
+    cause = group("bank")
+    paid, other = record(key="PAY-1", group=cause), record(key="PAY-2", group=cause)
+    words = ("discard", "--group", str(cause.pk), "--except-from", written(tmp_path, "PAY-1"), "--why", "test", "--yes")
+    told = parked(*words)
+
+    assert (told.out, told.code) == ("1 message discarded.\n", 0)
+    assert told.err.startswith("1 message left out by 1 key.\n")
+    assert (again(paid).state, again(other).state) == ("parked", "discarded")
+    assert OperatorAction.objects.get().facts["selection"]["filter"]["except_keys"]["count"] == 1
+
+
+def test_a_key_that_keeps_nothing_out_is_told_and_ends_with_partly(tmp_path: Path) -> None:
+    record(key="PAY-1")
+    told = parked("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
+
+    assert told.code == 5
+    assert "not found, so nothing is left out for it: pay-1\n  differs in case only: pay-1 → PAY-1" in told.err
+
+
+@pytest.mark.parametrize("option", ["--all", "--group {group}", "--selection {token}", "{one} {two}"])
+def test_all_but_these_of_any_choice(option: str, tmp_path: Path) -> None:
+    one, two = record(key="PAY-1"), record(key="PAY-2")
+    token = parked("discard", "--all", "--why", "test", "--dry-run", "--json").data["selection"]
+    words = option.format(group=one.group_id, token=token, one=one.pk, two=two.pk).split()
+    told = parked("discard", *words, "--except-from", written(tmp_path, "PAY-2"), "--why", "test", "--yes")
+
+    assert told.out == "1 message discarded.\n"
+    assert (again(one).state, again(two).state) == ("discarded", "parked")
+
+
+def test_a_token_of_a_dry_run_means_the_same_without_some(tmp_path: Path) -> None:
+    one, two = record(key="PAY-1"), record(key="PAY-2")
+    dry = parked(
+        "discard", "--all", "--except-from", written(tmp_path, "PAY-2"), "--why", "test", "--dry-run", "--json"
+    )
+    late = record(key="PAY-3")
+    parked("discard", "--selection", dry.data["selection"], "--why", "test", "--yes")
+
+    assert (dry.data["count"], dry.data["except"]["messages"], dry.data["keys"]) == (1, 1, None)
+    assert [again(row).state for row in (one, two, late)] == ["discarded", "parked", "parked"]
+
+
+def test_a_token_that_leaves_keys_out_takes_no_other_keys_to_leave_out(tmp_path: Path) -> None:
+    paid, open_one = record(key="PAY-1"), record(key="PAY-2")
+    words = ("discard", "--why", "test")
+    dry = parked(*words, "--all", "--except-from", written(tmp_path, "PAY-1"), "--dry-run", "--json")
+    told = parked(*words, "--selection", dry.data["selection"], "--except-from", written(tmp_path, "PAY-2"), "--yes")
+
+    assert told.code == 2
+    assert told.err.startswith("This selection leaves keys out already")
+    assert [again(row).state for row in (paid, open_one)] == ["parked", "parked"]
+
+
+def test_a_requeue_has_exactly_these(tmp_path: Path) -> None:
+    one, held = record(key="PAY-1"), record(key="PAY-2", state=State.ON_HOLD)
+    record(key="PAY-3")
+    keys = written(tmp_path, "PAY-1\nPAY-2")
+    parked("requeue", "--keys-from", keys, "--planned", "--yes")
+    parked("requeue", "--keys-from", keys, "--state", "on_hold", "--planned", "--yes")
+    runs = RequeueRun.objects.order_by("pk")
+
+    assert [[item.message_id for item in run.items.all()] for run in runs] == [[one.pk], [held.pk]]
+
+
+def test_an_export_and_a_list_have_exactly_these(tmp_path: Path) -> None:
+    record(key="PAY-1")
+    record(key="PAY-2")
+    keys = written(tmp_path, "PAY-2")
+
+    assert [json.loads(line)["business_key"] for line in parked("export", "--keys-from", keys).out.splitlines()] == [
+        "PAY-2"
+    ]
+    assert [one["business_key"] for one in parked("list", "--except-from", keys, "--json").data["items"]] == ["PAY-1"]
+
+
+@pytest.mark.parametrize("text", ["PAY-1\r\nPAY-2".encode("utf-16"), b"\xef\xbb\xbfPAY-1\nPAY-2", b'"PAY-1";"PAY-2"'])
+def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
+    record(key="PAY-1")
+    record(key="PAY-2")
+
+    assert parked("keys", written(tmp_path, text)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        ("discard --why test --keys-from /nowhere", b"", "/nowhere cannot be read: No such file or directory."),
+        ("discard --why test --keys-from -", b"\xff\xfe\xff", "- is no UTF-8 text."),
+        ("discard --why test --keys-from -", b"\xfc", "- is no UTF-8 text."),
+        ("discard --why test --keys-from -", b" \n", "There is no key in -."),
+        ("discard --why test --all --except-from -", b"", "There is no key in -."),
+        ("discard --why test --keys-from - --except-from -", b"x", "Only one of them can be read from stdin."),
+        ("discard --why test - --except-from -", b"x", "Only one of them can be read from stdin."),
+        ("discard --why test 7 --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
+        ("discard --why test --all --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
+        ("discard --why test --except-from -", b"x", "Say which messages: numbers, a filter, --keys-from or --all."),
+        (
+            "keys -",
+            b"payment,amount\nPAY-1,100\n",
+            "The text is a table of 2 columns with the header “payment, amount”.",
+        ),
+        ("discard --why test --keys-from -", b"payment;amount\nx;7\n", "Give only the column of the keys, one key per"),
+        ("discard --why test --all --except-from -", b"key\tsum\nx\t7\n", "Give only the column of the keys, one key"),
+        ("keys -", b"x," * 10 + b"\n".join(b"%d" % n for n in range(10_001)), "The list has 10002 keys; at most 10000"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(words: str, given: bytes, said: str) -> None:
+    record(key="x")
+    told: Ran = parked(*words.split(), given=given)
+
+    assert (told.code, OperatorAction.objects.count()) == (2, 0)
+    assert said in told.err

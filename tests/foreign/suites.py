@@ -1,0 +1,104 @@
+"""The suites: how the copy of a source is led to the broker's port, and which commands run its tests."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.foreign.sources import AMQPLIB, AMQPSTORM, PIKA, Missing, Source, python
+
+_REPORTER = Path(__file__).with_name("reporter.mjs")
+PYTEST = re.compile(r"^(?P<test>\S+::\S+) (?:(?P<end>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b)?")
+NODE = re.compile(r"^(?P<end>start|pass|fail|skip) (?P<test>.+)$")
+_STORM = ("basic", "exchange", "generic", "legacy", "queue", "reliability", "tx")
+_CLEAN = '''
+
+def clean(names, queue=False, exchange=False):
+    """By AMQP, since not every broker has a management API."""
+    with Connection(HOST, USERNAME, PASSWORD) as connection, connection.channel() as channel:
+        for name in names:
+            if queue:
+                channel.queue.delete(name)
+            if exchange:
+                channel.exchange.delete(name)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """One project's tests; `line` finds in the output which test begins or ends."""
+
+    name: str
+    source: Source
+    prepare: Callable[[Path, int], None]
+    commands: Callable[[], Sequence[Sequence[str]]]
+    line: re.Pattern[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _changed(folder: Path, files: str, old: str, new: str) -> None:
+    """Replace in the copy; a source without the words is not the one that this was written for."""
+    found = [path for path in sorted(folder.glob(files)) if old in path.read_text()]
+    if not found:
+        raise Missing(f"No file {files} of {folder.name} has the words {old!r} any more: tests/foreign/suites.py.")
+    for path in found:
+        path.write_text(path.read_text().replace(old, new))
+
+
+def _pika(folder: Path, port: int) -> None:
+    _changed(folder, "tests/*/*.py", "5672", str(port))
+
+
+def _amqpstorm(folder: Path, port: int) -> None:
+    _changed(folder, "amqpstorm/connection.py", "5672", str(port))
+    _changed(folder, "amqpstorm/tests/__init__.py", "rmq.eandersson.net:5672", f"127.0.0.1:{port}")
+    utility = folder / "amqpstorm/tests/functional/utility.py"
+    _changed(folder, "amqpstorm/tests/functional/utility.py", "'timeout', 1)", "'timeout', 10)")
+    utility.write_text(utility.read_text() + _CLEAN)
+
+
+def _amqplib(folder: Path, port: int) -> None:
+    for end in ("'", "?"):
+        _changed(folder, "test/*.test.js", f"amqp://localhost{end}", f"amqp://localhost:{port}{end}")
+    _changed(folder, "test/connect.test.js", "amqp://[::1]", f"amqp://[::1]:{port}")
+    _changed(folder, "test/connect.test.js", "hostname: 'localhost' }", f"hostname: 'localhost', port: {port} }}")
+
+
+def _pytest(*words: str) -> list[str]:
+    return [str(python()), "-m", "pytest", "-v", "--tb=short", "-c", "/dev/null", "--rootdir", ".", *words]
+
+
+SUITES = (
+    Suite(
+        name="pika",
+        source=PIKA,
+        prepare=_pika,
+        commands=lambda: [
+            # The tests for twisted need nose, which runs on no Python of today; those of the loops need no broker.
+            _pytest("-o", "python_files=*_test.py *_tests.py", f"tests/acceptance/{name}.py")
+            for name in ("async_adapter_tests", "blocking_adapter_test", "enforce_one_basicget_test")
+        ],
+        line=PYTEST,
+    ),
+    Suite(
+        name="amqpstorm",
+        source=AMQPSTORM,
+        prepare=_amqpstorm,
+        commands=lambda: [
+            # Not the tests of the management API, of web consumers, which need it, and of TLS.
+            _pytest(*(f"amqpstorm/tests/functional/test_{name}.py" for name in _STORM))
+        ],
+        line=PYTEST,
+        environment={"AMQP_HOST": "127.0.0.1", "AMQP_USERNAME": "guest", "AMQP_PASSWORD": "guest"},
+    ),
+    Suite(
+        name="amqplib",
+        source=AMQPLIB,
+        prepare=_amqplib,
+        commands=lambda: [
+            ["node", f"--test-reporter={_REPORTER}", "--test-reporter-destination=stdout", f"test/{name}.test.js"]
+            for name in ("channel_api", "callback_api", "connect", "recovery")
+        ],
+        line=NODE,
+    ),
+)

@@ -1,0 +1,37 @@
+"""What an error of MariaDB means does not depend on the version of its driver."""
+
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from django_rmq_retry.models.server import clashed, uncertain
+
+
+class FromServer(Exception):
+    """As PyMySQL 1.2 raises it: the number stands first, and the state beside it."""
+
+    def __init__(self, number: int, sqlstate: Any) -> None:
+        super().__init__(number, "said by the server")
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "told"),
+    [
+        (1205, "HY000", (True, False)),
+        (1020, "HY000", (True, False)),
+        (1213, "40001", (True, False)),
+        (1927, "70100", (False, True)),
+        (1053, "08S01", (False, True)),
+        (1146, "42S02", (False, False)),
+    ],
+)
+@pytest.mark.parametrize("with_state", [True, False])
+def test_an_sqlstate_beside_the_number_changes_nothing(
+    number: int, state: str, told: tuple[bool, bool], *, with_state: bool
+) -> None:
+    error = OperationalError(number)
+    error.__cause__ = FromServer(number, state if with_state else None)
+
+    assert (clashed(error), uncertain(error)) == told

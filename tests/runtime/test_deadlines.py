@@ -1,0 +1,259 @@
+"""A deadline ends the handler that is late, and touches nothing that follows it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq_retry.consumer import deadlines as room
+from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
+from django_rmq_retry.errors import DeadlineExceeded
+from django_rmq_retry.handlers.attempt import Unready
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.policies.policy import RetryThenPark
+from tests.core.made import delivery, subscription
+from tests.tooling.waiting import wait_until
+
+Act = Callable[[Delivery], object]
+
+
+def limited(deadlines: Deadlines, act: Act, timeout: float, **options: Any) -> Subscription:
+    """A handler with a deadline."""
+    found = replace(subscription(RetryThenPark(), name="charge"), run=act, timeout=timeout, **options)
+    return deadlines.limited(intakes([found])[0]).subscriptions[0]
+
+
+def turn(_: object = None) -> None:
+    while True:
+        pass
+
+
+def turn_for(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_handler_that_is_late_is_ended() -> None:
+    interrupted: list[int] = []
+    deadlines = Deadlines(lambda: interrupted.append(threading.get_ident()))
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        limited(deadlines, turn, 0.05).run(delivery())
+
+    assert str(caught.value) == "Handler charge ran for longer than its timeout of 0.05 s"
+    assert [entry.name for entry in caught.traceback][-1] == "turn"
+    assert interrupted == [threading.get_ident()]
+    assert deadlines.hung == []
+
+
+def test_a_handler_in_time_knows_nothing_of_it() -> None:
+    assert limited(Deadlines(), lambda _: "done", 5).run(delivery()) == "done"
+
+
+def test_catching_every_exception_does_not_swallow_a_deadline() -> None:
+    def act(_: Delivery) -> None:
+        try:
+            turn()
+        except Exception:  # noqa: BLE001 - the mistake
+            pytest.fail("it was swallowed")
+
+    with pytest.raises(DeadlineExceeded):
+        limited(Deadlines(), act, 0.05).run(delivery())
+
+
+def test_a_handler_that_catches_its_deadline_has_succeeded_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def act(_: Delivery) -> str:
+        try:
+            turn()
+        except DeadlineExceeded:
+            return "tidied up"
+        raise AssertionError
+
+    with caplog.at_level(logging.WARNING, "django_rmq_retry"):
+        assert limited(Deadlines(), act, 0.05).run(delivery()) == "tidied up"
+    assert caplog.messages == [
+        "Handler charge returned after its deadline of 0.05 s: it caught DeadlineExceeded, or was about to end."
+    ]
+
+
+def test_what_a_handler_makes_of_its_deadline_is_its_error() -> None:
+    def act(_: Delivery) -> None:
+        try:
+            turn()
+        except DeadlineExceeded as late:
+            raise ConnectionError("the bank is slow") from late
+
+    with pytest.raises(ConnectionError):
+        limited(Deadlines(), act, 0.05).run(delivery())
+
+
+def test_at_the_very_moment_of_the_deadline_nothing_is_raised_after_the_handler() -> None:
+    """Whether it ends by itself or is ended: once ``run`` has come back, its thread is left alone."""
+    deadlines = Deadlines()
+    ended = {"returned": 0, "late": 0}
+
+    def attempts(share: float) -> None:
+        charge = limited(deadlines, lambda _: turn_for(0.01 * share), 0.01)
+        for _ in range(60):
+            try:
+                charge.run(delivery())
+            except DeadlineExceeded:
+                ended["late"] += 1
+            else:
+                ended["returned"] += 1
+            turn_for(0.002)
+
+    threads = [threading.Thread(target=attempts, args=(share,)) for share in (0.9, 0.98, 1.02, 1.1, 3.0)]
+    failures: list[object] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        threading.excepthook = hook
+
+    assert failures == []
+    assert sum(ended.values()) == 300
+    assert ended["late"] >= 60
+    assert deadlines._armed == deadlines._expired == {}
+
+
+def test_one_that_hangs_is_found_and_its_message_can_be_taken_from_it() -> None:
+    deadlines = Deadlines()
+    held, ended = threading.Lock(), []
+    held.acquire()
+
+    def act(_: Delivery) -> None:
+        held.acquire()
+
+    def attempt() -> None:
+        try:
+            limited(deadlines, act, 0.05).run(delivery(body=b"1"))
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            ended.append(type(error))
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    [run] = wait_until(lambda: deadlines.hung)
+    error = run.error()
+    taken = deadlines.abandon(run), deadlines.abandon(run)
+    held.release()
+    thread.join(5)
+
+    assert (run.delivery.body, taken, ended) == (b"1", (True, False), [HandlerAbandoned])
+    assert str(error) == "Handler charge was stuck beyond twice its timeout of 0.05 s"
+    assert error.__traceback__ is not None
+    assert error.__traceback__.tb_frame.f_code is act.__code__
+
+
+def test_a_handler_within_a_handler_has_the_deadline_of_the_outer_one() -> None:
+    deadlines = Deadlines()
+    inner = limited(deadlines, lambda _: turn_for(0.1), 0.01)
+
+    assert limited(deadlines, inner.run, 5).run(delivery()) is None
+
+
+def test_an_async_handler_is_watched_and_not_interrupted() -> None:
+    deadlines = Deadlines()
+
+    assert limited(deadlines, lambda _: turn_for(0.1), 0.02, asynchronous=True).run(delivery()) is None
+
+
+def test_the_watcher_ends_when_nothing_runs_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "IDLE", 0.01)
+    deadlines = Deadlines()
+    charge = limited(deadlines, turn, 0.02)
+
+    for _ in range(3):
+        with pytest.raises(DeadlineExceeded):
+            charge.run(delivery())
+        wait_until(lambda: deadlines._watcher is None)
+
+
+@pytest.fixture
+def unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that ends a thread stays there."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+
+def test_a_watcher_that_cannot_start_costs_no_attempt_and_no_later_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    deadlines, caught = Deadlines(), []
+    charge = limited(deadlines, turn, 0.05)
+
+    def attempt() -> None:
+        for _ in range(2):
+            try:
+                charge.run(delivery())
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                caught.append(error)
+                patch.undo()
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    started = thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        started()
+        thread.join(10)
+
+    assert [type(error) for error in caught] == [Unready, DeadlineExceeded]
+    assert str(caught[0]) == "No thread can be started to watch the deadline of handler charge: can't start new thread."
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_watcher_that_cannot_be_replaced_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    deadlines = Deadlines()
+
+    def outlive(_: Delivery) -> None:
+        watcher = deadlines._watcher
+        assert watcher is not None
+        watcher.join(10)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            for _tick in range(3):
+                deadlines.keep_watch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Deadlines, "_watch", lambda _self: None)
+        limited(deadlines, outlive, 60).run(delivery())
+
+    said = "No thread can be started to watch the deadline of handler charge: can't start new thread."
+    assert caplog.messages == [f"{said} Tried again each second until it can."]
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_watcher_that_has_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Deadlines, _run: Run) -> None:
+        raise MemoryError
+
+    deadlines = Deadlines()
+    ended: list[bool] = []
+
+    def outlive(_: Delivery) -> None:
+        watcher = deadlines._watcher
+        assert watcher is not None
+        watcher.join(10)
+        ended.append(watcher.is_alive())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Deadlines, "_expire", fail)
+        limited(deadlines, outlive, 0.02).run(delivery())
+
+    assert ended == [False]
+    with pytest.raises(DeadlineExceeded):
+        limited(deadlines, lambda _: turn_for(10), 0.05).run(delivery())

@@ -1,0 +1,133 @@
+"""Every header that means something, made up: a message that bears it is retried and parked as any other."""
+
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_rmq_retry.amqp.frames import check_writable
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
+from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.message import Delivery, Message, Tell
+from django_rmq_retry.messages.parked import ROOM, Original, read_parked, requeued, set_aside
+from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.policies.backoff import Fixed
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.topology.queues import Exchange, Queue
+from tests.core.hostile import NAMES, headers
+from tests.core.made import NOW, subscription
+
+BODY = b'{"id": 7}'
+MOST = 12
+LONG = {"rmq-retry-wait: 31 bits", "rmq-retry-wait: 63 bits"}
+"""A sender may have its own message wait for years, from queue to queue."""
+QUEUE = Queue("payments", bindings=[Exchange("events", "topic").bind("#")])
+POLICIES: dict[str, Policy] = {
+    "ladder": RetryThenPark(attempts=3, backoff=Fixed(30), via=Ladder()),
+    "dead letter": RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="later", after=30)),
+    "wait queue": RetryThenPark(attempts=3, backoff=Fixed(30), via=WaitQueue(Exchange("wait", "fanout"), "waiting")),
+    "requeue": RetryThenPark(attempts=2, backoff=Fixed(1), via=Requeue()),
+    "republish": RetryThenPark(attempts=3, backoff=Fixed(1), via=Republish()),
+    "ack first": RetryThenPark(attempts=3, backoff=Fixed(1), via=AckFirst()),
+    "native": RetryThenPark(attempts=3, via=Native(1)),
+    "one shot": OneShot(park=True),
+    "line": StopTheLine(attempts=3),
+}
+
+
+class Broken(Exception):
+    """What the handler always raises."""
+
+
+class Book:
+    """A journal."""
+
+    notes_acks = False
+
+    def __init__(self) -> None:
+        self.notes: list[FinishedAttempt] = []
+
+    def note(self, attempt: FinishedAttempt) -> None:
+        self.notes.append(attempt)
+
+
+def failing(_: Delivery) -> None:
+    raise Broken("again")
+
+
+def delivered(body: bytes, raw: bytes, *, redelivered: bool) -> Delivery:
+    return Delivery(queue="payments", body=body, raw=raw, exchange="", routing_key="payments", redelivered=redelivered)
+
+
+def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Message:
+    """The parked copy of a message whose handler fails each time; as the broker would, each copy is delivered."""
+    book = Book()
+    around = Surroundings(
+        around=nullcontext, journal=book, clock=lambda: 1.0, today=lambda: NOW, chance=lambda: 0.5, check=check_writable
+    )
+    one = subscription(policy, queue=QUEUE)
+    object.__setattr__(one, "run", failing)
+    attempts = Attempts(intakes([one]), around)
+    delivery = delivered(BODY, raw, redelivered=redelivered)
+    for _ in range(MOST):
+        settlement = attempts.settlement(delivery)
+        reasons = [note.verdict.reason for note in book.notes]
+        assert "cannot be settled" not in reasons, book.notes[-1].verdict.detail
+        copy = settlement.copy
+        if copy is None:
+            assert settlement.tell is not Tell.ACK
+            delivery.redelivered, delivery.attempt = True, delivery.attempt + 1
+            continue
+        encode_properties(copy.properties)
+        if copy.routing_key == "payments.parked":
+            assert reasons.count(None) == len(reasons) - 1
+            return copy
+        delivery = delivered(copy.body, encode_properties(copy.properties), redelivered=False)
+    raise AssertionError(f"after {MOST} deliveries it is not parked")
+
+
+def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
+    """Through retries, the parked queue, its record's reading, a requeue, and the queue beside the parked one."""
+    raw = encode_properties(Properties(message_id="m-1", headers=Headers(table)))
+    copy = parked_in_the_end(policy, raw, redelivered=redelivered)
+    arrival = delivered(copy.body, encode_properties(copy.properties), redelivered=False)
+    arrival.queue = "payments.parked"
+    found = read_parked(arrival, {"payments.parked": "payments"})
+
+    assert (found.body, found.queue, found.parked_in) == (BODY, "payments", "payments.parked")
+    assert found.reason in {"retries exhausted", "cannot decode headers", "permanent error", "stopped its worker"}
+    original = Original(
+        body=found.body, raw=found.raw, exchange=found.exchange, routing_key=found.routing_key, message_id="m-1"
+    )
+    check_writable(requeued(original, queue="payments", ticket="t"))
+    check_writable(set_aside(arrival, "no database", queue="aside"))
+
+
+@pytest.mark.parametrize("redelivered", [False, True], ids=["new", "redelivered"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_no_header_keeps_a_message_from_being_parked(policy: Policy, redelivered: bool) -> None:
+    for name in NAMES:
+        for told, table in headers(name):
+            if told in LONG:
+                continue
+            try:
+                check(policy, table, redelivered=redelivered)
+            except BaseException as error:
+                error.add_note(told)
+                raise
+
+
+ALL = [table for name in NAMES for told, table in headers(name) if told not in LONG]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(ALL), min_size=2, max_size=6), st.sampled_from(sorted(POLICIES)), st.booleans())
+def test_nor_do_several_together(tables: list[bytes], policy: str, redelivered: bool) -> None:
+    table = b"".join(tables)
+
+    # The broker takes no more in a frame.
+    check(POLICIES[policy], table if len(table) < ROOM else tables[0], redelivered=redelivered)

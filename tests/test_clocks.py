@@ -1,0 +1,387 @@
+"""A host whose clock is wrong: what the database keeps, delays and deletes by time goes by the database's clock."""
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Model
+from django.utils import timezone
+
+from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler
+from django_rmq_retry.admin.broker_look import Look
+from django_rmq_retry.admin.status import alarms
+from django_rmq_retry.consumer import assembly
+from django_rmq_retry.consumer.consumer import Limits
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers import registry
+from django_rmq_retry.inbox.once import once
+from django_rmq_retry.inbox.retention import Ageing
+from django_rmq_retry.management import broker_status
+from django_rmq_retry.models import (
+    Attempt,
+    Declared,
+    ErrorGroup,
+    InboxEntry,
+    OutboxMessage,
+    ParkedMessage,
+    State,
+    server,
+)
+from django_rmq_retry.parked import retention
+from django_rmq_retry.parked.findings import report
+from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.retention import purge, purge_audit
+from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.parked.store import Store
+from django_rmq_retry.parked.survey import survey
+from django_rmq_retry.publishing import relay
+from django_rmq_retry.publishing.outbox import keep
+from tests.commands.running import run
+from tests.core.made import arrived, delivery
+from tests.records.arrivals import HOMES
+from tests.records.made import parked
+from tests.tooling.clocks import DAY, YEAR, shifted
+from tests.tooling.waiting import wait_until
+
+pytestmark = [pytest.mark.database, pytest.mark.django_db]
+WRONG = [8 * YEAR, -300 * DAY, 3600.0, -3600.0]
+SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "60 min ahead of", "60 min behind"), strict=True))
+UNTIL = "Nothing is deleted by age until they agree: set both by NTP."
+NEAR = timedelta(seconds=30)
+
+
+@pytest.fixture
+def own_clock() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has the clock of its host")
+
+
+@pytest.fixture
+def right() -> datetime:
+    """The time before the host's clock goes wrong."""
+    return timezone.now()
+
+
+@pytest.fixture
+def handled() -> Iterator[list[str]]:
+    """The ids of what the handler has run for."""
+    ran: list[str] = []
+    with registry.isolated():
+
+        @handler(Queue("payments"), name="book", once=True)
+        def book(message: Delivery) -> None:
+            ran.append(message.id or "")
+
+        yield ran
+
+
+def handle(name: str) -> None:
+    once(registry.subscription("book"), delivery(message_id=name, queue="payments"))
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("zones", "zone"), [(True, "UTC"), (True, "Asia/Kathmandu"), (False, "Asia/Kathmandu")])
+def test_the_time_is_the_databases_in_whatever_zone(
+    wrong: float, zones: bool, zone: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = zones, zone
+    before = timezone.now()
+    shifted(monkeypatch, wrong)
+
+    found = server.now("default")
+
+    assert abs(found - before) < NEAR
+    assert abs(server.ahead("default") + timedelta(seconds=wrong)) < NEAR
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_a_clock_that_jumps_between_two_questions_changes_nothing(
+    right: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for wrong in (0.0, 8 * YEAR, -8 * YEAR, 0.0):
+        shifted(monkeypatch, wrong)
+        found += [server.now("default"), server.reckoned("default")]
+
+    assert [abs(at - right) < NEAR for at in found] == [True] * 8
+    # A reading is right to half of its question, and none is kept that took longer than SLOWEST.
+    assert all(later - earlier > -timedelta(seconds=server.SLOWEST) for earlier, later in pairwise(found))
+
+
+class Slow:
+    """A connection whose answer, the time halfway to it, takes so many seconds by the steady clock."""
+
+    alias, vendor, wrap_database_errors = "slow", "postgresql", nullcontext()
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, took: float) -> None:
+        self.connection, self.took, self.at = self, took, 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.at)
+        monkeypatch.setattr(time, "time", lambda: self.at)
+
+    def ensure_connection(self) -> None: ...
+
+    def cursor(self) -> Any:
+        return nullcontext(self)
+
+    def execute(self, _: str) -> None:
+        self.answer = 5000.0 + self.at + self.took / 2
+
+    def fetchone(self) -> tuple[float]:
+        self.at += self.took
+        return (self.answer,)
+
+
+def test_a_slow_answer_of_the_database_puts_no_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_readings", {})
+    slow: Any = Slow(monkeypatch, 0.4)
+    server._fresh(slow)
+    assert server.epoch("slow") == pytest.approx(5000 + slow.at)
+    kept = server._readings["slow"]
+
+    slow.took = 3.0
+    slow.at += server.FRESH
+    assert server._fresh(slow) is kept
+    assert server._readings == {"slow": kept}
+
+    slow.took = 0.1
+    assert server._fresh(slow) is server._readings["slow"] is not kept
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_in_a_transaction_the_time_goes_on() -> None:
+    begun = time.monotonic()
+    with transaction.atomic():
+        first = server.ahead("default")
+        wait_until(lambda: time.monotonic() - begun > 0.3, what="the transaction is older than its first question")
+        second = server.ahead("default")
+
+    assert abs(second - first) < timedelta(seconds=0.2)
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_entry_of_a_wrong_host_is_as_old_as_it_is(
+    wrong: float, right: datetime, handled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shifted(monkeypatch, wrong)
+    handle("m")
+    monkeypatch.undo()
+    Ageing()()
+
+    assert handled == ["m"]
+    assert [abs(at - right) < NEAR for at in InboxEntry.objects.values_list("handled_at", flat=True)] == [True]
+
+
+@pytest.mark.usefixtures("own_clock", "handled")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_host_forgets_nothing_and_says_so_once(
+    wrong: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_rmq_retry")
+    handle("m")
+    old = timezone.now() - timedelta(days=500)
+    InboxEntry.objects.create(key=uuid4(), handler="book", name="old", digest=uuid4(), handled_at=old)
+    ageing = Ageing()
+    shifted(monkeypatch, wrong)
+    assert [ageing(), ageing()] == [False, False]
+    names = sorted(InboxEntry.objects.values_list("name", flat=True))
+    monkeypatch.undo()
+    ageing()
+
+    assert (names, list(InboxEntry.objects.values_list("name", flat=True))) == (["m", "old"], ["m"])
+    said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "clocks"]
+    assert said == [
+        f"The clock of this host is {SAID[wrong]} the clock of database 'default'. {UNTIL}",
+        "The clocks of this host and of database 'default' agree again",
+    ]
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_a_wrong_host_deletes_no_record_and_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = timezone.now()
+    parked(message_id="m", state=State.PROCESSED, resolved_at=now)
+    Attempt.objects.create(identity="n", queue="q", number=1, started_at=now, seconds=0.1, verdict="retry", pid=1)
+    shifted(monkeypatch, 8 * YEAR)
+
+    assert retention.age_out() is False
+    assert (ParkedMessage.objects.count(), Attempt.objects.count()) == (1, 1)
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("dry", [True, False])
+def test_an_operator_cannot_purge_from_a_wrong_host(dry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    parked(message_id="m", state=State.PROCESSED, resolved_at=timezone.now())
+    shifted(monkeypatch, 8 * YEAR)
+    said = f"The clock of this host differs from the clock of the database by 2920 d. {UNTIL}"
+
+    for purges in (purge, purge_audit):
+        with pytest.raises(Refused) as found:
+            purges(Actor.of_shell(), older_than=timedelta(days=1), dry=dry)
+        assert str(found.value) == said
+    assert ParkedMessage.objects.count() == 1
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_row_of_the_outbox_is_due_at_once_whatever_its_host_says(
+    wrong: float, right: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shifted(monkeypatch, wrong)
+    keep(Message(body=b"{}", routing_key="payments"), using="default")
+    written = OutboxMessage.objects.get()
+    assert abs(written.created_at - right) < NEAR
+    assert abs(written.due_at - right) < timedelta(minutes=2)
+    monkeypatch.undo()
+    OutboxMessage.objects.update(due_at=written.created_at)
+    shifted(monkeypatch, -wrong)
+
+    assert relay.waiting("default")
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize(("wrong", "word"), [(240.0, ""), (3600.0, "60 min ahead of"), (-300 * DAY, "300 d behind")])
+def test_the_difference_is_a_problem_of_the_status(
+    wrong: float, word: str, monkeypatch: pytest.MonkeyPatch, rf: Any, admin_user: Any
+) -> None:
+    shifted(monkeypatch, wrong)
+    found = survey()
+    limits = broker_status.Limits(timeout=1.0)
+    problems = list(broker_status._beyond(limits, Look(at=timezone.now()), found))  # type: ignore[arg-type]
+    request = rf.get("/")
+    request.user = admin_user
+    warned = [one.said for one in alarms(request, Look(at=timezone.now()), {}, recent=0, address=lambda *_: "")]
+
+    said = f"clocks: The clock of this host is {word} the clock of database 'default'. Set both by NTP."
+    assert problems == ([said] if word else [])
+    assert [one.startswith("The clock of this host differs from the clock of the database") for one in warned] == (
+        [True] if word else []
+    )
+    assert abs(found.apart + timedelta(seconds=wrong)) < NEAR
+
+
+@pytest.fixture
+def unrecorded(settings: Any) -> None:
+    """No attempt is written: another thread would do that, outside of the test's transaction."""
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "RECORDS": False}
+
+
+def tried(arrival: Delivery) -> Message:
+    """The copy that a failed attempt makes of its message, on a thread like a consumer's."""
+    limits = Limits()
+    consumer = assembly.consumer(registry.intakes(), Events(time.time), threads=1, prefetch=1, limits=limits)
+    with ThreadPoolExecutor(1) as pool:
+        copy = pool.submit(consumer._attempts.settlement, arrival).result(10).copy
+    assert copy is not None
+    return copy
+
+
+@pytest.mark.usefixtures("own_clock", "unrecorded")
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("state", [State.DISCARDED, State.PROCESSED])
+def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
+    wrong: float, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry.isolated():
+
+        @handler(Queue("payments"), name="charge", policy=RetryThenPark(attempts=1))
+        def charge(_: Delivery) -> None:
+            raise ValueError
+
+        Store(HOMES).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+        ParkedMessage.objects.update(state=state, resolved_at=server.now("default"), resolution="done")
+        ErrorGroup.objects.update(parked=0, **{state.value: 1})
+        shifted(monkeypatch, wrong)
+        Store(HOMES).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+
+    record = ParkedMessage.objects.get()
+    assert (record.state, record.copies) == (State.PARKED, 2)
+    assert abs(record.parked_at - server.now("default")) < NEAR
+
+
+@pytest.mark.usefixtures("own_clock", "unrecorded")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_budget_is_kept_between_hosts_whose_clocks_differ(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.now("default")
+    with registry.isolated():
+        policy = RetryThenPark(attempts=None, backoff=Fixed(1), budget=600, via=Ladder())
+
+        @handler(Queue("payments"), name="charge", policy=policy)
+        def charge(_: Delivery) -> None:
+            raise ValueError
+
+        copy = tried(delivery(message_id="m"))
+        shifted(monkeypatch, wrong)
+        again = tried(arrived(copy, queue="payments"))
+        monkeypatch.undo()
+        last = tried(arrived(again, queue="payments"))
+
+    assert [one.routing_key for one in (copy, again, last)] == ["payments.retry.1s"] * 3
+
+
+class Strict:
+    """A router that refuses what it does not know."""
+
+    def db_for_write(self, model: type[Model], **_: object) -> str:
+        raise LookupError(model)
+
+
+@pytest.mark.usefixtures("unrecorded")
+def test_a_router_that_raises_keeps_no_failed_message_from_its_retry(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Strict()]
+    with registry.isolated():
+
+        @handler(Queue("payments"), name="charge", policy=RetryThenPark(attempts=2, backoff=Fixed(1), budget=600))
+        def charge(_: Delivery) -> None:
+            raise ValueError
+
+        assert tried(delivery(message_id="m")).routing_key == "payments.retry.1s"
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_whether_a_message_is_too_old_to_requeue_goes_by_the_databases_clock(
+    wrong: float, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CUTOFF": DAY}
+    now = timezone.now()
+    for name, age in (("new", 600), ("old", 2 * DAY)):
+        parked(message_id=name, published_at=now - timedelta(seconds=age))
+    shifted(monkeypatch, wrong)
+    found = {one.name: one.count for one in report(Selection.of_filter({"state": ["parked"]})).findings}
+
+    assert found["late"] == 1
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_when_a_queue_was_first_declared_goes_by_the_databases_clock(
+    wrong: float, right: datetime, broker_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RMQ_RETRY = {"URL": broker_url}
+    shifted(monkeypatch, wrong)
+    with registry.isolated():
+        handler(Queue("payments"), name="charge")(lambda _: None)
+        assert run("rmq_declare").code == 0
+
+    kept = [at for times in Declared.objects.values_list("first_at", "last_at") for at in times]
+    assert len(kept) > 2
+    assert max(abs(at - right) for at in kept) < NEAR
+
+
+def test_on_sqlite_the_databases_clock_is_the_hosts(right: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("others have a clock of their own")
+    shifted(monkeypatch, DAY)
+
+    assert abs(server.now("default") - right - timedelta(days=1)) < NEAR
+    assert server.ahead("default") == timedelta()
+    assert server.trusted("default") is not None

@@ -1,0 +1,117 @@
+"""Counting walks: which functions run for one more message, and by which name they count."""
+
+from pathlib import Path
+from threading import Thread
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from tests.bench.walks.counting import Function, Part, function_of, walk
+from tests.bench.walks.profiler import Profiler
+
+PACKAGE = Path("/project/retrying")
+NESTED = """
+class Codec:
+    limit = 5
+
+    def encode(self, rows):
+        list(str(row) for row in rows)
+        return [row for row in rows]
+
+    def decode(self):
+        def inner():
+            list(list(row for row in rows) for rows in [[1]])
+        return inner
+
+first, second = lambda: 1, \\
+    lambda: 2
+"""
+
+
+def codes(text: str, file: str = "core/codec.py") -> list[CodeType]:
+    """Return the code of a module, and of all that is nested in it."""
+    found = [compile(text, str(PACKAGE / file), "exec")]
+    for code in found:
+        found += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found
+
+
+def functions(text: str) -> set[Function]:
+    return {function for code in codes(text) if (function := function_of(code, PACKAGE))}
+
+
+def calls(*names: str) -> list[Function]:
+    """Write a call as "module:function"."""
+    pairs = (name.split(":") for name in names)
+    return [Function(module=module, name=function) for module, function in pairs]
+
+
+def test_generators_and_comprehensions_count_as_the_function_they_are_in() -> None:
+    assert {function.name for function in functions(NESTED) if "lambda" not in function.name} == {
+        "Codec.encode",
+        "Codec.decode",
+        "Codec.decode.<locals>.inner",
+    }
+
+
+def test_two_lambdas_of_one_module_are_two_functions() -> None:
+    assert {function.name for function in functions(NESTED) if "lambda" in function.name} == {
+        "<lambda>:14",
+        "<lambda>:15",
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [("core/codec.py", "core.codec"), ("core/__init__.py", "core"), ("__init__.py", "retrying"), ("conf.py", "conf")],
+)
+def test_a_module_is_named_below_its_package(file: str, module: str) -> None:
+    _, code = codes("def publish(): ...", file)
+
+    assert function_of(code, PACKAGE) == Function(module=module, name="publish")
+
+
+@pytest.mark.parametrize("file", ["/project/retrying_more/codec.py", "<string>", "/usr/lib/python3/json/decoder.py"])
+def test_code_of_others_and_generated_code_do_not_count(file: str) -> None:
+    _, code = codes("def publish(): ...")
+
+    assert function_of(code.replace(co_filename=file), PACKAGE) is None
+
+
+def test_what_grows_with_messages_is_the_walk_in_the_order_of_first_calls() -> None:
+    message = calls("handler:publish", "outbox:insert", "outbox:insert", "handler:sent", "outbox:delete")
+
+    assert walk(message * 2, message * 6, more=4) == [
+        Part(module="handler", functions=("publish", "sent")),
+        Part(module="outbox", functions=("insert", "delete")),
+    ]
+
+
+def test_what_a_clock_calls_is_no_part_of_a_walk() -> None:
+    clock, message = calls("watch:turn"), calls("handler:publish")
+
+    assert walk(clock * 10 + message * 2, clock * 13 + message * 12, more=10) == [
+        Part(module="handler", functions=("publish",))
+    ]
+
+
+@pytest.mark.parametrize(("batches", "counts"), [(4, False), (5, True), (10, True)])
+def test_code_that_runs_once_for_two_messages_still_counts(batches: int, counts: bool) -> None:
+    assert bool(walk([], calls("records:write") * batches, more=10)) is counts
+
+
+def test_the_profiler_takes_the_calls_of_this_thread_and_of_those_begun_after_it(tmp_path: Path) -> None:
+    made, scope = str(tmp_path / "made.py"), dict[str, Any]()
+    exec(compile("def one():\n    return 1\n\ndef two():\n    one()\n", made, "exec"), scope)  # noqa: S102 - the text here
+    profiler = Profiler(tmp_path)
+
+    with profiler.recording():
+        scope["two"]()
+        thread = Thread(target=scope["one"])
+        thread.start()
+        thread.join()
+    scope["one"]()
+
+    assert profiler.taken() == calls("made:two", "made:one", "made:one")
+    assert profiler.taken() == []
