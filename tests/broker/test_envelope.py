@@ -110,5 +110,5 @@ def test_pika_shows_and_encodes_raw_properties_without_decoding_them() -> None:
 
     assert properties.encode() == [b"\xff\xff"]
     assert repr(properties) == "<RawProperties: 2 bytes>"
-    with pytest.raises(NotImplementedError, match=r"core\.properties"):
+    with pytest.raises(NotImplementedError, match=r"messages\.properties"):
         properties.decode(b"\0\0")
