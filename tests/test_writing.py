@@ -1,0 +1,58 @@
+"""Plain English, as far as a program can judge it: docs/contributing names the rules, this holds them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tooling.writing import in_file, in_markup, in_python
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "django_rmq_retry"
+PLAIN: tuple[str, ...] = ("tests/tooling/writing.py", "tests/test_writing.py")
+"""The folders and files that were rewritten so far, below the root."""
+ALLOWED: frozenset[tuple[str, str]] = frozenset()
+"""Files and words in them that are right as they are: at most twenty."""
+SUFFIXES = (".py", ".md", ".html")
+
+
+def files() -> list[Path]:
+    found = [ROOT / name for name in PLAIN]
+    every = [path for one in found for path in ([one] if one.is_file() else sorted(one.rglob("*")))]
+    return [path for path in every if path.suffix in SUFFIXES and path.name not in ("writing.py", "test_writing.py")]
+
+
+def test_what_was_rewritten_stays_plain() -> None:
+    found = [(str(path.relative_to(ROOT)), finding) for path in files() for finding in in_file(path)]
+
+    assert [f"{name}: {one}" for name, one in found if (name, one.found) not in ALLOWED] == []
+
+
+def test_few_words_are_allowed_and_each_is_needed() -> None:
+    needed = {(str(path.relative_to(ROOT)), finding.found) for path in files() for finding in in_file(path)}
+
+    assert len(ALLOWED) <= 20
+    assert needed >= ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('"""Whether it is open."""', ["Whether"]),
+        ('def f():\n    """What is sent."""', ["What"]),
+        ('LIMIT = 3\n"""How many."""', ["How"]),
+        ("x = 'Nobody consumes it.'", ["Nobody"]),
+        ("# go on when it is done", ["go on"]),
+        ("x = f'{name} is told'", ["told"]),
+        ("told = nobody = 1", []),
+        ('"""Return the queue. What follows is free."""', []),
+    ],
+)
+def test_forbidden_words_are_found_in_prose_and_openings_in_docstrings(text: str, found: list[str]) -> None:
+    assert [one.found for one in in_python(text)] == found
+
+
+def test_a_finding_names_its_line_and_the_better_word() -> None:
+    assert [str(one) for one in in_markup("One\nTwo is told\n```\nnobody\n```\n`whoever` anew\n")] == [
+        "line 2: 'told'; write: report, return, pass, say which",
+        "line 6: 'anew'; write: again, or from the start",
+    ]
