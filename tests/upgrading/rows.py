@@ -1,4 +1,4 @@
-"""Rows as version 1 writes them: by its own columns, whatever tables and columns came later."""
+"""Rows as version 1 writes them: with its own columns, whatever tables and columns came later."""
 
 import datetime
 import itertools
@@ -38,7 +38,7 @@ def filled(model: type[models.Model], made: Made, alias: str = DEFAULT_DB_ALIAS)
 
 
 def must_be_named(field: "models.Field[Any, Any]") -> bool:
-    return not (field.has_default() or field.null or field.primary_key)
+    return not (field.has_default() or field.null or isinstance(field, models.AutoField))
 
 
 def value(field: "models.Field[Any, Any]", made: Made) -> object:

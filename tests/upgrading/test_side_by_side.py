@@ -1,4 +1,4 @@
-"""A rolling deploy: consumers of version 1 and of the present one on the same queues, messages going to and fro."""
+"""A rolling deploy: consumers of the last release and of this version on the same queues take turns at messages."""
 
 import signal
 from collections import defaultdict
@@ -22,10 +22,9 @@ def begun(scene: Scene) -> dict[int, list[dict[str, int]]]:
     return by_id
 
 
-def test_messages_go_between_both_versions_and_their_attempts_count_on(scene: Scene, version_1: Path) -> None:
-    assert not (version_1 / "django_rmq_retry/migrations/0002_outbox.py").exists()
+def test_messages_go_between_both_versions_and_their_attempts_count_on(scene: Scene, released: Path) -> None:
     scene.declare()
-    old, new = scene.worker(prefetch=1, root=version_1), scene.worker(prefetch=1)
+    old, new = scene.worker(prefetch=1, root=released), scene.worker(prefetch=1)
     scene.publish([1000, 1001], holds="gate")
     wait_until(lambda: len({entry["pid"] for entry in scene.diary.entries("began")}) == 2, 60, what="both have one")
     scene.publish(PASS_LATER, fails=2)
@@ -45,7 +44,7 @@ def test_messages_go_between_both_versions_and_their_attempts_count_on(scene: Sc
     assert both
 
 
-def test_a_consumer_of_version_1_takes_over_what_the_present_one_left(scene: Scene, version_1: Path) -> None:
+def test_a_released_consumer_takes_over_what_the_present_one_left(scene: Scene, released: Path) -> None:
     scene.declare()
     scene.publish(range(5), fails=2)
     new = scene.worker()
@@ -53,7 +52,7 @@ def test_a_consumer_of_version_1_takes_over_what_the_present_one_left(scene: Sce
     new.signal(signal.SIGTERM)
     assert new.ended() == 0
 
-    scene.finish(range(5), scene.worker(root=version_1))
+    scene.finish(range(5), scene.worker(root=released))
 
     assert scene.did() == dict.fromkeys(range(5), 1)
     assert {entry["attempt"] for entry in scene.diary.entries("did")} == {3}

@@ -10,7 +10,7 @@ from django.db import connection
 from django_rmq_retry import handler
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.publishing import broker_connections
-from tests.bench.million import acts, filling, migrations, pages, tables
+from tests.bench.million import acts, filling, pages, tables
 from tests.bench.million.silence import Silence
 
 
@@ -29,7 +29,6 @@ def measure(messages: int, told: Path) -> None:
             handler(queue, name=queue)(_nothing)
         findings = pages.measure()
         findings += acts.measure(messages / 1_000_000)
-        findings += migrations.measure()
     told.write_text(json.dumps([asdict(one) for one in findings]))
 
 
