@@ -14,7 +14,7 @@ from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.models import Item, ItemState
+from django_rmq_retry.models import ItemState, RequeueItem
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.publishing import broker_connections
@@ -64,6 +64,6 @@ def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
         messages = [record(), record(headers=large), record()]
         run = requeue([one.pk for one in messages], by=ANN, wait=5.0)
 
-    ended = Item.objects.filter(run=run).order_by("place").values_list("state", "why")
+    ended = RequeueItem.objects.filter(run=run).order_by("place").values_list("state", "why")
     assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, findings.UNWRITABLE), (ItemState.SENT, "")]
     assert len(kept.messages) == 2

@@ -22,7 +22,7 @@ from django_rmq_retry.admin import exports, labels, pages
 from django_rmq_retry.admin.labels import column, cut, labelled
 from django_rmq_retry.admin.message_list import CappedPaginator
 from django_rmq_retry.admin.pages import Pages, frame_of, migrated
-from django_rmq_retry.models import Item, OperatorAction, Verb
+from django_rmq_retry.models import Action, OperatorAction, RequeueItem
 from django_rmq_retry.parked.edit import plain
 from django_rmq_retry.parked.key_lists import keys_of, written
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers_of
@@ -30,7 +30,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
 MOST_MEANT = 200
 """Runs that a message may have gone with."""
-SEVERAL = (Verb.DISCARD, Verb.RESTORE, Verb.HOLD, Verb.RELEASE, Verb.EXPORT)
+SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.RELEASE, Action.EXPORT)
 """What is done to several messages without a requeue run."""
 MOST_READ = 20_000
 """Acts on several messages that a search looks into."""
@@ -110,7 +110,7 @@ class OperatorActionAdmin(Pages):
 
     list_display = ("when", "who", "act", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
-    list_filter = ("verb", BySource, ByMessage, ByGroup, ByRun)
+    list_filter = ("action", BySource, ByMessage, ByGroup, ByRun)
     search_fields = ("actor_name__exact",)
     search_help_text = gettext_lazy(
         "A name, as it stands in the list; or a message by its business key, message id, or number as #17: "
@@ -122,7 +122,7 @@ class OperatorActionAdmin(Pages):
     change_list_template = "admin/rmq_retry/operatoraction/list.html"
 
     when = admin.display(description=gettext_lazy("When"))(lambda _self, act: rmq_clock(act.at))
-    act = admin.display(description=gettext_lazy("What"))(lambda _self, act: act.get_verb_display())
+    act = admin.display(description=gettext_lazy("What"))(lambda _self, act: act.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, act: labelled(_("Reason"), cut(labels.act_reason(act)) or NOTHING)
     )
@@ -194,7 +194,7 @@ class OperatorActionAdmin(Pages):
         if why or found is None:
             return self.refused(request, why or pages.refusal(request, "view_all_audit") or _("There is no such act."))
         facts = [(name, plain(value)) for name, value in (found.details or {_("facts"): found.facts}).items()]
-        title = _("%(act)s by %(name)s") % {"act": found.get_verb_display(), "name": found.actor_name}
+        title = _("%(act)s by %(name)s") % {"act": found.get_action_display(), "name": found.actor_name}
         return self.page(
             request,
             "operatoraction/act.html",
@@ -222,7 +222,7 @@ def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q
     """
     if not messages:
         return Q(pk__in=()), False
-    runs = Item.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
+    runs = RequeueItem.objects.filter(message__in=messages).values_list("run", flat=True).distinct()
     found, more = _naming(set(messages), acts)
     return Q(message__in=messages) | Q(run__in=list(runs[:MOST_MEANT])) | Q(pk__in=found), more
 
@@ -232,7 +232,7 @@ def _naming(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[
 
     Their numbers are compared here: SQLite cannot look into a list of them.
     """
-    several = acts.filter(NAMING, message__isnull=True, run__isnull=True, verb__in=SEVERAL)
+    several = acts.filter(NAMING, message__isnull=True, run__isnull=True, action__in=SEVERAL)
     found: list[int] = []
     for place, (pk, facts) in enumerate(_newest(several)):
         if place == MOST_READ:

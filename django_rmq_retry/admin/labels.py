@@ -20,7 +20,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import By
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State, Verb
+from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.actions import Why
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
@@ -130,7 +130,7 @@ def resolution(text: str) -> str:
 
 def act_reason(act: OperatorAction) -> str:
     """Why somebody did something; a discard's reason is one of ours, the others are people's words."""
-    return resolution(act.reason) if act.verb == Verb.DISCARD else act.reason
+    return resolution(act.reason) if act.action == Action.DISCARD else act.reason
 
 
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:

@@ -24,7 +24,7 @@ from django_rmq_retry.messages.deaths import BROKERS_OWN, Death, deaths, rejecti
 from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.messages.stamp import PREFIX
-from django_rmq_retry.models import Item, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueItem, State
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.edit import plain
@@ -328,7 +328,7 @@ def _found(object_id: str) -> ParkedMessage:
     older = same.filter(parked_at__lt=OuterRef("parked_at")).order_by("-parked_at", "-pk").values("pk")[:1]
     known = attempts_of(message).filter(cycle=message.cycle, number__lte=_told(message)).exclude(verdict="ack")
     counted = known.order_by().values("cycle").annotate(n=Count("number", distinct=True)).values("n")
-    behind = blocked_by(message).values("held")[:1]
+    behind = blocked_by(message).values("waiting")[:1]
     asked = (Subquery(newer), Subquery(older), Subquery(counted), Subquery(behind))
     beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
     found = beside or (None, None, None, None)
@@ -363,7 +363,7 @@ def _unrecorded(message: Any) -> str:
 def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
     attempts = attempts_of(message)[: ATTEMPTS + 1]
     shown = list(attempts)
-    items = list(Item.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTS])
+    items = list(RequeueItem.objects.filter(message=message.pk).select_related("run").order_by("-pk")[:ACTS])
     about = Q(message=message.pk) | Q(run__in={item.run_id for item in items})
     acts = list(OperatorAction.objects.filter(about).order_by("-number")[:ACTS])
     no_traces = allowing.refusal(request, "view_traceback", message)
@@ -401,7 +401,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
     }
 
 
-def _become(message: ParkedMessage, items: list[Item]) -> dict[str, Any]:
+def _become(message: ParkedMessage, items: list[RequeueItem]) -> dict[str, Any]:
     """What has become of it since it was parked, first of all; nothing of one that is still open."""
     run = next((item.run for item in items if item.sent_at), None)
     told = {"run": run.pk, "name": run.by} if run else {}

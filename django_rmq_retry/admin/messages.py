@@ -29,7 +29,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
-from django_rmq_retry.models import OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.models import Action, OperatorAction, ParkedMessage
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.operators import Actor
@@ -46,7 +46,7 @@ def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     if place not in _hidden(message):
         return HttpResponseNotFound()
     with transaction.atomic(using=router.db_for_write(OperatorAction)):
-        _note(request, message, Verb.REVEAL, {"place": place})
+        _note(request, message, Action.REVEAL, {"place": place})
     return message_page.view(pages, request, str(pk), shown=(place,))
 
 
@@ -59,7 +59,7 @@ def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     number = 1 if request.POST.get("version") == "1" else message.version
     body = bytes(message.body) if number == 1 else contents(message).body
     with transaction.atomic(using=router.db_for_write(OperatorAction)):
-        _note(request, message, Verb.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
+        _note(request, message, Action.DOWNLOAD, {"version": number, "sha256": message.sha256, "bytes": len(body)})
     return HttpResponse(
         body,
         content_type="application/octet-stream",
@@ -87,9 +87,9 @@ def _hidden(message: ParkedMessage) -> set[str]:
     return places
 
 
-def _note(request: HttpRequest, message: ParkedMessage, verb: Verb, facts: dict[str, object]) -> None:
+def _note(request: HttpRequest, message: ParkedMessage, action: Action, facts: dict[str, object]) -> None:
     actor = Actor.of_request(request)
-    note(actor, verb, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
+    note(actor, action, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
 
 
 View = Callable[..., HttpResponse]

@@ -33,7 +33,7 @@ class ByState(admin.SimpleListFilter):
         return [("stuck", _("given up")), ("waiting", _("on its way"))]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        return queryset.filter(stuck_at__isnull=self.value() == "waiting") if self.value() else queryset
+        return queryset.filter(failed_at__isnull=self.value() == "waiting") if self.value() else queryset
 
 
 @admin.register(OutboxMessage)
@@ -52,12 +52,12 @@ class OutboxMessageAdmin(Pages):
     change_list_template = "admin/rmq_retry/outboxmessage/list.html"
     fields = (
         *("message_id", "exchange", "routing_key", "size", "order_key", "created_at", "due_at"),
-        *("tries", "error", "stuck_at"),
+        *("attempts", "error", "failed_at"),
     )
 
     name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: cut(str(row)))
     written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: rmq_clock(row.created_at))
-    of_tries = column(OutboxMessage, "tries")
+    of_tries = column(OutboxMessage, "attempts")
     order = admin.display(description=gettext_lazy("Order"))(lambda _self, row: cut(row.order_key))
     why = admin.display(description=gettext_lazy("Why it was not sent"))(lambda _self, row: cut(row.error))
 
@@ -67,7 +67,7 @@ class OutboxMessageAdmin(Pages):
 
     @admin.display(description=gettext_lazy("State"))
     def state(self, row: OutboxMessage) -> str:
-        return _("given up") if row.stuck_at else _("on its way")
+        return _("given up") if row.failed_at else _("on its way")
 
     def get_queryset(self, request: HttpRequest) -> Rows:
         return super().get_queryset(request).defer("body", "properties")
@@ -82,10 +82,10 @@ class OutboxMessageAdmin(Pages):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not pages.refusal(request, "view_outbox")
 
-    def has_resend_permission(self, request: HttpRequest) -> bool:
-        return not pages.refusal(request, "resend")
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return not pages.refusal(request, "retry")
 
-    @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["resend"])
+    @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["retry"])
     def resend(self, request: HttpRequest, rows: Rows) -> None:
         """What is on its way by itself is left out."""
         chosen = list(rows.values_list("pk", flat=True))

@@ -17,7 +17,7 @@ from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.amqp.declarer import UNREAD, Level
 from django_rmq_retry.breakers import table
 from django_rmq_retry.breakers.control import FLOWING, OPEN, PAUSED, PROBING, QueueState
-from django_rmq_retry.models import Switch
+from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Refused
 
@@ -64,7 +64,7 @@ class Row:
             said=one.said(now),
             flowing=state == FLOWING,
             paused=state == PAUSED,
-            breaker=one.circuit.tripped,
+            breaker=one.circuit.opened,
             number=number,
         )
 
@@ -99,7 +99,7 @@ def troubles(level: Level, still: Standstill | None) -> list[str]:
     return [labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == UNREAD)]
 
 
-@admin.register(Switch)
+@admin.register(QueueControl)
 class SwitchAdmin(Pages):
     """One page; it stands where the list of a model stands."""
 
@@ -108,8 +108,8 @@ class SwitchAdmin(Pages):
 
     def get_urls(self) -> list[Any]:
         """A queue has no page of its own."""
-        turn = path("turn/", self.admin_site.admin_view(require_POST(self.turn)), name="rmq_retry_switch_turn")
-        return [turn, *(url for url in super().get_urls() if url.name == "rmq_retry_switch_changelist")]
+        turn = path("turn/", self.admin_site.admin_view(require_POST(self.turn)), name="rmq_retry_queuecontrol_turn")
+        return [turn, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -119,7 +119,7 @@ class SwitchAdmin(Pages):
         now = table.now()
         return self.page(
             request,
-            "switch/queues.html",
+            "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
             rows=[Row.of(one, now, number) for number, one in enumerate(controls.look(), start=1)],
@@ -144,4 +144,4 @@ class SwitchAdmin(Pages):
                 messages.success(request, _("Queue %(queue)s goes on.") % {"queue": queue})
         except Refused as refusal:
             messages.warning(request, str(refusal))
-        return HttpResponseRedirect(self.address("switch_changelist"))
+        return HttpResponseRedirect(self.address("queuecontrol_changelist"))

@@ -19,7 +19,7 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin import broker_look, exports, labels, pages, requeue_form
 from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Act, Pages, frame_of, migrated
-from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState
+from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
 from django_rmq_retry.parked import findings, requeue
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import me
@@ -66,7 +66,7 @@ class RequeueRunAdmin(Pages):
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
     chosen = admin.display(description=gettext_lazy("What was chosen"))(
-        lambda _self, run: labelled(_("What was chosen"), labels.chosen(run.selection, run.said) or NOTHING)
+        lambda _self, run: labelled(_("What was chosen"), labels.chosen(run.selection, run.description) or NOTHING)
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
 
@@ -115,7 +115,7 @@ class RequeueRunAdmin(Pages):
 
     def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Pause, resume, slow or stop it, as the button said."""
-        why = pages.refusal(request, "steer")
+        why = pages.refusal(request, "control")
         if why:
             return self.refused(request, why)
         actor, reason, act = Actor.of_request(request), request.POST.get("reason", ""), request.POST.get("act")
@@ -144,7 +144,7 @@ class RequeueRunAdmin(Pages):
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
         driven, now = run.state in DRIVEN, timezone.now()
         alone = driven and (run.leased_until is None or run.leased_until < now)
-        ended = Item.objects.filter(run=run).select_related("message", "message__group")
+        ended = RequeueItem.objects.filter(run=run).select_related("message", "message__group")
         light = ended.defer("message__body", "message__properties").order_by("place")
         skipped = list(light.filter(state=ItemState.SKIPPED)[:LISTED]) if run.skipped else []
         return self.page(
@@ -160,7 +160,7 @@ class RequeueRunAdmin(Pages):
             mine=run.by_user_id == request.user.pk,
             why_not_drive=pages.refusal(request, "requeue"),
             why=_(run.why) if run.why else "",
-            chosen=labels.chosen(run.selection, run.said),
+            chosen=labels.chosen(run.selection, run.description),
             look=(seen := broker_look.glimpse()),
             badge=run_badge(run, away=bool(seen.away)),
             state=run_outcome(run, away=bool(seen.away))[1],
@@ -176,7 +176,7 @@ class RequeueRunAdmin(Pages):
         )
 
     def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
-        address, why = self.address("requeuerun_steer", run.pk), pages.refusal(request, "steer")
+        address, why = self.address("requeuerun_steer", run.pk), pages.refusal(request, "control")
         acts: list[Act] = []
 
         def act(label: str, name: str, **more: Any) -> None:
@@ -205,7 +205,7 @@ class RequeueRunAdmin(Pages):
         return [*acts, Act(label=_("Export CSV"), address=export, why=pages.refusal(request, "export"), post=True)]
 
 
-def _seen(request: HttpRequest, items: QuerySet[Item] | list[Item]) -> list[Item]:
+def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
     """The first of them, without those whose message the person may not see."""
     return [one for one in items[:LISTED] if not pages.refusal(request, "view", one.message)]
 

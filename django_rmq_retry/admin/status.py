@@ -20,7 +20,7 @@ from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.breakers.watch import halted
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, RequeueRun, Switch, server
+from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun, server
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering import keys as limits
 from django_rmq_retry.parked.database import database
@@ -43,7 +43,7 @@ class Alarm:
     link: str = ""
 
 
-def halted_said(line: Switch) -> str:
+def halted_said(line: QueueControl) -> str:
     """Since when an ordered line stands still, and why."""
     said = _("halted since %(time)s at attempt %(count)d: %(error)s")
     at = "" if line.halted_at is None else date_format(timezone.localtime(line.halted_at), "H:i:s")
@@ -57,7 +57,7 @@ def alarms(
     *,
     recent: int,
     address: Address,
-    halts: Sequence[Switch] = (),
+    halts: Sequence[QueueControl] = (),
 ) -> Iterator[Alarm]:
     """All of them; a page shows the first few."""
     apart = clocks_differ()
@@ -67,7 +67,7 @@ def alarms(
     if limits.standing().full:
         keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
         yield Alarm(said=_too_many(), address=keys, link=_("Blocked keys"))
-    queues, link = address("switch_changelist"), _("Open the queues")
+    queues, link = address("queuecontrol_changelist"), _("Open the queues")
     for queue, one in still.items():
         yield Alarm(said=f"{queue}: {one.said}", address=queues, link=link)
     for line in halts:

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import labels, pages
-from django_rmq_retry.models import Attempt, Item, OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 LOOKED_AT = 200
@@ -104,7 +104,7 @@ def _lines(frames: list[Any]) -> Iterator[Line]:
             yield Line(**texts, own=bool(frame.get("own")))
 
 
-TOLD = {Verb.DISCARD, Verb.RESTORE, Verb.HOLD, Verb.RELEASE, Verb.EDIT}
+TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.RELEASE, Action.EDIT}
 """Acts that changed what became of the message; looking at it did not."""
 BESIDE = timedelta(minutes=1)
 """So far the clocks of two machines may be apart: a message is parked after the attempt that led to it."""
@@ -132,7 +132,7 @@ class Event:
 
 
 def timeline(
-    message: ParkedMessage, attempts: Sequence[Attempt], acts: Iterable[OperatorAction], items: Iterable[Item]
+    message: ParkedMessage, attempts: Sequence[Attempt], acts: Iterable[OperatorAction], items: Iterable[RequeueItem]
 ) -> list[Event]:
     """All of it; attempts come newest first, and only the last of them is unfolded."""
     found = [*_own(message, attempts), *_acts(acts), *_sent(items, attempts)]
@@ -189,12 +189,12 @@ def _attempt(attempt: Attempt, *, newest: bool) -> Iterator[Event]:
 
 def _acts(acts: Iterable[OperatorAction]) -> Iterator[Event]:
     for act in acts:
-        if act.verb in TOLD:
-            title = _("%(act)s by %(name)s") % {"act": act.get_verb_display(), "name": act.actor_name}
+        if act.action in TOLD:
+            title = _("%(act)s by %(name)s") % {"act": act.get_action_display(), "name": act.actor_name}
             yield Event(at=act.at, kind="act", title=title, said=labels.act_reason(act))
 
 
-def _sent(items: Iterable[Item], attempts: Sequence[Attempt]) -> Iterator[Event]:
+def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[Event]:
     for item in items:
         if item.sent_at:
             # By the clock of whoever sent it: its own attempts began afterwards.

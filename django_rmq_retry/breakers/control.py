@@ -39,7 +39,7 @@ class QueueState:
         """``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
         if self.held(now):
             return PAUSED
-        if not self.circuit.tripped:
+        if not self.circuit.opened:
             return FLOWING
         return PROBING if self.circuit.prober and now < self.circuit.probe_until else OPEN
 
@@ -65,7 +65,7 @@ class QueueState:
             said += " " + _("Reason: %(reason)s.") % {"reason": self.reason.rstrip(".")}
         if self.until is not None:
             said += " " + _("It goes on by itself at %(time)s.") % {"time": _clock(self.until)}
-        if self.circuit.tripped:
+        if self.circuit.opened:
             said += " " + _("Its breaker is open as well.")
         return said
 
@@ -168,7 +168,7 @@ class Valve:
         """How far it is to be open by what is known."""
         if self.known.held(now):
             return Mode.SHUT
-        if not self.circuit.tripped:
+        if not self.circuit.opened:
             return Mode.OPEN
         return Mode.ONE if self.probing else Mode.SHUT
 
@@ -181,7 +181,7 @@ class Valve:
         """When something may happen by itself."""
         if self.known.held(now):
             return self.known.until
-        if not self.circuit.tripped or self.probing:
+        if not self.circuit.opened or self.probing:
             return None
         return max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
 

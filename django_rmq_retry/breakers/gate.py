@@ -30,14 +30,14 @@ def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
 def moved(queue: str, before: Circuit, after: Circuit) -> None:
     """This process has opened or closed a breaker, or its probe has failed."""
     names = {"event": "breaker", "queue": queue, "handler": after.handler or before.handler}
-    if after.tripped and before.tripped:
+    if after.opened and before.opened:
         wait = after.probe_at - after.since
         log.info(
             "The breaker of %s stays open: %r; next probe at %s",
             *(after.handler, after.cause, _clock(after.probe_at)),
             extra={**names, "seconds": round(wait, 3)},
         )
-    elif after.tripped:
+    elif after.opened:
         said = "The breaker of %s has opened: %r. Queue %r waits, and no attempt is counted; next probe at %s"
         log.warning(said, *(after.handler, after.cause, queue, _clock(after.probe_at)), extra=names)
         _send(signals.opened, queue, after)
@@ -149,20 +149,20 @@ class Board:
         if breaker is None or isinstance(error, Unready):
             return verdict
         end = breaker.end(verdict, error)
-        if end is End.GOOD and breaker.share is None and not valve.circuit.tripped:
+        if end is End.GOOD and breaker.share is None and not valve.circuit.opened:
             return verdict
         with valve.lock:
             before = valve.circuit
             after = valve.circuit = self._moved(valve, subscription, end, verdict, error)
             if after != before:
                 valve.pending, valve.probing = True, False
-            if after.tripped != before.tripped:
+            if after.opened != before.opened:
                 valve.forget_runs()
         if after != before:
             turn(valve, self._now(), self.hands)
             moved(valve.queue, before, after)
             self.changed()
-        spare = after.tripped and (after != before or breaker.names(error) or after.kind == _kind(verdict, error))
+        spare = after.opened and (after != before or breaker.names(error) or after.kind == _kind(verdict, error))
         return spared(verdict, subscription.policy) if end is End.BAD and spare else verdict
 
     def turn(self) -> float:
@@ -200,7 +200,7 @@ class Board:
         # Where nobody has that name any more, any of them tells.
         asked = circuit.handler == subscription.name or circuit.handler not in valve.tallies
         now, probe = self._now(), valve.probing and asked
-        if not circuit.tripped:
+        if not circuit.opened:
             tally.add(end)
             if end is End.GOOD or not (breaker.names(error) or tally.full):
                 return circuit
@@ -247,16 +247,16 @@ class Board:
             store.renew(valve.queue, self._who, self._now() + LEASE)
 
     def _follow(self, valve: Valve, rows: Mapping[str, QueueState] | None, now: float) -> None:
-        before, tripped = valve.known, valve.circuit.tripped
+        before, opened = valve.known, valve.circuit.opened
         with valve.lock:
             if rows is not None:
                 valve.known = rows.get(valve.queue) or QueueState(queue=valve.queue)
                 # What has changed here since the store was told is not there yet.
                 valve.circuit = valve.circuit if valve.pending else valve.known.circuit
             valve.circuit = valve.circuit.mended(now, valve.most)
-            ours = valve.circuit.tripped and (rows is None or valve.circuit.prober == self._who)
+            ours = valve.circuit.opened and (rows is None or valve.circuit.prober == self._who)
             valve.probing = valve.probing and ours and not valve.known.held(now)
-            if valve.circuit.tripped != tripped:
+            if valve.circuit.opened != opened:
                 valve.forget_runs()
         due = not valve.known.held(now) and valve.circuit.due(now) and not valve.probing
         if due and self.hands.able() and self._claims(valve, now, rows):

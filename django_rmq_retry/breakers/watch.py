@@ -15,7 +15,7 @@ from django_rmq_retry.breakers.gate import LOOK, Board
 from django_rmq_retry.breakers.table import database
 from django_rmq_retry.handlers.attempt import Halt
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Switch, server
+from django_rmq_retry.models import QueueControl, server
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -27,10 +27,10 @@ _TEXT, _NAME = 600, 255
 _NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
 
 
-def halted() -> tuple[Switch, ...]:
+def halted() -> tuple[QueueControl, ...]:
     """The lines that stand still now, by the clock of the database."""
     alias = database()
-    rows = Switch.objects.using(alias).filter(halted_at__isnull=False)
+    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
     return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE).order_by("queue"))
 
 
@@ -68,16 +68,16 @@ class Halts:
         for queue in self._told:
             self._mine(queue).update(halted_seen_at=None)
 
-    def _mine(self, queue: str) -> QuerySet[Switch]:
-        return Switch.objects.using(database()).filter(queue=queue, halted_by=self._who)
+    def _mine(self, queue: str) -> QuerySet[QueueControl]:
+        return QueueControl.objects.using(database()).filter(queue=queue, halted_by=self._who)
 
     def _write(self, halt: Halt) -> None:
         alias = database()
-        row, _made = Switch.objects.using(alias).get_or_create(queue=halt.queue)
+        row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
         now, message = server.now(alias), short(halt.message_id or "", _NAME)
         since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
         same = row.halted_at is not None and message and row.halted_message == message
-        Switch.objects.using(alias).filter(pk=row.pk).update(
+        QueueControl.objects.using(alias).filter(pk=row.pk).update(
             halted_at=row.halted_at if same else since,
             halted_seen_at=now,
             halted_by=self._who,

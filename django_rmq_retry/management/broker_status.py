@@ -17,7 +17,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import clock
 from django_rmq_retry.management.command import RmqCommand, declarer
-from django_rmq_retry.models import ParkedMessage, Switch, server
+from django_rmq_retry.models import ParkedMessage, QueueControl, server
 from django_rmq_retry.parked.declared import Place, formers
 from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
@@ -74,7 +74,7 @@ def look(limits: Limits) -> Standing:
         # A management API that is away costs what only it sees, and nothing else.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
-    opened = [f"{switch.queue}: {tripped(switch)}" for switch in (found.stopped if found else ()) if switch.tripped]
+    opened = [f"{switch.queue}: {opened_since(switch)}" for switch in (found.stopped if found else ()) if switch.opened]
     problems = [*gauged.problems, *opened, *_drift(plan, gauged)]
     if trouble:
         problems.append(f"database: {trouble}")
@@ -186,7 +186,7 @@ def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]
             yield f"{said}: {line.halted_error}"
 
 
-def tripped(switch: Switch) -> str:
+def opened_since(switch: QueueControl) -> str:
     """Of a queue whose breaker is open."""
     return f"its breaker is open: {switch.cause}" if switch.cause else "its breaker is open"
 
@@ -219,7 +219,7 @@ def row(level: Level, seen: Standing) -> tuple[str, ...]:
     """A queue in the table."""
     stopped = _stopped(level, seen)
     state = "ok"
-    problems = [*level.problems, *([tripped(stopped)] if stopped and stopped.tripped else [])]
+    problems = [*level.problems, *([opened_since(stopped)] if stopped and stopped.opened else [])]
     if problems:
         state = f"✕ {'; '.join(problems)}"
     elif stopped:
@@ -243,24 +243,24 @@ def style(level: Level, seen: Standing) -> str:
     stopped = _stopped(level, seen)
     return (
         "ERROR"
-        if level.problems or (stopped and stopped.tripped)
+        if level.problems or (stopped and stopped.opened)
         else "WARNING"
         if stopped or level.remark or _halted(level, seen)
         else ""
     )
 
 
-def _stopped(level: Level, seen: Standing) -> Switch | None:
+def _stopped(level: Level, seen: Standing) -> QueueControl | None:
     stopped = seen.survey.stopped if seen.survey else ()
     return next((switch for switch in stopped if switch.queue == level.queue), None)
 
 
-def _halted(level: Level, seen: Standing) -> Switch | None:
+def _halted(level: Level, seen: Standing) -> QueueControl | None:
     halted = seen.survey.halted if seen.survey else ()
     return next((switch for switch in halted if switch.queue == level.queue), None)
 
 
-def _why(switch: Switch) -> str:
+def _why(switch: QueueControl) -> str:
     """By a person's word; an open breaker is a problem, and told as one."""
     by = f"paused by {switch.by}" if switch.by else "paused"
     reason = f": {switch.reason}" if switch.reason else ""
@@ -330,9 +330,9 @@ def _survey_data(found: Survey | None) -> Mapping[str, object]:
             "reason": one.reason,
             "since": _time(one.since),
             "until": _time(one.until),
-            "breaker_open": one.tripped,
+            "breaker_open": one.opened,
             "cause": one.cause,
-            "open_since": _time(one.tripped_at) if one.tripped else None,
+            "open_since": _time(one.opened_at) if one.opened else None,
         }
         for one in found.stopped
     ]

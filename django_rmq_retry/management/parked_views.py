@@ -21,7 +21,7 @@ from django_rmq_retry.messages.deaths import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.audit import note
@@ -197,7 +197,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     if row is None:
         raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
     if options["reveal"]:
-        note(Actor.of_shell(), Verb.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
+        note(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
     body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
     died = _deaths(row)
     tries = attempts_of(row)

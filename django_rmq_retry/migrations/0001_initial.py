@@ -85,12 +85,12 @@ class Migration(migrations.Migration):
                 ("identity", models.CharField(editable=False, max_length=160)),
                 ("parked", models.BooleanField(default=False, verbose_name="parked")),
                 ("since", models.DateTimeField(verbose_name="since")),
-                ("held", models.PositiveIntegerField(default=0, verbose_name="waiting behind it")),
+                ("waiting", models.PositiveIntegerField(default=0, verbose_name="waiting behind it")),
             ],
             options={
                 "verbose_name": "blocked key",
                 "verbose_name_plural": "blocked keys",
-                "permissions": (("release_blockedkey", "Can let go on what waits behind a failed message"),),
+                "permissions": (("unblock_blockedkey", "Can unblock ordering keys"),),
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["identity"], name="rmq_blocked_by"),
@@ -160,6 +160,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="HandlerRate",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("handler", models.CharField(max_length=255, verbose_name="handler")),
+                ("next_at", models.DateTimeField(verbose_name="next run")),
+            ],
+            options={
+                "default_permissions": (),
+                "constraints": [models.UniqueConstraint(fields=("handler",), name="rmq_rate_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="InboxEntry",
             fields=[
                 ("key", models.UUIDField(primary_key=True, serialize=False)),
@@ -191,18 +203,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Meter",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("handler", models.CharField(max_length=255, verbose_name="handler")),
-                ("next_at", models.DateTimeField(verbose_name="next run")),
-            ],
-            options={
-                "default_permissions": (),
-                "constraints": [models.UniqueConstraint(fields=("handler",), name="rmq_meter_once")],
-            },
-        ),
-        migrations.CreateModel(
             name="OutboxMessage",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -216,17 +216,17 @@ class Migration(migrations.Migration):
                 ("order_key", models.CharField(blank=True, max_length=255, verbose_name="order")),
                 ("created_at", models.DateTimeField(verbose_name="written")),
                 ("due_at", models.DateTimeField(verbose_name="sent after")),
-                ("tries", models.PositiveIntegerField(default=0, verbose_name="tries")),
+                ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 ("error", models.TextField(blank=True, verbose_name="why it was not sent")),
-                ("stuck_at", models.DateTimeField(blank=True, null=True, verbose_name="given up")),
+                ("failed_at", models.DateTimeField(blank=True, null=True, verbose_name="given up")),
             ],
             options={
                 "verbose_name": "message to be published",
                 "verbose_name_plural": "messages to be published",
-                "permissions": (("resend_outboxmessage", "Can send stuck messages of the outbox again"),),
+                "permissions": (("retry_outboxmessage", "Can retry failed messages of the outbox"),),
                 "default_permissions": ("view",),
                 "indexes": [
-                    models.Index(fields=["stuck_at", "due_at", "id"], name="rmq_outbox_due"),
+                    models.Index(fields=["failed_at", "due_at", "id"], name="rmq_outbox_due"),
                     models.Index(fields=["order_key", "id"], name="rmq_outbox_order"),
                 ],
             },
@@ -365,6 +365,40 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="QueueControl",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("queue", models.CharField(max_length=255, verbose_name="queue")),
+                ("paused", models.BooleanField(default=False, verbose_name="paused")),
+                ("by", models.CharField(blank=True, max_length=150, verbose_name="by")),
+                ("reason", models.CharField(blank=True, max_length=255, verbose_name="reason")),
+                ("since", models.DateTimeField(blank=True, null=True, verbose_name="since")),
+                ("until", models.DateTimeField(blank=True, null=True, verbose_name="goes on by itself")),
+                ("opened", models.BooleanField(default=False, verbose_name="opened by its breaker")),
+                ("handler", models.CharField(blank=True, max_length=255, verbose_name="handler")),
+                ("kind", models.CharField(blank=True, max_length=255, verbose_name="error")),
+                ("cause", models.CharField(blank=True, max_length=600, verbose_name="cause")),
+                ("opened_at", models.DateTimeField(blank=True, null=True, verbose_name="opened at")),
+                ("failed", models.PositiveIntegerField(default=0, verbose_name="failed probes")),
+                ("probe_at", models.DateTimeField(blank=True, null=True, verbose_name="next probe")),
+                ("prober", models.CharField(blank=True, max_length=150, verbose_name="probed by")),
+                ("probe_until", models.DateTimeField(blank=True, null=True, verbose_name="probed until")),
+                ("halted_at", models.DateTimeField(blank=True, null=True)),
+                ("halted_seen_at", models.DateTimeField(blank=True, null=True)),
+                ("halted_by", models.CharField(blank=True, db_default="", default="", max_length=150)),
+                ("halted_attempt", models.PositiveIntegerField(blank=True, null=True)),
+                ("halted_error", models.CharField(blank=True, db_default="", default="", max_length=600)),
+                ("halted_message", models.CharField(blank=True, db_default="", default="", max_length=255)),
+            ],
+            options={
+                "verbose_name": "queue control",
+                "verbose_name_plural": "queue controls",
+                "permissions": (("pause_queue", "Can pause and resume queues"),),
+                "default_permissions": ("view",),
+                "constraints": [models.UniqueConstraint(fields=("queue",), name="rmq_control_once")],
+            },
+        ),
+        migrations.CreateModel(
             name="RequeueRun",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -390,7 +424,7 @@ class Migration(migrations.Migration):
                 ("source", models.CharField(default="code", max_length=10, verbose_name="source")),
                 ("reason", models.CharField(blank=True, max_length=255, verbose_name="reason")),
                 ("selection", models.JSONField(default=dict, verbose_name="selection")),
-                ("said", models.CharField(blank=True, max_length=255, verbose_name="what was chosen")),
+                ("description", models.CharField(blank=True, max_length=255, verbose_name="what was chosen")),
                 ("target", models.CharField(blank=True, max_length=255, verbose_name="target")),
                 ("rate", models.FloatField(default=20, verbose_name="messages per second")),
                 (
@@ -435,12 +469,12 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "requeue run",
                 "verbose_name_plural": "requeue runs",
-                "permissions": (("steer_requeuerun", "Can pause, slow and stop requeue runs"),),
+                "permissions": (("control_requeuerun", "Can pause, slow and stop requeue runs"),),
                 "default_permissions": ("view",),
             },
         ),
         migrations.CreateModel(
-            name="Item",
+            name="RequeueItem",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("place", models.PositiveIntegerField()),
@@ -489,41 +523,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Switch",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("queue", models.CharField(max_length=255, verbose_name="queue")),
-                ("paused", models.BooleanField(default=False, verbose_name="paused")),
-                ("by", models.CharField(blank=True, max_length=150, verbose_name="by")),
-                ("reason", models.CharField(blank=True, max_length=255, verbose_name="reason")),
-                ("since", models.DateTimeField(blank=True, null=True, verbose_name="since")),
-                ("until", models.DateTimeField(blank=True, null=True, verbose_name="goes on by itself")),
-                ("tripped", models.BooleanField(default=False, verbose_name="opened by its breaker")),
-                ("handler", models.CharField(blank=True, max_length=255, verbose_name="handler")),
-                ("kind", models.CharField(blank=True, max_length=255, verbose_name="error")),
-                ("cause", models.CharField(blank=True, max_length=600, verbose_name="cause")),
-                ("tripped_at", models.DateTimeField(blank=True, null=True, verbose_name="opened at")),
-                ("failed", models.PositiveIntegerField(default=0, verbose_name="failed probes")),
-                ("probe_at", models.DateTimeField(blank=True, null=True, verbose_name="next probe")),
-                ("prober", models.CharField(blank=True, max_length=150, verbose_name="probed by")),
-                ("probe_until", models.DateTimeField(blank=True, null=True, verbose_name="probed until")),
-                ("halted_at", models.DateTimeField(blank=True, null=True)),
-                ("halted_seen_at", models.DateTimeField(blank=True, null=True)),
-                ("halted_by", models.CharField(blank=True, db_default="", default="", max_length=150)),
-                ("halted_attempt", models.PositiveIntegerField(blank=True, null=True)),
-                ("halted_error", models.CharField(blank=True, db_default="", default="", max_length=600)),
-                ("halted_message", models.CharField(blank=True, db_default="", default="", max_length=255)),
-            ],
-            options={
-                "verbose_name": "queue switch",
-                "verbose_name_plural": "queue switches",
-                "permissions": (("pause_queue", "Can pause and resume queues"),),
-                "default_permissions": ("view",),
-                "constraints": [models.UniqueConstraint(fields=("queue",), name="rmq_switch_once")],
-            },
-        ),
-        migrations.CreateModel(
-            name="HeldMessage",
+            name="BlockedMessage",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("shown", models.CharField(max_length=255, verbose_name="message")),
@@ -534,7 +534,7 @@ class Migration(migrations.Migration):
                 ("routing_key", models.CharField(blank=True, max_length=255, verbose_name="routing key")),
                 ("body", models.BinaryField(verbose_name="body")),
                 ("properties", models.BinaryField(verbose_name="properties")),
-                ("held_at", models.DateTimeField(verbose_name="held")),
+                ("waiting_since", models.DateTimeField(verbose_name="waiting since")),
                 (
                     "block",
                     models.ForeignKey(
@@ -546,11 +546,11 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "verbose_name": "held message",
-                "verbose_name_plural": "held messages",
+                "verbose_name": "blocked message",
+                "verbose_name_plural": "blocked messages",
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["block", "id"], name="rmq_held_next")],
-                "constraints": [models.UniqueConstraint(fields=("block", "digest"), name="rmq_held_once")],
+                "indexes": [models.Index(fields=["block", "id"], name="rmq_waiting_next")],
+                "constraints": [models.UniqueConstraint(fields=("block", "digest"), name="rmq_waiting_once")],
             },
         ),
         migrations.CreateModel(
@@ -586,7 +586,7 @@ class Migration(migrations.Migration):
                 ("actor_key", models.CharField(blank=True, max_length=64, verbose_name="account")),
                 ("behalf", models.CharField(blank=True, max_length=255, verbose_name="on behalf of")),
                 (
-                    "verb",
+                    "action",
                     models.CharField(
                         choices=[
                             ("requeue", "Requeue"),
@@ -708,15 +708,15 @@ class Migration(migrations.Migration):
             index=models.Index(fields=["state", "-id"], name="rmq_run_state"),
         ),
         migrations.AddIndex(
-            model_name="item",
+            model_name="requeueitem",
             index=models.Index(fields=["run", "state", "place"], name="rmq_item_next"),
         ),
         migrations.AddIndex(
-            model_name="item",
+            model_name="requeueitem",
             index=models.Index(fields=["message", "cycle"], name="rmq_item_outcome"),
         ),
         migrations.AddConstraint(
-            model_name="item",
+            model_name="requeueitem",
             constraint=models.UniqueConstraint(fields=("run", "message"), name="rmq_item_once"),
         ),
     ]

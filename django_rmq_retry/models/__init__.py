@@ -1,8 +1,8 @@
 """The tables: what is parked and why, what was attempted, what operators did."""
 
-from django_rmq_retry.models.audit import AuditHead, LiveStatus, OperatorAction, Verb
-from django_rmq_retry.models.blocked import BlockedKey, HeldMessage
-from django_rmq_retry.models.controls import Meter, Switch
+from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
+from django_rmq_retry.models.blocked import BlockedKey, BlockedMessage
+from django_rmq_retry.models.controls import HandlerRate, QueueControl
 from django_rmq_retry.models.declared import Declared
 from django_rmq_retry.models.inbox import InboxEntry
 from django_rmq_retry.models.outbox import OutboxMessage
@@ -16,30 +16,30 @@ from django_rmq_retry.models.parked import (
     ParkedMessage,
     State,
 )
-from django_rmq_retry.models.runs import Item, ItemState, RequeueRun, RunState
+from django_rmq_retry.models.runs import ItemState, RequeueItem, RequeueRun, RunState
 
 __all__ = [
+    "Action",
     "Attempt",
     "AuditHead",
     "BlockedKey",
+    "BlockedMessage",
     "BusinessKey",
     "Declared",
     "ErrorGroup",
-    "HeldMessage",
+    "HandlerRate",
     "InboxEntry",
-    "Item",
     "ItemState",
     "KeyList",
     "ListedKey",
     "LiveStatus",
     "MessageVersion",
-    "Meter",
     "OperatorAction",
     "OutboxMessage",
     "ParkedMessage",
+    "QueueControl",
+    "RequeueItem",
     "RequeueRun",
     "RunState",
     "State",
-    "Switch",
-    "Verb",
 ]

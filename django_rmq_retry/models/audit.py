@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 
-class Verb(models.TextChoices):
+class Action(models.TextChoices):
     """What was done."""
 
     REQUEUE = "requeue", pgettext_lazy("act", "Requeue")
@@ -32,10 +32,10 @@ class Verb(models.TextChoices):
 
 
 ELSEWHERE = {
-    (Verb.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
-    (Verb.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
-    (Verb.RELEASE, "let_go"): pgettext_lazy("act", "Let key go on"),
-    (Verb.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
+    (Action.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
+    (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
+    (Action.RELEASE, "let_go"): pgettext_lazy("act", "Let key go on"),
+    (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
 }
 """The same verbs, done to what is neither a message nor a run; a fact tells them apart."""
 
@@ -69,7 +69,7 @@ class OperatorAction(models.Model):
     actor_key = models.CharField(_("account"), max_length=64, blank=True)
     behalf = models.CharField(_("on behalf of"), max_length=255, blank=True)
     """On the command line: the user of the operating system, and the machine."""
-    verb = models.CharField(_("action"), max_length=12, choices=Verb.choices)
+    action = models.CharField(_("action"), max_length=12, choices=Action.choices)
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
     group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
@@ -100,7 +100,7 @@ class OperatorAction(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.number} {self.get_verb_display()} {self.subject}".strip()
+        return f"{self.number} {self.get_action_display()} {self.subject}".strip()
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if not self._state.adding:
@@ -115,16 +115,16 @@ class OperatorAction(models.Model):
         """The facts by name; none where a row that was written past this project holds something else."""
         return self.facts if isinstance(self.facts, dict) else {}
 
-    def get_verb_display(self) -> str:  # type: ignore[no-redef]  # Django makes none where there is one
+    def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django makes none where there is one
         """What was done, and to what."""
-        found = (said for (verb, fact), said in ELSEWHERE.items() if verb == self.verb and fact in self.details)
-        return str(next(found, dict(Verb.choices).get(self.verb, self.verb)))
+        found = (said for (action, fact), said in ELSEWHERE.items() if action == self.action and fact in self.details)
+        return str(next(found, dict(Action.choices).get(self.action, self.action)))
 
     @property
     def queue(self) -> str:
         """The queue that was paused or resumed: this action has no messages."""
-        of_queues = ((Verb.PAUSE, "until"), (Verb.RESUME, "paused_by"))
-        return self.subject if any(verb == self.verb and fact in self.details for verb, fact in of_queues) else ""
+        of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
+        return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
 
 
 class AuditHead(models.Model):

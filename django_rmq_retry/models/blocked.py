@@ -22,13 +22,13 @@ class BlockedKey(models.Model):
     parked = models.BooleanField(_("parked"), default=False)
     """Whether a person has to decide; else it waits for its next attempt."""
     since = models.DateTimeField(_("since"))
-    held = models.PositiveIntegerField(_("waiting behind it"), default=0)
+    waiting = models.PositiveIntegerField(_("waiting behind it"), default=0)
 
     class Meta:
         verbose_name = _("blocked key")
         verbose_name_plural = _("blocked keys")
         default_permissions = ("view",)
-        permissions = (("release_blockedkey", _("Can let go on what waits behind a failed message")),)
+        permissions = (("unblock_blockedkey", _("Can unblock ordering keys")),)
         constraints = (models.UniqueConstraint(fields=["digest"], name="rmq_blocked_once"),)
         indexes = (
             models.Index(fields=["identity"], name="rmq_blocked_by"),
@@ -39,7 +39,7 @@ class BlockedKey(models.Model):
         return f"{self.handler} {self.key}"
 
 
-class HeldMessage(models.Model):
+class BlockedMessage(models.Model):
     """One message that waits for those before it; in the order of arrival."""
 
     block = models.ForeignKey(BlockedKey, on_delete=models.PROTECT, related_name="messages", db_index=False)
@@ -53,14 +53,14 @@ class HeldMessage(models.Model):
     body = models.BinaryField(_("body"))
     properties = models.BinaryField(_("properties"))
     """Those of the copy that goes back to its queue: the ones it came with, and where it came in."""
-    held_at = models.DateTimeField(_("held"))
+    waiting_since = models.DateTimeField(_("waiting since"))
 
     class Meta:
-        verbose_name = _("held message")
-        verbose_name_plural = _("held messages")
+        verbose_name = _("blocked message")
+        verbose_name_plural = _("blocked messages")
         default_permissions = ()
-        constraints = (models.UniqueConstraint(fields=["block", "digest"], name="rmq_held_once"),)
-        indexes = (models.Index(fields=["block", "id"], name="rmq_held_next"),)
+        constraints = (models.UniqueConstraint(fields=["block", "digest"], name="rmq_waiting_once"),)
+        indexes = (models.Index(fields=["block", "id"], name="rmq_waiting_next"),)
 
     def __str__(self) -> str:
         return self.shown

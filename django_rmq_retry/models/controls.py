@@ -4,7 +4,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 
-class Switch(models.Model):
+class QueueControl(models.Model):
     """One queue whose messages a person, a breaker or both keep from being handled; or once did."""
 
     queue = models.CharField(_("queue"), max_length=255)
@@ -14,11 +14,11 @@ class Switch(models.Model):
     since = models.DateTimeField(_("since"), null=True, blank=True)
     until = models.DateTimeField(_("goes on by itself"), null=True, blank=True)
     """When a pause is over, whoever looks."""
-    tripped = models.BooleanField(_("opened by its breaker"), default=False)
+    opened = models.BooleanField(_("opened by its breaker"), default=False)
     handler = models.CharField(_("handler"), max_length=255, blank=True)
     kind = models.CharField(_("error"), max_length=255, blank=True)
     cause = models.CharField(_("cause"), max_length=600, blank=True)
-    tripped_at = models.DateTimeField(_("opened at"), null=True, blank=True)
+    opened_at = models.DateTimeField(_("opened at"), null=True, blank=True)
     failed = models.PositiveIntegerField(_("failed probes"), default=0)
     probe_at = models.DateTimeField(_("next probe"), null=True, blank=True)
     prober = models.CharField(_("probed by"), max_length=150, blank=True)
@@ -35,17 +35,17 @@ class Switch(models.Model):
     halted_message = models.CharField(max_length=255, blank=True, db_default="", default="")
 
     class Meta:
-        verbose_name = _("queue switch")
-        verbose_name_plural = _("queue switches")
+        verbose_name = _("queue control")
+        verbose_name_plural = _("queue controls")
         default_permissions = ("view",)
         permissions = (("pause_queue", _("Can pause and resume queues")),)
-        constraints = (models.UniqueConstraint(fields=["queue"], name="rmq_switch_once"),)
+        constraints = (models.UniqueConstraint(fields=["queue"], name="rmq_control_once"),)
 
     def __str__(self) -> str:
         return self.queue
 
 
-class Meter(models.Model):
+class HandlerRate(models.Model):
     """The pace of one handler, over all processes: who runs next takes the next moment."""
 
     handler = models.CharField(_("handler"), max_length=255)
@@ -53,7 +53,7 @@ class Meter(models.Model):
 
     class Meta:
         default_permissions = ()
-        constraints = (models.UniqueConstraint(fields=["handler"], name="rmq_meter_once"),)
+        constraints = (models.UniqueConstraint(fields=["handler"], name="rmq_rate_once"),)
 
     def __str__(self) -> str:
         return self.handler

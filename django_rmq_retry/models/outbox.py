@@ -24,18 +24,18 @@ class OutboxMessage(models.Model):
     created_at = models.DateTimeField(_("written"))
     due_at = models.DateTimeField(_("sent after"))
     """Until then somebody is believed to be sending it, or it waits after a failure."""
-    tries = models.PositiveIntegerField(_("tries"), default=0)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
     error = models.TextField(_("why it was not sent"), blank=True)
-    stuck_at = models.DateTimeField(_("given up"), null=True, blank=True)
+    failed_at = models.DateTimeField(_("given up"), null=True, blank=True)
     """What the broker can never take is kept for a person."""
 
     class Meta:
         verbose_name = _("message to be published")
         verbose_name_plural = _("messages to be published")
         default_permissions = ("view",)
-        permissions = (("resend_outboxmessage", _("Can send stuck messages of the outbox again")),)
+        permissions = (("retry_outboxmessage", _("Can retry failed messages of the outbox")),)
         indexes = (
-            models.Index(fields=["stuck_at", "due_at", "id"], name="rmq_outbox_due"),
+            models.Index(fields=["failed_at", "due_at", "id"], name="rmq_outbox_due"),
             models.Index(fields=["order_key", "id"], name="rmq_outbox_order"),
         )
 
@@ -53,7 +53,7 @@ class Pending(NamedTuple):
 
 def pending(using: str) -> Pending:
     """What lies in the outbox of this database."""
-    open_ = Q(stuck_at__isnull=True)
+    open_ = Q(failed_at__isnull=True)
     rows = OutboxMessage.objects.using(using)
     found = rows.aggregate(
         waiting=Count("pk", filter=open_),

@@ -35,7 +35,7 @@ class RequeueRun(models.Model):
     source = models.CharField(_("source"), max_length=10, default="code")
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     selection = models.JSONField(_("selection"), default=dict)
-    said = models.CharField(_("what was chosen"), max_length=255, blank=True)
+    description = models.CharField(_("what was chosen"), max_length=255, blank=True)
     target = models.CharField(_("target"), max_length=255, blank=True)
     """Another queue than the one each message failed in; empty where there is none."""
     rate = models.FloatField(_("messages per second"), default=20)
@@ -68,7 +68,7 @@ class RequeueRun(models.Model):
         verbose_name = _("requeue run")
         verbose_name_plural = _("requeue runs")
         default_permissions = ("view",)
-        permissions = (("steer_requeuerun", _("Can pause, slow and stop requeue runs")),)
+        permissions = (("control_requeuerun", _("Can pause, slow and stop requeue runs")),)
         indexes = (models.Index(fields=["state", "-id"], name="rmq_run_state"),)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class ItemState(models.TextChoices):
     UNCONFIRMED = "unconfirmed", _("Not confirmed")
 
 
-class Item(models.Model):
+class RequeueItem(models.Model):
     """One message of a run, as it was when the run was started."""
 
     run = models.ForeignKey(RequeueRun, on_delete=models.CASCADE, related_name="items", db_index=False)

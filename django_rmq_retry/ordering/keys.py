@@ -20,7 +20,7 @@ from django_rmq_retry.messages.parked import identity, name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage, ParkedMessage, server
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage, server
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.record import ticket_of
 from django_rmq_retry.publishing.outbox import keep
@@ -101,7 +101,7 @@ def locked(digest: str) -> BlockedKey | None:
     rows = BlockedKey.objects.using(using).filter(digest=digest)
     if not connections[using].features.has_select_for_update:
         # SQLite refuses a transaction that has read when another one has written since: it writes first.
-        rows.update(held=F("held"))
+        rows.update(waiting=F("waiting"))
     return rows.select_for_update().first()
 
 
@@ -146,7 +146,7 @@ def hold(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -
     What could not be sent when its turn has come raises HeadersTooLarge or ValueError.
     """
     using, digest = database(), once(delivery)
-    waiting = HeldMessage.objects.using(using).filter(block=known)
+    waiting = BlockedMessage.objects.using(using).filter(block=known)
     if waiting.filter(digest=digest).exists():
         return
     copy = copy_of(delivery, delivery.queue)
@@ -154,7 +154,7 @@ def hold(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -
     if not even_if_full:
         _check_room(known)
     said = Said.of(delivery)
-    HeldMessage.objects.using(using).create(
+    BlockedMessage.objects.using(using).create(
         block=known,
         shown=said.shown,
         name=said.name,
@@ -164,15 +164,15 @@ def hold(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -
         routing_key=short(delivery.routing_key, NAME),
         body=delivery.body,
         properties=encode_properties(copy.properties),
-        held_at=server.now(using),
+        waiting_since=server.now(using),
     )
-    BlockedKey.objects.using(using).filter(pk=known.pk).update(held=F("held") + 1)
+    BlockedKey.objects.using(using).filter(pk=known.pk).update(waiting=F("waiting") + 1)
 
 
-def pass_on(known: BlockedKey, *, now: datetime | None = None) -> HeldMessage | None:
+def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
     """The message that went first is resolved: the next one goes first and back to its queue; else the key is free."""
     using = database()
-    following = HeldMessage.objects.using(using).filter(block=known).order_by("pk").first()
+    following = BlockedMessage.objects.using(using).filter(block=known).order_by("pk").first()
     rows = BlockedKey.objects.using(using).filter(pk=known.pk)
     if following is None:
         rows.delete()
@@ -183,14 +183,14 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> HeldMessage | 
         identity=following.identity,
         parked=False,
         since=now or server.now(using),
-        held=HeldMessage.objects.using(using).filter(block=known).count() - 1,
+        waiting=BlockedMessage.objects.using(using).filter(block=known).count() - 1,
     )
     keep(sent(following, known.queue), using=using)
     following.delete(using=using)
     return following
 
 
-def sent(held: HeldMessage, queue: str) -> Message:
+def sent(held: BlockedMessage, queue: str) -> Message:
     """The copy that goes back to the queue."""
     properties = decode_properties(bytes(held.properties))
     return Message(body=bytes(held.body), properties=properties, exchange="", routing_key=queue)
@@ -198,9 +198,9 @@ def sent(held: HeldMessage, queue: str) -> Message:
 
 def _check_room(known: BlockedKey) -> None:
     now = settings()
-    if known.held >= now.held_per_key:
+    if known.waiting >= now.held_per_key:
         raise Full(known, limit=now.held_per_key, of="HELD_PER_KEY")
-    total = BlockedKey.objects.using(database()).aggregate(total=Sum("held"))["total"] or 0
+    total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
     if total >= now.held_in_all:
         raise Full(known, limit=now.held_in_all, of="HELD_IN_ALL")
 
@@ -345,7 +345,7 @@ class Standing:
     """All blocked keys in figures."""
 
     keys: int
-    held: int
+    waiting: int
     """Messages that wait, of all keys."""
     most: int
     """Of the key with the most."""
@@ -359,13 +359,13 @@ class Standing:
 def standing() -> Standing:
     """How it is now; one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
-    found = BlockedKey.objects.using(database()).aggregate(total=Sum("held"), most=Max("held"), **figures)
-    held, most, now = found["total"] or 0, found["most"] or 0, settings()
+    found = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
+    waiting, most, now = found["total"] or 0, found["most"] or 0, settings()
     return Standing(
         keys=found["keys"],
-        held=held,
+        waiting=waiting,
         most=most,
         parked=found["parked"],
         oldest=found["oldest"],
-        full=most >= now.held_per_key or held >= now.held_in_all,
+        full=most >= now.held_per_key or waiting >= now.held_in_all,
     )

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import ParkedMessage, State, Verb, server
+from django_rmq_retry.models import Action, ParkedMessage, State, server
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import note
@@ -43,7 +43,7 @@ class Done:
 class Act:
     """What becomes of each message that is in one of these states."""
 
-    verb: Verb
+    action: Action
     states: Sequence[str]
     state: str
     changes: Mapping[str, Any]
@@ -107,11 +107,11 @@ def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMes
         facts["messages"] = sorted(row.pk for row in rows)
     note(
         actor,
-        act.verb,
+        act.action,
         reason=act.reason,
         message=alone.pk if alone else None,
         group=groups.pop() if len(groups) == 1 else None,
-        subject=str(alone) if alone else selection.said,
+        subject=str(alone) if alone else selection.description,
         count=len(rows),
         facts=facts,
     )
@@ -138,7 +138,12 @@ def discard(selection: Selection, actor: Actor, *, why: str, text: str = "", all
     reason = short(f"{why}: {text.strip()}" if text.strip() else why, 255)
     changes = {"resolved_at": server.now(database()), "resolution": reason, "held_until": None, "hold_reason": ""}
     act = Act(
-        verb=Verb.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts={"why": str(why)}
+        action=Action.DISCARD,
+        states=OPEN,
+        state=State.DISCARDED,
+        changes=changes,
+        reason=reason,
+        facts={"why": str(why)},
     )
     return perform(act, selection, actor, allowed=allowed)
 
@@ -146,7 +151,7 @@ def discard(selection: Selection, actor: Actor, *, why: str, text: str = "", all
 def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     """Take discards back: the messages are parked again."""
     act = Act(
-        verb=Verb.RESTORE,
+        action=Action.RESTORE,
         states=(State.DISCARDED,),
         state=State.PARKED,
         changes={"resolved_at": None, "resolution": ""},
@@ -168,14 +173,16 @@ def hold(
         raise Refused(_("A hold ends in the future, within a year."))
     changes = {"held_until": until, "hold_reason": short(reason, 255)}
     facts = {"until": until.isoformat()}
-    act = Act(verb=Verb.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
+    act = Act(action=Action.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
     return perform(act, selection, actor, allowed=allowed)
 
 
 def release(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     """End holds before their time."""
     changes = {"held_until": None, "hold_reason": ""}
-    act = Act(verb=Verb.RELEASE, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={})
+    act = Act(
+        action=Action.RELEASE, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
+    )
     return perform(act, selection, actor, allowed=allowed)
 
 

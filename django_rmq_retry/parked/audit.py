@@ -13,7 +13,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, Verb, server
+from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, server
 from django_rmq_retry.parked.operators import Actor
 
 log = logging.getLogger("django_rmq_retry")
@@ -21,7 +21,7 @@ log = logging.getLogger("django_rmq_retry")
 CHANGE = 2
 """django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
 OBJECT_LIMIT = 200
-LOOKING = {Verb.REVEAL, Verb.DOWNLOAD, Verb.EXPORT}
+LOOKING = {Action.REVEAL, Action.DOWNLOAD, Action.EXPORT}
 """Who looked is for those who may see what others did: the history of a message is for all who may see it."""
 
 
@@ -52,7 +52,7 @@ def _enter(action: OperatorAction, using: str) -> None:
 
 def _about(action: OperatorAction) -> tuple[type[models.Model], int]:
     """What the act was on; where that is no single thing, the act itself."""
-    if action.verb not in LOOKING:
+    if action.action not in LOOKING:
         things: tuple[tuple[type[models.Model], int | None], ...] = (
             (ParkedMessage, action.message),
             (RequeueRun, action.run),
@@ -67,16 +67,16 @@ def _about(action: OperatorAction) -> tuple[type[models.Model], int]:
 def _said(action: OperatorAction) -> str:
     """Not translated: it is written once, and read in many languages."""
     count = f"{action.count} messages" if action.count > 1 else ""
-    return " · ".join(part for part in (str(action.verb), count, action.reason) if part)
+    return " · ".join(part for part in (str(action.action), count, action.reason) if part)
 
 
 def _write(action: OperatorAction) -> None:
-    names = ("verb", "behalf", "reason", "group", "run", "subject", "count", "source")
+    names = ("action", "behalf", "reason", "group", "run", "subject", "count", "source")
     said = {name: getattr(action, name) for name in names}
     # `message` is a word of logging's own.
     extra = {"event": "rmq.operator", "who": action.actor_name, "record": action.message, **said}
     what = action.subject or f"{action.count} messages"
-    log.info("%s %s by %s", action.verb, what, action.actor_name, extra=extra)
+    log.info("%s %s by %s", action.action, what, action.actor_name, extra=extra)
 
 
 BATCH = 2000
@@ -84,7 +84,7 @@ BATCH = 2000
 
 def note(
     actor: Actor,
-    verb: Verb,
+    action: Action,
     *,
     reason: str = "",
     message: int | None = None,
@@ -98,14 +98,14 @@ def note(
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
         previous = _advance(using)
-        action = OperatorAction(
+        row = OperatorAction(
             number=previous.number,
             at=server.now(using),
             actor_id=actor.user_id,
             actor_name=actor.name,
             actor_key="" if actor.user_id is None else str(actor.user_id),
             behalf=actor.behalf,
-            verb=verb,
+            action=action,
             reason=short(reason, 255),
             message=message,
             group=group,
@@ -117,11 +117,11 @@ def note(
             source=actor.source,
             previous=previous.seal,
         )
-        action.seal = seal_of(action)
-        action.save(using=using)
-        AuditHead.objects.using(using).filter(pk=1).update(seal=action.seal)
-        tell(action, using)
-    return action
+        row.seal = seal_of(row)
+        row.save(using=using)
+        AuditHead.objects.using(using).filter(pk=1).update(seal=row.seal)
+        tell(row, using)
+    return row
 
 
 def verify() -> Iterator[str]:
@@ -155,14 +155,14 @@ def _breaks(known: OperatorAction | None, action: OperatorAction) -> Iterator[st
 
 def _purged_by(action: OperatorAction) -> int:
     """Up to which number this act shortened the log by its own retention."""
-    up_to = action.details.get("up_to") if action.verb == Verb.PURGE else None
+    up_to = action.details.get("up_to") if action.action == Action.PURGE else None
     return up_to if isinstance(up_to, int) else 0
 
 
 def seal_of(action: OperatorAction) -> str:
     """SHA-256 of what a row says and of the seal before it. The account is left out: it may be deleted."""
     at = action.at.astimezone(timezone.get_fixed_timezone(0)).isoformat(timespec="milliseconds")
-    said = {name: getattr(action, name) for name in SEALED} | {"at": at, "verb": str(action.verb)}
+    said = {name: getattr(action, name) for name in SEALED} | {"at": at, "action": str(action.action)}
     text = json.dumps(said, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

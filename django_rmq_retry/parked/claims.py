@@ -17,7 +17,16 @@ from django.db.models import F, QuerySet
 from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, RunState, State, server
+from django_rmq_retry.models import (
+    ErrorGroup,
+    ItemState,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    State,
+    server,
+)
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.database import database, locked_messages, locked_run, steadily
@@ -51,7 +60,7 @@ def lasts() -> float:
     return max(CLAIM, 3 * settings().publish_timeout)
 
 
-def claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> list[Claim]:
+def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     """Take items for sending; those whose record is not as it was chosen are left out, and say why.
 
     Nothing is taken where the run was paused or another driver has it.
@@ -59,7 +68,7 @@ def claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> lis
     return steadily(lambda: _claim(run, driver, items, prepare))
 
 
-def _claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> list[Claim]:
+def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     using, now = database(), server.now(database())
     claims, left_out = [], {}
     with transaction.atomic(using=using):
@@ -84,13 +93,13 @@ def _claim(run: int, driver: str, items: Sequence[Item], prepare: Prepare) -> li
     return claims
 
 
-def _objection(message: ParkedMessage, item: Item) -> str:
+def _objection(message: ParkedMessage, item: RequeueItem) -> str:
     if not message.open:
         return findings.RESOLVED
     return "" if message.revision == item.revision else findings.CHANGED
 
 
-def _claimed(item: Item, message: ParkedMessage, copy: Message, at: datetime) -> Claim:
+def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datetime) -> Claim:
     kept = ("state", "unconfirmed", "requeued_at", "requeued_by")
     before = {name: getattr(message, name) for name in kept}
     return Claim(item=item.pk, record=message.pk, cycle=message.cycle + 1, copy=copy, before=before, at=at)
@@ -116,7 +125,7 @@ def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int
     known = locked_run(run)
     if known is None or known.state != RunState.RUNNING or known.driver != driver:
         return False
-    pending = Item.objects.using(using).filter(run=run, state=ItemState.PENDING)
+    pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
     cycles: dict[int, list[int]] = {}
     for one in claims:
         cycles.setdefault(one.cycle, []).append(one.item)
@@ -135,7 +144,7 @@ def leave_out(run: int, whys: Mapping[int, str], *, state: ItemState = ItemState
     grouped: dict[str, list[int]] = {}
     for item, why in whys.items():
         grouped.setdefault(why, []).append(item)
-    rows = Item.objects.using(using).filter(run=run, state=state)
+    rows = RequeueItem.objects.using(using).filter(run=run, state=state)
     now = server.now(database())
     count = sum(
         rows.filter(pk__in=some).update(state=ItemState.SKIPPED, why=why, ended_at=now) for why, some in grouped.items()
@@ -161,7 +170,9 @@ def _swept(ids: Sequence[int]) -> int:
         rows = locked_messages(ids, whole=False).values()
         stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
         doubtful(stale)
-        claimed = Item.objects.using(using).filter(state=ItemState.CLAIMED, message__in=[row.pk for row in stale])
+        claimed = RequeueItem.objects.using(using).filter(
+            state=ItemState.CLAIMED, message__in=[row.pk for row in stale]
+        )
         for run in sorted(set(claimed.values_list("run", flat=True))):
             locked_run(run)
             ended = claimed.filter(run=run).update(
@@ -238,7 +249,7 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
     known = locked_run(run)
     if known is None:
         return
-    claimed = Item.objects.using(using).filter(run=run, state=ItemState.CLAIMED)
+    claimed = RequeueItem.objects.using(using).filter(run=run, state=ItemState.CLAIMED)
     left_at = min((one.claim.at for one in answers), default=now)
     by_outcome: dict[Outcome, list[int]] = {}
     for one in answers:
@@ -246,7 +257,7 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
     claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, why="")
     # Those whose outcome came before the confirm were sent as well.
-    Item.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
+    RequeueItem.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
     unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, why=findings.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
@@ -359,7 +370,7 @@ def _change(record: ParkedMessage, **changes: Any) -> None:
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
     """The places of this cycle in runs, counted where they really change."""
-    items = Item.objects.using(_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
+    items = RequeueItem.objects.using(_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
     for run in sorted(set(items.values_list("run", flat=True))):
         rows = RequeueRun.objects.using(_alias()).filter(pk=run)
         # Whoever else changes items holds their run.

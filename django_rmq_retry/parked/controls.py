@@ -11,7 +11,7 @@ from django_rmq_retry.breakers.control import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import BlockedKey, OutboxMessage, Switch, Verb, server
+from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl, server
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.database import steadily
@@ -34,20 +34,20 @@ def look() -> list[QueueState]:
 
 def later(span: timedelta | None) -> datetime | None:
     """The time at which a pause of this length ends, by the clock of all consumers."""
-    return None if span is None else server.now(router.db_for_write(Switch)) + span
+    return None if span is None else server.now(router.db_for_write(QueueControl)) + span
 
 
 def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None = None) -> QueueState:
     """Nobody takes of it any more, within seconds; again by itself at ``until``, or when somebody resumes it."""
     _check(queue)
     _check_stays(queue)
-    now = server.now(router.db_for_write(Switch))
+    now = server.now(router.db_for_write(QueueControl))
     if until is not None and until <= now:
         raise Refused(_("The time at which it goes on by itself is over already."))
     text = short(reason.strip(), REASON_LIMIT)
 
     def act() -> QueueState:
-        using = router.db_for_write(Switch)
+        using = router.db_for_write(QueueControl)
         with transaction.atomic(using=using):
             before = _locked_control(queue, using)
             kept = before.paused and (before.until is None or before.until > now)
@@ -58,10 +58,10 @@ def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None 
                 "since": before.since if kept else now,
                 "until": until,
             }
-            Switch.objects.using(using).filter(pk=before.pk).update(**changes)
+            QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
             facts = {"until": until and until.isoformat(timespec="seconds")}
-            note(actor, Verb.PAUSE, reason=reason, subject=queue, facts=facts)
-            return state_of(Switch.objects.using(using).get(pk=before.pk))
+            note(actor, Action.PAUSE, reason=reason, subject=queue, facts=facts)
+            return state_of(QueueControl.objects.using(using).get(pk=before.pk))
 
     return steadily(act)
 
@@ -71,17 +71,17 @@ def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
     _check(queue)
 
     def act() -> QueueState:
-        using = router.db_for_write(Switch)
+        using = router.db_for_write(QueueControl)
         with transaction.atomic(using=using):
             before = _locked_control(queue, using)
             known = state_of(before)
             if known.state(server.now(using).timestamp()) == FLOWING:
                 raise Outdated(_("Nothing was changed: queue %(queue)s flows already.") % {"queue": queue})
             changes = {**columns_of(CLOSED), "paused": False, "by": "", "reason": "", "since": None, "until": None}
-            Switch.objects.using(using).filter(pk=before.pk).update(**changes)
+            QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
             facts = {"paused_by": known.by, "breaker": known.circuit.cause}
-            note(actor, Verb.RESUME, reason=reason, subject=queue, facts=facts)
-            return state_of(Switch.objects.using(using).get(pk=before.pk))
+            note(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
+            return state_of(QueueControl.objects.using(using).get(pk=before.pk))
 
     return steadily(act)
 
@@ -103,9 +103,9 @@ def _check_stays(queue: str) -> None:
         raise Refused(said % {"queue": queue})
 
 
-def _locked_control(queue: str, using: str) -> Switch:
+def _locked_control(queue: str, using: str) -> QueueControl:
     """Its row, as nobody else can change it until the transaction ends."""
-    rows = Switch.objects.using(using)
+    rows = QueueControl.objects.using(using)
     rows.get_or_create(queue=queue)
     # The update comes first: SQLite refuses a transaction that has read when another one has written since.
     rows.filter(queue=queue).update(queue=queue)
@@ -140,10 +140,10 @@ def let_go(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None
                 "queue": now.queue,
                 "let_go": now.blocker,
                 "parked": now.parked,
-                "waiting": now.held,
+                "waiting": now.waiting,
                 "goes_first": following.shown if following else "",
             }
-            note(actor, Verb.RELEASE, reason=reason, subject=str(now), count=1, facts=facts)
+            note(actor, Action.RELEASE, reason=reason, subject=str(now), count=1, facts=facts)
             return locked(known.digest)
 
     return steadily(act)
@@ -160,7 +160,7 @@ def named(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
 
 
 MOST = 500
-FAILING = Q(stuck_at__isnull=False) | Q(tries__gt=0)
+FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
 """What the broker has refused at least once; everything else is on its way by itself."""
 
 
@@ -173,11 +173,11 @@ def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str
     """Have these rows sent again, or all that are stuck; return how many."""
     count = 0
     with transaction.atomic(using=using):
-        rows = _locked_rows(failing(using) if ids is not None else failing(using).filter(stuck_at__isnull=False), ids)
+        rows = _locked_rows(failing(using) if ids is not None else failing(using).filter(failed_at__isnull=False), ids)
         if rows:
             chosen = OutboxMessage.objects.using(using).filter(pk__in=[row.pk for row in rows])
-            count = chosen.update(stuck_at=None, tries=0, due_at=server.now(using))
-            _note(actor, Verb.REQUEUE, rows, using=using, reason=reason)
+            count = chosen.update(failed_at=None, attempts=0, due_at=server.now(using))
+            _note(actor, Action.REQUEUE, rows, using=using, reason=reason)
     if count:
         outbox_rows.notify(using)
     return count
@@ -188,7 +188,7 @@ def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> i
     with transaction.atomic(using=using):
         rows = _locked_rows(failing(using), ids)
         if rows:
-            _note(actor, Verb.DISCARD, rows, using=using, reason=reason)
+            _note(actor, Action.DISCARD, rows, using=using, reason=reason)
             if using == database():
                 never_sent(rows)
             outbox_rows.delete([row.pk for row in rows], using=using)
@@ -202,12 +202,12 @@ def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> 
     """What a relay has in hand is waited for: it may be gone then."""
     if not connections[rows.db].features.has_select_for_update:
         # SQLite refuses a transaction that has read when another one has written since: it writes first.
-        OutboxMessage.objects.using(rows.db).filter(pk=0).update(tries=0)
+        OutboxMessage.objects.using(rows.db).filter(pk=0).update(attempts=0)
     chosen = rows if ids is None else rows.filter(pk__in=ids)
     return list(chosen.order_by("pk").defer("body", "properties").select_for_update())
 
 
-def _note(actor: Actor, verb: Verb, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
+def _note(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
     subject = rows[0].message_id if len(rows) == 1 else ""
     names = [row.message_id or f"#{row.pk}" for row in rows[:MOST]]
-    note(actor, verb, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names})
+    note(actor, action, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names})

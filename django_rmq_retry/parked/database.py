@@ -9,9 +9,9 @@ from django.db.models import F
 from django.utils import timezone
 
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import BusinessKey, ErrorGroup, Item, MessageVersion, ParkedMessage, RequeueRun
+from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, ParkedMessage, RequeueItem, RequeueRun
 
-NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Item)
+NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
 
 
 class _Undone(Exception):

@@ -26,7 +26,7 @@ from django_rmq_retry.messages.masking import is_json, masked
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import PREFIX
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import MessageVersion, ParkedMessage, Verb, server
+from django_rmq_retry.models import Action, MessageVersion, ParkedMessage, server
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, steadily
@@ -382,7 +382,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         rows = ParkedMessage.objects.using(using).filter(pk=message)
         rows.update(version=version + 1, revision=F("revision") + 1)
         facts = _facts(known, before.body, proposal, version + 1)
-        note(actor, Verb.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts)
+        note(actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts)
     return made
 
 

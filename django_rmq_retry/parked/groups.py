@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.messages.tracebacks import RULE, short
-from django_rmq_retry.models import ErrorGroup, ParkedMessage, State, Verb, server
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, State, server
 from django_rmq_retry.parked.audit import note as audit
 from django_rmq_retry.parked.database import database, steadily
 from django_rmq_retry.parked.operators import Actor, NothingChosen
@@ -185,15 +185,15 @@ def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
     if unknown:
         raise TypeError(f"annotate() does not know {', '.join(unknown)}; it takes {', '.join(LIMITS)}.")
     changes = {name: short(text, LIMITS[name]) for name, text in texts.items()}
-    return _change(group, actor, Verb.NOTE, changes, reason=changes.get("note", ""))
+    return _change(group, actor, Action.NOTE, changes, reason=changes.get("note", ""))
 
 
 def mute(group: int, actor: Actor, *, muted: bool = True, reason: str = "") -> ErrorGroup:
     """Raise no alarm over a group any more, or again; its messages are shown as before."""
-    return _change(group, actor, Verb.MUTE, {"muted": muted}, reason=reason)
+    return _change(group, actor, Action.MUTE, {"muted": muted}, reason=reason)
 
 
-def _change(group: int, actor: Actor, verb: Verb, changes: Mapping[str, object], *, reason: str) -> ErrorGroup:
+def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str) -> ErrorGroup:
     def act() -> ErrorGroup:
         using = database()
         with transaction.atomic(using=using):
@@ -207,10 +207,10 @@ def _change(group: int, actor: Actor, verb: Verb, changes: Mapping[str, object],
             if not differing:
                 return known
             before = {name: getattr(known, name) for name in differing}
-            noted = {"noted_at": server.now(database()), "noted_by": actor.name} if verb == Verb.NOTE else {}
+            noted = {"noted_at": server.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
             rows.update(**differing, **noted)
             facts = {"before": before, "after": differing}
-            audit(actor, verb, reason=reason, group=group, subject=str(known), count=0, facts=facts)
+            audit(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
             known.refresh_from_db(using=using)
         return known
 

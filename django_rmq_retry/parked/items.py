@@ -15,7 +15,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
-from django_rmq_retry.models import Item, ItemState, ParkedMessage, RequeueRun, RunState, server
+from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, server
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.database import database, locked_run, steadily
@@ -38,7 +38,7 @@ class Choice:
     """The next items, and what has to become of others on the way to them."""
 
     def __init__(self, run: RequeueRun, most: int, room: Room) -> None:
-        self.items: list[Item] = []
+        self.items: list[RequeueItem] = []
         self.blocked: dict[int, str] = {}
         """Items that are left out, each with why."""
         self.waits_for_key = False
@@ -63,10 +63,10 @@ class Choice:
             if len(self.items) >= self._most or (self.waits_for_queue and self._run.target):
                 return
 
-    def _full(self, item: Item) -> bool:
+    def _full(self, item: RequeueItem) -> bool:
         return len(self.items) >= self._most or (bool(self.items) and self._bytes + item.message.size > MOST_BYTES)
 
-    def _judge(self, item: Item) -> None:
+    def _judge(self, item: RequeueItem) -> None:
         key, queue = item.message.business_key, self._run.target or item.message.queue
         ordered = bool(key) and self._run.one_by_one
         if ordered and key in self._failed:
@@ -87,7 +87,7 @@ class Choice:
 
     def _look_up(self, keys: list[str]) -> None:
         """Which of these keys have a message under way, and which have one that did not hold."""
-        mine = Item.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
+        mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
         under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
         overdue = server.now(database()) - OUTCOME
@@ -96,12 +96,12 @@ class Choice:
         self._failed.update(ended.values_list("message__business_key", flat=True))
 
 
-def pending(run: int) -> QuerySet[Item]:
+def pending(run: int) -> QuerySet[RequeueItem]:
     """What of a run is not sent yet, in its order."""
-    return Item.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
+    return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
 
-def _pages(run: RequeueRun) -> Iterator[list[Item]]:
+def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
     columns = ("run_id", "place", "revision", "message_id", "state")
     of_message = ("message__id", "message__business_key", "message__queue", "message__size")
     after = -1
@@ -132,7 +132,7 @@ def _advance(run: int, driver: str) -> str:
         known = locked_run(run)
         if known is None or known.driver != driver or known.state not in (RunState.RUNNING, RunState.WAITING):
             return "" if known is None else known.state
-        items = Item.objects.using(using).filter(run=run)
+        items = RequeueItem.objects.using(using).filter(run=run)
         if items.filter(state=ItemState.PENDING).exists():
             known.state = RunState.RUNNING
         elif items.filter(state=ItemState.CLAIMED).exists():
@@ -161,7 +161,7 @@ def _release(run: int) -> bool:
         known = locked_run(run)
         if known is None or known.state != RunState.STOPPED or known.finished_at is not None:
             return False
-        pending = Item.objects.using(using).filter(run=run, state=ItemState.PENDING)
+        pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
         mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
         part = pending if mark is None else pending.filter(place__lte=mark)
         known.skipped += part.update(state=ItemState.SKIPPED, why=findings.STOPPED, ended_at=now)
@@ -189,7 +189,7 @@ COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
 
 
 def count(run: RequeueRun) -> None:
-    items = Item.objects.using(database()).filter(run=run)
+    items = RequeueItem.objects.using(database()).filter(run=run)
     found = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
     run.processed = found.get(ItemState.PROCESSED, 0)
     run.failed = found.get(ItemState.FAILED, 0)
@@ -302,7 +302,7 @@ def _after(rows: Rows, told: dict[str, Any]) -> Rows:
 def _there(run: RequeueRun, part: Rows) -> int:
     """How many of a part have an item already, which takes no room."""
     numbers = list(part.values_list("pk", flat=True)[:PART])
-    return Item.objects.using(database()).filter(run=run, message__in=numbers).count()
+    return RequeueItem.objects.using(database()).filter(run=run, message__in=numbers).count()
 
 
 def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:
@@ -314,7 +314,7 @@ def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, 
     using = database()
     ops, ignore = connections[using].ops, OnConflict.IGNORE
     chosen, params = _chosen(run, rows, selection, terms, first=first).query.get_compiler(using=using).as_sql()
-    meta: Any = Item._meta  # noqa: SLF001 - Django's own way
+    meta: Any = RequeueItem._meta  # noqa: SLF001 - Django's own way
     quote = ops.quote_name
     names = ", ".join(quote(meta.get_field(name).column) for name in COLUMNS)
     with connections[using].cursor() as cursor:

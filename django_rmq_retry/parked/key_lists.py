@@ -11,7 +11,16 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import BusinessKey, Item, ItemState, KeyList, ListedKey, ParkedMessage, State, server
+from django_rmq_retry.models import (
+    BusinessKey,
+    ItemState,
+    KeyList,
+    ListedKey,
+    ParkedMessage,
+    RequeueItem,
+    State,
+    server,
+)
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import Actor, Refused
@@ -374,7 +383,9 @@ def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Seen | 
 def _matches(numbers: Sequence[int]) -> dict[int, Match]:
     found = {}
     for some in _chunks(numbers):
-        items = Item.objects.using(database()).filter(message__in=some, state__in=UNDER_WAY, run__state__in=ACTIVE)
+        items = RequeueItem.objects.using(database()).filter(
+            message__in=some, state__in=UNDER_WAY, run__state__in=ACTIVE
+        )
         runs = dict(items.order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):
             found[pk] = Match(record=pk, state=state, name=key or name or f"#{pk}", run=runs.get(pk))

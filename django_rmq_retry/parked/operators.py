@@ -62,7 +62,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view_group": ("view_errorgroup", gettext_lazy("Can view error group")),
     "view_run": ("view_requeuerun", gettext_lazy("Can view requeue run")),
     "view_status": ("view_livestatus", gettext_lazy("Can view live status")),
-    "view_queue": ("view_switch", gettext_lazy("Can view queue switch")),
+    "view_queue": ("view_queuecontrol", gettext_lazy("Can view queue control")),
     "view_key": ("view_blockedkey", gettext_lazy("Can view blocked key")),
     "view_outbox": ("view_outboxmessage", gettext_lazy("Can view message to be published")),
     "view_audit": ("view_operatoraction", gettext_lazy("Can view action")),
@@ -80,9 +80,9 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "export": ("export", gettext_lazy("Can export messages")),
     "note": ("note_errorgroup", gettext_lazy("Can note on and mute error groups")),
     "pause_queue": ("pause_queue", gettext_lazy("Can pause and resume queues")),
-    "resend": ("resend_outboxmessage", gettext_lazy("Can send stuck messages of the outbox again")),
-    "unblock": ("release_blockedkey", gettext_lazy("Can let go on what waits behind a failed message")),
-    "steer": ("steer_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
+    "retry": ("retry_outboxmessage", gettext_lazy("Can retry failed messages of the outbox")),
+    "unblock": ("unblock_blockedkey", gettext_lazy("Can unblock ordering keys")),
+    "control": ("control_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
 }
 """What each verb needs."""
 

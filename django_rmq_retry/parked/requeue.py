@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState, Verb, server
+from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, server
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
@@ -37,7 +37,7 @@ def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Send nothing more until somebody resumes it; what is being sent ends as it would."""
     running = (RunState.PLANNED, RunState.RUNNING)
     return _steer(
-        run, actor, Verb.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, "why": short(reason, 255)}
+        run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, "why": short(reason, 255)}
     )
 
 
@@ -51,18 +51,18 @@ def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
         changes["canary"] = False
     if known is not None and tripped(known):
         changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
-    return _steer(run, actor, Verb.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
+    return _steer(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
 
 
 def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
     """So many per second from the next slice on; more than before is possible too."""
-    return _steer(run, actor, Verb.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **paced()})
+    return _steer(run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **paced()})
 
 
 def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Send nothing more, for good. What was not sent stays parked; outcomes of what was are still noted."""
     changes = {"state": RunState.STOPPED, "why": short(reason, 255)}
-    stopped = _steer(run, actor, Verb.STOP, ACTIVE, reason=reason, changes=changes)
+    stopped = _steer(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + PATIENCE
     while release(run) and time.monotonic() < until:
         pass
@@ -78,7 +78,7 @@ def checked_rate(rate: float) -> float:
 
 
 def _steer(
-    run: int, actor: Actor, verb: Verb, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
+    run: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
 ) -> RequeueRun:
     def act() -> RequeueRun:
         with transaction.atomic(using=database()):
@@ -90,13 +90,13 @@ def _steer(
                 raise Outdated(said % {"run": run, "state": known.get_state_display()})
             before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
             RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
-            if verb == Verb.STOP and listing(known):
+            if action == Action.STOP and listing(known):
                 counted = known.total
                 listed(known)
                 known.save(using=database(), update_fields=["selection", "total"])
                 known.total = counted
             after = {name: changes[name] for name in before}
-            note(actor, verb, reason=reason, run=run, count=known.total, facts={"before": before, "after": after})
+            note(actor, action, reason=reason, run=run, count=known.total, facts={"before": before, "after": after})
         known.refresh_from_db(using=database())
         return known
 
@@ -137,7 +137,7 @@ def start(
         source=actor.source,
         reason=short(reason, 255),
         selection=selection.facts(),
-        said=short(selection.said, 255),
+        description=short(selection.description, 255),
         target=target,
         rate=checked_rate(rate),
         max_depth=max_depth,
@@ -168,12 +168,12 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
         one = items.first() if run.total == 1 else None
         note(
             actor,
-            Verb.REQUEUE,
+            Action.REQUEUE,
             reason=run.reason,
             run=run.pk,
             count=run.total,
             message=one.message_id if one is not None else None,
-            subject=str(one.message) if one is not None else run.said,
+            subject=str(one.message) if one is not None else run.description,
             group=_group(selection),
             facts=facts,
         )

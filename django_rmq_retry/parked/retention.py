@@ -11,7 +11,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import Attempt, AuditHead, OperatorAction, ParkedMessage, Verb, server
+from django_rmq_retry.models import Action, Attempt, AuditHead, OperatorAction, ParkedMessage, server
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.attempts import NAMELESS
 from django_rmq_retry.parked.audit import note
@@ -145,7 +145,7 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
         counts = dict(Counter(row.state for row in rows))
         if rows:
             days = older_than.total_seconds() / 86_400
-            note(actor, Verb.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts})
+            note(actor, Action.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts})
     return counts
 
 
@@ -165,7 +165,7 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
     with transaction.atomic(using=using):
         # Whoever adds an act waits for this.
         AuditHead.objects.using(using).filter(pk=1).update(number=F("number"))
-        note(actor, Verb.PURGE, subject="audit log", count=count, facts={"up_to": last})
+        note(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
         forget(before, using)
         rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses, as it should for everybody else
     return count

@@ -20,7 +20,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState, server
+from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, server
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.claims import Answer, Claim, claim, lasts, leave_out, settle, sweep
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
@@ -55,7 +55,9 @@ def canary(run: RequeueRun) -> tuple[str, bool]:
     """Why the rest has to wait for the first message, and whether that is for a person to end; nothing if it held."""
     if run.processed:
         return "", False
-    rows = Item.objects.using(database()).filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SKIPPED))
+    rows = (
+        RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SKIPPED))
+    )
     states = set(rows.values_list("state", flat=True)[:ENOUGH])
     if ItemState.FAILED in states:
         return findings.CANARY_FAILED, True

@@ -13,7 +13,16 @@ from django.db.models.lookups import Exact
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.models import BusinessKey, Item, ItemState, KeyList, ListedKey, ParkedMessage, State, server
+from django_rmq_retry.models import (
+    BusinessKey,
+    ItemState,
+    KeyList,
+    ListedKey,
+    ParkedMessage,
+    RequeueItem,
+    State,
+    server,
+)
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 
@@ -120,7 +129,7 @@ def number_in(text: str) -> int | None:
 
 
 def _failed_of_run(value: Any) -> Q:
-    failed = Item.objects.filter(run=int(value), state=ItemState.FAILED, message=OuterRef("pk"))
+    failed = RequeueItem.objects.filter(run=int(value), state=ItemState.FAILED, message=OuterRef("pk"))
     return Q(Exists(failed))
 
 
@@ -281,7 +290,7 @@ class Selection:
             raise NothingChosen(_("None of the chosen messages is there any more. Nothing was done."))
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """In short, for the page of a run."""
         some = [", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])] if self.named else []
         return " · ".join([*some, *(f"{name} {_words(value)}" for name, value in self.filter.items())])

@@ -15,7 +15,7 @@ from django.db.models import BinaryField, DateTimeField, F, QuerySet
 from django_rmq_retry import signals
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import By, Parked
-from django_rmq_retry.models import BusinessKey, ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, server
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, server
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import absent
 from django_rmq_retry.parked.groups import Tally, groups_of, less
@@ -253,7 +253,9 @@ class Filing:
         """What was requeued by a run, and has failed again, is counted there. Whoever changes items holds their run."""
         if not self._failed:
             return
-        items = Item.objects.using(self._alias).filter(message__in={pk for pk, _ in self._failed}, state__in=SENT)
+        items = RequeueItem.objects.using(self._alias).filter(
+            message__in={pk for pk, _ in self._failed}, state__in=SENT
+        )
         runs = RequeueRun.objects.using(self._alias)
         numbers = sorted(set(items.values_list("run", flat=True)))
         list(runs.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk"))

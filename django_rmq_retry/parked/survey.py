@@ -8,7 +8,16 @@ from django.db import connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry.breakers.watch import halted
-from django_rmq_retry.models import Declared, ErrorGroup, HeldMessage, ParkedMessage, RequeueRun, State, Switch, server
+from django_rmq_retry.models import (
+    BlockedMessage,
+    Declared,
+    ErrorGroup,
+    ParkedMessage,
+    QueueControl,
+    RequeueRun,
+    State,
+    server,
+)
 from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import standing
@@ -62,9 +71,9 @@ class Survey:
     held: Held
     apart: timedelta = timedelta()
     """How far the database's clock is ahead of this host's."""
-    stopped: tuple[Switch, ...] = ()
+    stopped: tuple[QueueControl, ...] = ()
     """Queues that a person or a breaker has stopped."""
-    halted: tuple[Switch, ...] = ()
+    halted: tuple[QueueControl, ...] = ()
     """Ordered lines that stand still because their first message fails."""
     declared: tuple[Declared, ...] = ()
     """What this project has declared, on whatever broker."""
@@ -87,10 +96,10 @@ def survey() -> Survey:
         cursor.fetchone()
     seconds = time.monotonic() - began
     tables = set(connections[alias].introspection.table_names())
-    if not {model._meta.db_table for model in (ParkedMessage, Switch)} <= tables:  # noqa: SLF001 - documented
+    if not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
     apart, now = server.ahead(alias), server.now(alias)
-    held = Q(tripped=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    held = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
     return Survey(
         alias=alias,
         seconds=seconds,
@@ -99,7 +108,7 @@ def survey() -> Survey:
         outbox=outbox(),
         held=_held(),
         apart=apart,
-        stopped=tuple(Switch.objects.filter(held).order_by("queue")),
+        stopped=tuple(QueueControl.objects.filter(held).order_by("queue")),
         halted=halted(),
         declared=tuple(rows()) if Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
@@ -132,5 +141,5 @@ def outbox() -> Outbox:
 
 def _held() -> Held:
     told = standing()
-    oldest = HeldMessage.objects.aggregate(oldest=Min("held_at"))["oldest"] if told.held else None
-    return Held(keys=told.keys, messages=told.held, most=told.most, oldest=oldest)
+    oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if told.waiting else None
+    return Held(keys=told.keys, messages=told.waiting, most=told.most, oldest=oldest)

@@ -26,7 +26,7 @@ from django_rmq_retry.messages.parked import KEPT_RAW
 from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import PREFIX, Stamp
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.parked.actions import Allowed
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.key_lists import keep
@@ -68,10 +68,10 @@ def export(
     alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None
     note(
         actor,
-        Verb.EXPORT,
+        Action.EXPORT,
         reason=reason,
         message=alone.pk if alone else None,
-        subject=str(alone) if alone else selection.said,
+        subject=str(alone) if alone else selection.description,
         count=count,
         facts=facts,
     )
@@ -100,8 +100,8 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
 
 def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
     """What became of each message of a run, as a table."""
-    items = Item.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
-    note(actor, Verb.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
+    items = RequeueItem.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
+    note(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
     head = ("place", "id", "business_key", "message_id", "queue", "state", "why", "error", "sent_at", "ended_at")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
@@ -109,9 +109,21 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
     """The audit log, or a part of it; exporting it is an act as well."""
-    note(actor, Verb.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
+    note(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
     names = (
-        *("number", "at", "actor_name", "actor_key", "behalf", "verb", "reason", "message", "group", "run", "subject"),
+        *(
+            "number",
+            "at",
+            "actor_name",
+            "actor_key",
+            "behalf",
+            "action",
+            "reason",
+            "message",
+            "group",
+            "run",
+            "subject",
+        ),
         *("count", "facts", "ip", "source", "previous", "seal"),
     )
     streamed = rows.order_by("number").iterator(chunk_size=1000)
@@ -137,7 +149,7 @@ def neutral(cell: object) -> str:
 HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
 
 
-def _result(item: Item) -> Iterator[object]:
+def _result(item: RequeueItem) -> Iterator[object]:
     message = item.message
     yield from (item.place, message.pk, message.business_key, message.message_id, message.queue, item.state, item.why)
     yield message.error if item.state == ItemState.FAILED else ""
@@ -216,7 +228,7 @@ def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = ""
             else:
                 done.stored += 1
         facts = {"lines": [batch[0][0], batch[-1][0]]}
-        note(actor, Verb.IMPORT, reason=reason, count=len(arrivals), facts=facts)
+        note(actor, Action.IMPORT, reason=reason, count=len(arrivals), facts=facts)
     return done
 
 

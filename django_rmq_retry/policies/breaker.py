@@ -113,7 +113,7 @@ class Tally:
 class Circuit:
     """Where the breaker of one queue stands, over all processes; times are seconds of the epoch."""
 
-    tripped: bool = False
+    opened: bool = False
     handler: str = ""
     """Whose breaker it was."""
     kind: str = ""
@@ -131,13 +131,13 @@ class Circuit:
 
     def trip(self, *, handler: str, kind: str, cause: str, now: float, wait: float) -> "Circuit":
         """Opened; one that is open already stays as it is."""
-        if self.tripped:
+        if self.opened:
             return self
-        return Circuit(tripped=True, handler=handler, kind=kind, cause=cause, since=now, probe_at=now + wait)
+        return Circuit(opened=True, handler=handler, kind=kind, cause=cause, since=now, probe_at=now + wait)
 
     def due(self, now: float) -> bool:
         """Whether somebody may try a message now."""
-        return self.tripped and now >= self.probe_at and (not self.prober or now >= self.probe_until)
+        return self.opened and now >= self.probe_at and (not self.prober or now >= self.probe_until)
 
     def mended(self, now: float, most: float) -> "Circuit":
         """Due now, where its times are further ahead than anybody sets them: a clock was wrong."""
@@ -153,7 +153,7 @@ class Circuit:
 
     def fail(self, *, cause: str, now: float, wait: float) -> "Circuit":
         """A probe has failed: open for a longer time."""
-        if not self.tripped:
+        if not self.opened:
             return self
         return replace(self, cause=cause, failed=self.failed + 1, probe_at=now + wait, prober="", probe_until=0.0)
 

@@ -22,7 +22,7 @@ from django_rmq_retry.publishing.outbox_rows import Answer, Row
 
 log = logging.getLogger("django_rmq_retry")
 
-MOST_TRIES = 15
+MOST_ATTEMPTS = 15
 """After so many the broker can never take it, as far as anybody knows: with these waits that is nine minutes."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 GONE = ("the connection was lost", "no confirm in time", "the I/O thread")
@@ -72,25 +72,25 @@ def writable(message: Message) -> bool:
     return True
 
 
-def wait_after(tries: int) -> float:
+def wait_after(attempts: int) -> float:
     """Seconds until the next try."""
-    return float(min(FIRST_WAIT * 2 ** min(tries - 1, 16), LONGEST_WAIT))
+    return float(min(FIRST_WAIT * 2 ** min(attempts - 1, 16), LONGEST_WAIT))
 
 
 def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
     """Try again after that many seconds, or keep it for a person."""
     # How long a queue was full, or a right was missing, says nothing of how long a message may be returned.
-    tries = row.tries + 1 if whose is Fault.ROW else min(row.tries + 1, MOST_TRIES // 2)
-    if whose is Fault.ROW and tries >= MOST_TRIES:
-        outbox_rows.give_up(row.id, using=using, tries=tries, error=why)
+    attempts = row.attempts + 1 if whose is Fault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
+    if whose is Fault.ROW and attempts >= MOST_ATTEMPTS:
+        outbox_rows.give_up(row.id, using=using, attempts=attempts, error=why)
         said = "Message %r stays in the outbox of %r until somebody sends it again or discards it: %s"
         log.critical(said, *_facts(row, using, why), extra=_extra(row, "outbox stuck"))
         return 0.0
-    outbox_rows.put_off(row.id, using=using, seconds=wait_after(tries), tries=tries, error=why)
-    if tries == 1:
+    outbox_rows.put_off(row.id, using=using, seconds=wait_after(attempts), attempts=attempts, error=why)
+    if attempts == 1:
         said = "Message %r waits in the outbox of %r and is tried again: %s"
         log.warning(said, *_facts(row, using, why), extra=_extra(row, "outbox retry"))
-    return wait_after(tries)
+    return wait_after(attempts)
 
 
 def _facts(row: Row, using: str, why: str) -> tuple[str | None, str, str]:

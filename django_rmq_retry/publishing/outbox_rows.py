@@ -76,7 +76,7 @@ def _place(using: str) -> Hashable:
 
 COLUMNS = (
     *("message_id", "exchange", "routing_key", "mandatory", "body", "size", "properties", "order_key"),
-    *("created_at", "due_at", "tries", "error"),
+    *("created_at", "due_at", "attempts", "error"),
 )
 INSERTED_AT_ONCE = 80
 """Rows of one statement: an old SQLite takes 999 values."""
@@ -90,7 +90,7 @@ class Row:
 
     id: int
     message: Message
-    tries: int = 0
+    attempts: int = 0
     due_at: datetime | None = None
     """Until then it is its writer's; nobody else's lease ends at the same microsecond."""
 
@@ -174,13 +174,13 @@ def _adapted(connection: BaseDatabaseWrapper, at: datetime) -> Any:
     return connection.ops.adapt_datetimefield_value(at)
 
 
-READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "tries")
+READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts")
 """What ``message_of`` wants of a row, in its order."""
 
 
 def row_of(found: Sequence[Any]) -> Row:
     """As it was given to ``insert``, byte for byte."""
-    id, exchange, routing_key, mandatory, body, properties, order_key, tries = found  # noqa: A001
+    id, exchange, routing_key, mandatory, body, properties, order_key, attempts = found  # noqa: A001
     message = Message(
         body=bytes(body),
         properties=decode_properties(bytes(properties)),
@@ -189,7 +189,7 @@ def row_of(found: Sequence[Any]) -> Row:
         mandatory=bool(mandatory),
         order_key=order_key,
     )
-    return Row(id=id, message=message, tries=tries)
+    return Row(id=id, message=message, attempts=attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +245,17 @@ def _mine(rows: Sequence[Row], using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows], due_at__in=times)
 
 
-def put_off(row: int, *, using: str, seconds: float, tries: int, error: str) -> None:
+def put_off(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
     """Try it again later, for the reason given."""
     due = server.now(using) + timedelta(seconds=seconds)
     rows = OutboxMessage.objects.using(using).filter(pk=row)
-    rows.update(due_at=due, tries=tries, error=short(error, 1000))
+    rows.update(due_at=due, attempts=attempts, error=short(error, 1000))
 
 
-def give_up(row: int, *, using: str, tries: int, error: str) -> None:
+def give_up(row: int, *, using: str, attempts: int, error: str) -> None:
     """Keep it for a person."""
     rows = OutboxMessage.objects.using(using).filter(pk=row)
-    rows.update(stuck_at=server.now(using), tries=tries, error=short(error, 1000))
+    rows.update(failed_at=server.now(using), attempts=attempts, error=short(error, 1000))
 
 
 def notify(using: str) -> None:

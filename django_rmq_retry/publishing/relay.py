@@ -58,20 +58,20 @@ def waiting(using: str) -> bool:
 def next_due(using: str) -> float | None:
     """Seconds until the next row is due that is not yet."""
     now = server.now(using)
-    later = OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__gt=now)
+    later = OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__gt=now)
     at = later.aggregate(at=Min("due_at"))["at"]
     return None if at is None else float((at - now).total_seconds())
 
 
 def _due(using: str, now: datetime, without: Collection[str] = ()) -> QuerySet[OutboxMessage]:
-    rows = OutboxMessage.objects.using(using).filter(stuck_at__isnull=True, due_at__lte=now)
+    rows = OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__lte=now)
     return rows.exclude(exchange__in=without) if without else rows
 
 
 def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
     with transaction.atomic(using=using):
         # SQLite refuses a transaction that has read when another one has written since: it writes first.
-        OutboxMessage.objects.using(using).filter(pk=0).update(tries=0)
+        OutboxMessage.objects.using(using).filter(pk=0).update(attempts=0)
         rows = _taken(using, wanted, lock=False)
         until = server.now(using) + timedelta(seconds=lease)
         OutboxMessage.objects.using(using).filter(pk__in=[row.id for row in rows]).update(due_at=until)
@@ -289,8 +289,8 @@ def _sent(using: str) -> int:
     if connections[using].needs_rollback or not outbox_rows.allowed(using) or not outbox_rows.made(using):
         return 0
     # Others are still their writers': inside a TestCase no commit has come yet.
-    left = Q(tries__gt=0) | Q(due_at__lte=server.now(using))
-    rows = OutboxMessage.objects.using(using).filter(left, stuck_at__isnull=True)
+    left = Q(attempts__gt=0) | Q(due_at__lte=server.now(using))
+    rows = OutboxMessage.objects.using(using).filter(left, failed_at__isnull=True)
     if not rows.exists():
         return 0
     rows.update(due_at=server.now(using))

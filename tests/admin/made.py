@@ -132,8 +132,8 @@ def outgoing(**fields: Any) -> OutboxMessage:
     """A row of the outbox that the broker has refused for good."""
     values = {"message_id": "9f3c-7", "routing_key": "payments.main", "body": b"{}", "size": 2, "properties": b"\0\0"}
     now = timezone.now()
-    times = {"created_at": now, "due_at": now, "stuck_at": now}
-    return OutboxMessage.objects.create(**(values | times | {"error": "312 NO_ROUTE", "tries": 15} | fields))
+    times = {"created_at": now, "due_at": now, "failed_at": now}
+    return OutboxMessage.objects.create(**(values | times | {"error": "312 NO_ROUTE", "attempts": 15} | fields))
 
 
 def _count(owner: ErrorGroup, state: str) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage, ParkedMessage
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from tests.admin import made
 
 
 def outgoing(*, stuck: bool) -> OutboxMessage:
     now = timezone.now()
-    told: dict[str, Any] = {"tries": 1, "error": "GatewayTimeout", "stuck_at": now} if stuck else {}
+    told: dict[str, Any] = {"attempts": 1, "error": "GatewayTimeout", "failed_at": now} if stuck else {}
     about = {"message_id": "9f3c-1", "exchange": "payments", "routing_key": "transfer", "order_key": "PAY-1"}
     return OutboxMessage.objects.create(created_at=now, due_at=now, body=b"1", properties=b"", **about, **told)
 
@@ -21,13 +21,13 @@ def blocked(first: ParkedMessage, *, waiting: int, parked: bool = True) -> Block
         digest=first.identity, identity=first.identity, name="1", parked=parked, since=timezone.now(), **about
     )
     for number in range(waiting):
-        HeldMessage.objects.create(
+        BlockedMessage.objects.create(
             block=known,
             shown="9f3c-2",
             digest=f"{number}",
             body=b"1",
             properties=made.properties(),
-            held_at=known.since,
+            waiting_since=known.since,
         )
-    BlockedKey.objects.filter(pk=known.pk).update(held=waiting)
+    BlockedKey.objects.filter(pk=known.pk).update(waiting=waiting)
     return known

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import override
 from pytest_django.asserts import assertHTMLEqual
 
-from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
@@ -33,7 +33,7 @@ LOOKS = (
     "view_requeuerun",
     "view_operatoraction",
     "view_livestatus",
-    "view_switch",
+    "view_queuecontrol",
     "view_blockedkey",
     "view_outboxmessage",
 )
@@ -57,7 +57,7 @@ BUDGETS = {
     "livestatus/": 11,
     "blockedkey/": 3,
     "outboxmessage/": 2,
-    "switch/": 1,
+    "queuecontrol/": 1,
 }
 """The most questions of each page. A preview counts, looks for duplicates, and has one more for each of its findings:
 here are two, and one for the queues that are paused or stopped by their breaker."""
@@ -96,7 +96,7 @@ def filled(messages: int) -> dict[str, object]:
 def _ended(run: RequeueRun) -> None:
     """Some messages of each state."""
     states = [ItemState.FAILED, ItemState.SKIPPED, ItemState.UNCONFIRMED, ItemState.PROCESSED]
-    for place, item in enumerate(Item.objects.filter(run=run).order_by("place")):
+    for place, item in enumerate(RequeueItem.objects.filter(run=run).order_by("place")):
         item.state = states[place % 4]
         item.save()
     RequeueRun.objects.filter(pk=run.pk).update(failed=1, skipped=1, unconfirmed=1, processed=1, sent=2)

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.models import ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.audit import note, verify
 from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
@@ -44,7 +44,7 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     assert "1 message discarded (reason: Duplicate). Restore until" in Page(done).text
     assert again(one).state == State.PARKED
     assert "The message is parked again." in Page(restored).text
-    assert [act.verb for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
+    assert [act.action for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
     assert list(verify()) == []
 
 
@@ -229,7 +229,7 @@ def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
 
     assert (known.note, known.ticket, known.muted, known.noted_by) == ("bank is down", "INC-5", True, "lead")
     assert "bank is down" in Page(done).text
-    assert {act.verb for act in OperatorAction.objects.all()} == {"note", "mute"}
+    assert {act.action for act in OperatorAction.objects.all()} == {"note", "mute"}
 
 
 def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> None:
@@ -242,7 +242,7 @@ def test_an_export_is_a_file_without_formulas_and_is_recorded(page: Client) -> N
 
     assert file.headers["Content-Disposition"] == 'attachment; filename="messages.csv"'
     assert "'=1+1" in content
-    assert (act.verb, act.count, act.reason) == ("export", 1, "audit")
+    assert (act.action, act.count, act.reason) == ("export", 1, "audit")
 
 
 def test_an_export_without_the_right_to_bodies_has_no_hidden_field() -> None:
@@ -313,7 +313,10 @@ def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings:
 
 def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
     act = note(
-        Actor.of_code("test"), Verb.RESUME, run=7, facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]}
+        Actor.of_code("test"),
+        Action.RESUME,
+        run=7,
+        facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]},
     )
     text = Page(page.get(f"/admin/rmq_retry/operatoraction/{act.pk}/change/")).text
 

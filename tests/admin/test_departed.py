@@ -5,7 +5,7 @@ import re
 import pytest
 from django.test import Client
 
-from django_rmq_retry.models import ParkedMessage, Verb
+from django_rmq_retry.models import Action, ParkedMessage
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
@@ -21,7 +21,7 @@ def departed() -> int:
     """The number of a message that was deleted, after ann had discarded it."""
     made.message()
     one = made.message(business_key="PAY-88121")
-    note(ANN, Verb.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
+    note(ANN, Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
     ParkedMessage.objects.filter(pk=one.pk).delete()
     return int(one.pk)
 
@@ -88,7 +88,7 @@ def test_a_number_that_was_never_given_is_404(page: Client) -> None:
 
 def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
     number = departed()
-    note(ANN, Verb.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
+    note(ANN, Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
     content = page.get(at(number)).content
 
     assert b"<img src=x>" not in content

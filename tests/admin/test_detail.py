@@ -151,7 +151,7 @@ def test_a_download_gives_the_exact_bytes_and_is_recorded(page: Client, lead: Us
     assert response.headers["Content-Type"] == "application/octet-stream"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert response.headers["Content-Disposition"].startswith("attachment;")
-    assert (act.verb, act.actor_id, act.message) == ("download", lead.pk, one.pk)
+    assert (act.action, act.actor_id, act.message) == ("download", lead.pk, one.pk)
     assert hashlib.sha256(bytes(ParkedMessage.objects.get(pk=one.pk).body)).hexdigest() == one.sha256
 
 
@@ -226,7 +226,7 @@ def test_a_hidden_field_is_shown_to_who_may_reveal_it_and_that_is_recorded() -> 
     assert "DE22" not in first
     assert "DE22" in shown
     assert "DE11" not in shown
-    assert (act.verb, act.message, act.facts) == ("reveal", one.pk, {"place": "[1].iban"})
+    assert (act.action, act.message, act.facts) == ("reveal", one.pk, {"place": "[1].iban"})
     assert list(verify()) == []
     assert "DE22" not in clerk.get(at(one)).content.decode()
 

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry.breakers.table import Table
-from django_rmq_retry.models import BlockedKey, OperatorAction, ParkedMessage, RequeueRun, Switch, Verb
+from django_rmq_retry.models import Action, BlockedKey, OperatorAction, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.controls import let_go, pause, resend, resume
 from django_rmq_retry.parked.operators import Actor
@@ -31,7 +31,9 @@ STOCK = ("_add", "_delete")
 """Of Django alone, and open to nobody: 403."""
 FILES = {"rmq_retry_parkedmessage_body", "rmq_retry_requeuerun_export"}
 """What is saved, not read."""
-QUEUES, KEYS, OUTBOX, LIST = (f"{ADMIN}{name}/" for name in ("switch", "blockedkey", "outboxmessage", "parkedmessage"))
+QUEUES, KEYS, OUTBOX, LIST = (
+    f"{ADMIN}{name}/" for name in ("queuecontrol", "blockedkey", "outboxmessage", "parkedmessage")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ def world() -> dict[str, dict[str, Any]]:
     """Something of everything; what some pages must be asked with."""
     one = made.message(business_key="PAY-1")
     made.attempt(one, 5)
-    note(ANN, Verb.DISCARD, message=one.pk, reason="duplicate")
+    note(ANN, Action.DISCARD, message=one.pk, reason="duplicate")
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), why="INC-553")
     outgoing(stuck=True)
     blocked(one, waiting=1)
@@ -122,7 +124,7 @@ def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
         circuit = circuit.fail(cause="GatewayTimeout", now=now, wait=60)
     Table().put(QUEUE, circuit, "worker-3")
     if tried:
-        Switch.objects.update(prober="worker-3", probe_until=at + timedelta(hours=1))
+        QueueControl.objects.update(prober="worker-3", probe_until=at + timedelta(hours=1))
 
 
 @pytest.mark.parametrize("failed", [0, 1, 2])
@@ -176,9 +178,9 @@ def test_an_act_says_to_what_it_was_done(page: Client) -> None:
     resume(QUEUE, ANN)
     let_go(blocked(made.message(), waiting=0), ANN, reason="INC-553")
     resend(ANN, [outgoing(stuck=True).pk], using="default")
-    note(ANN, Verb.PAUSE, run=1, facts={"before": {}, "after": {}})
-    note(ANN, Verb.RELEASE)
-    said = [act.get_verb_display() for act in OperatorAction.objects.order_by("number")]
+    note(ANN, Action.PAUSE, run=1, facts={"before": {}, "after": {}})
+    note(ANN, Action.RELEASE)
+    said = [act.get_action_display() for act in OperatorAction.objects.order_by("number")]
 
     assert said == [
         *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Let key go on !!]", "[!! Send again !!]"),
@@ -191,7 +193,7 @@ def test_a_message_that_is_gone(page: Client) -> None:
     made.message()
     gone = made.message().pk
     alone = made.message().pk
-    note(ANN, Verb.DISCARD, message=gone, reason="duplicate")
+    note(ANN, Action.DISCARD, message=gone, reason="duplicate")
     made.message()
     ParkedMessage.objects.filter(pk__in=[gone, alone]).delete()
     found = {name: page.get(f"{LIST}{pk}/change/") for name, pk in (("gone", gone), ("alone", alone))}

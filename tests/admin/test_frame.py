@@ -19,7 +19,7 @@ from django.utils import timezone
 
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
-from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State, Verb
+from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections
@@ -124,12 +124,12 @@ def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() ->
     clerk = made.person("clerk", "view_operatoraction")
     note(
         Actor(name="clerk", user_id=clerk.pk, source="admin"),
-        Verb.DISCARD,
+        Action.DISCARD,
         message=17,
         subject="PAY-own",
         reason="test",
     )
-    note(ANN, Verb.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
+    note(ANN, Action.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
     auditor = client_of(made.person("auditor", "view_operatoraction", "view_all_operatoraction", "export"))
     seen_by_clerk, seen_by_auditor = client_of(clerk).get(AUDIT), auditor.get(AUDIT)
     others = OperatorAction.objects.get(message=18)
@@ -166,7 +166,7 @@ def test_the_audit_log_counts_acts_and_not_logs(
 ) -> None:
     settings.LANGUAGE_CODE = language
     for number in range(count):
-        note(ANN, Verb.DISCARD, message=number + 1)
+        note(ANN, Action.DISCARD, message=number + 1)
     text = Page(page.get(AUDIT)).text
 
     assert re.search(rf"{said}(?!\w)", text)

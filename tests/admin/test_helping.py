@@ -15,7 +15,7 @@ ADMIN = "/admin/rmq_retry/"
 HELP = f"{ADMIN}errorgroup/help/"
 PAGES = (
     *("errorgroup", "parkedmessage", "requeuerun", "operatoraction", "livestatus"),
-    *("switch", "blockedkey", "outboxmessage"),
+    *("queuecontrol", "blockedkey", "outboxmessage"),
 )
 RULES = "The project's own rules may forbid for single messages"
 

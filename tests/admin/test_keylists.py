@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.models import Item, KeyList, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.audit import verify
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -95,7 +95,7 @@ def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
 
     assert "named by 3 keys" in Page(preview).text
     assert "named by 3 keys" in Page(run_page).text
-    assert sorted(item.message.business_key for item in Item.objects.filter(run=run)) == ["PAY-1", "PAY-2"]
+    assert sorted(item.message.business_key for item in RequeueItem.objects.filter(run=run)) == ["PAY-1", "PAY-2"]
     assert len(sent) == 2
     assert OperatorAction.objects.get(run=run.pk).facts["selection"]["filter"]["keys"]["count"] == 3
 
@@ -349,7 +349,7 @@ class TestAllExceptThese:
         rest = press(page, page.post(LIST, ticked, follow=True), "Leave these out", **{"except": "PAY-0"})
         press(page, rest, "Requeue 2 messages")
 
-        assert sorted(item.message_id for item in Item.objects.all()) == [rows[1].pk, rows[2].pk]
+        assert sorted(item.message_id for item in RequeueItem.objects.all()) == [rows[1].pk, rows[2].pk]
 
     def test_nothing_is_done_while_the_field_has_other_keys_than_the_preview(self, page: Client) -> None:
         """Whoever pastes and forgets the button sends nothing."""
@@ -429,7 +429,7 @@ class TestAllExceptThese:
         made.message(cause, business_key="PAY-3", parked_at=soon)
         press(page, rest, "Requeue 1 message")
 
-        assert [item.message.business_key for item in Item.objects.all()] == ["PAY-2"]
+        assert [item.message.business_key for item in RequeueItem.objects.all()] == ["PAY-2"]
 
     def test_a_list_and_all_except_some_of_it(self, page: Client) -> None:
         for number in range(3):

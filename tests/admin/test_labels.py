@@ -14,7 +14,7 @@ from django_rmq_retry.admin import labels
 from django_rmq_retry.amqp import declarer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import By
-from django_rmq_retry.models import OperatorAction, Verb
+from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked import selection
 from django_rmq_retry.templatetags.rmq_retry import rmq_ago
 from django_rmq_retry.topology.declarations import Role
@@ -45,8 +45,8 @@ def test_why_a_message_was_discarded_is_said_as_it_was_chosen() -> None:
     assert labels.resolution("duplicate: see INC-553") == "Duplicate: see INC-553"
     assert labels.resolution("bad data") == "Bad data"
     assert labels.resolution("by an older version: so") == "by an older version: so"
-    assert labels.act_reason(OperatorAction(verb=Verb.DISCARD, reason="bad data")) == "Bad data"
-    assert labels.act_reason(OperatorAction(verb=Verb.HOLD, reason="bad data")) == "bad data"
+    assert labels.act_reason(OperatorAction(action=Action.DISCARD, reason="bad data")) == "Bad data"
+    assert labels.act_reason(OperatorAction(action=Action.HOLD, reason="bad data")) == "bad data"
 
 
 @pytest.mark.usefixtures("marked")

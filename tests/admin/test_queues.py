@@ -12,7 +12,7 @@ from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.command import Exit
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.models import OperatorAction, Switch
+from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies.breaker import Circuit
@@ -23,7 +23,7 @@ from tests.admin.test_requeueing import press
 from tests.commands.running import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-QUEUES = "/admin/rmq_retry/switch/"
+QUEUES = "/admin/rmq_retry/queuecontrol/"
 STATUS = "/admin/rmq_retry/livestatus/"
 ANN = Actor(name="ann", source="cli")
 
@@ -39,7 +39,7 @@ def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
 def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) -> None:
     flowing = page.get(QUEUES)
     paused = press(page, flowing, "Pause", reason="bank is closed", span="1h")
-    row = Switch.objects.get()
+    row = QueueControl.objects.get()
     told = Page(paused).text
     resumed = press(page, paused, "Resume")
 
@@ -48,8 +48,8 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     assert "Reason: bank is closed. It goes on by itself at" in told
     assert row.until is not None
     assert timedelta(minutes=59) < row.until - timezone.now() <= timedelta(hours=1)
-    assert (f"Queue {QUEUE} goes on." in Page(resumed).text, Switch.objects.get().paused) == (True, False)
-    acts = [(act.verb, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
+    assert (f"Queue {QUEUE} goes on." in Page(resumed).text, QueueControl.objects.get().paused) == (True, False)
+    acts = [(act.action, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
 
 
@@ -69,7 +69,7 @@ def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) ->
 
     assert said in told
     assert (ran.code, ran.err) == (Exit.USAGE, said)
-    assert (Switch.objects.count(), OperatorAction.objects.count()) == (0, 0)
+    assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
 def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> None:
@@ -77,13 +77,13 @@ def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> Non
     shown = page.get(QUEUES)
     held = press(page, shown, "Hold it open", reason="the bank asks for it")
     closed = press(page, held, "Resume")
-    row = Switch.objects.get()
+    row = QueueControl.objects.get()
 
     assert "The breaker of bank.charge is open since" in Page(shown).text
     assert "BankDown: timeout. 2 probes have failed. Next probe at" in Page(shown).text
     assert "Its breaker is open as well." in Page(held).text
     assert "✓ flowing" in Page(closed).text
-    assert (row.paused, row.tripped, row.failed, row.probe_at) == (False, False, 0, None)
+    assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)
 
 
 def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
@@ -96,9 +96,9 @@ def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
 
 def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "HELD_PER_KEY": 2}
-    made.blocked_key(held=1)
+    made.blocked_key(waiting=1)
     below = Page(page.get(STATUS)).text
-    made.blocked_key(held=2)
+    made.blocked_key(waiting=2)
     shown = page.get(STATUS)
 
     assert "Too many messages wait." not in below
@@ -112,7 +112,7 @@ def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Clie
 
 def test_a_pause_that_is_over_is_none(page: Client) -> None:
     pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
-    Switch.objects.update(until=timezone.now() - timedelta(seconds=1))
+    QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
 
     assert "✓ flowing" in Page(page.get(QUEUES)).text
     assert "Paused by" not in Page(page.get(STATUS)).text
@@ -132,7 +132,7 @@ def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client)
     page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "burn"}, follow=True)
 
     assert "There is no queue made-up with a handler." in Page(answer).text
-    assert (Switch.objects.count(), OperatorAction.objects.count()) == (0, 0)
+    assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
 def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
@@ -140,7 +140,7 @@ def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
     pause(QUEUE, Actor(name=evil), reason=evil)
     trip(cause=evil)
     told: Any = page.get(QUEUES)
-    Switch.objects.update(paused=False)
+    QueueControl.objects.update(paused=False)
     open_one: Any = page.get(QUEUES)
 
     for answer in (told, open_one, page.get(STATUS)):
@@ -149,7 +149,7 @@ def test_nothing_from_outside_becomes_a_part_of_the_page(page: Client) -> None:
 
 
 def test_who_may_only_look_is_told_why_and_has_no_buttons() -> None:
-    viewer = client_of(made.person("viewer", "view_switch"))
+    viewer = client_of(made.person("viewer", "view_queuecontrol"))
     answer = viewer.get(QUEUES)
 
     assert "You need the permission “Can pause and resume queues”" in Page(answer).text
@@ -173,8 +173,8 @@ def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
 def test_a_halted_line_is_told_on_the_status_page_while_its_consumer_says_so(page: Client) -> None:
     now = timezone.now()
     line = {"halted_at": now - timedelta(minutes=5), "halted_attempt": 24, "halted_error": "DiskFull: no space"}
-    Switch.objects.create(queue="orders", halted_seen_at=now, **line)
-    Switch.objects.create(queue="stale", halted_seen_at=now - timedelta(minutes=1), **line)
+    QueueControl.objects.create(queue="orders", halted_seen_at=now, **line)
+    QueueControl.objects.create(queue="stale", halted_seen_at=now - timedelta(minutes=1), **line)
 
     text = Page(page.get("/admin/rmq_retry/livestatus/")).text
     assert "orders: halted since " in text

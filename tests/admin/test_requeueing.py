@@ -14,7 +14,7 @@ from django_rmq_retry import Fixed, RetryThenPark, handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.topology.declarations import Role
 from tests.admin import made
@@ -73,7 +73,7 @@ def test_what_is_parked_after_the_preview_is_not_in_the_run(page: Client) -> Non
     made.message(cause)
     press(page, preview, "Requeue 1 message")
 
-    assert [item.message_id for item in Item.objects.all()] == [first.pk]
+    assert [item.message_id for item in RequeueItem.objects.all()] == [first.pk]
 
 
 def test_a_second_click_sends_nothing_twice(page: Client, sent: list[Message]) -> None:
@@ -126,7 +126,7 @@ def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, set
     assert (values["rate"], values["reason"]) == ("7", "typed")
     assert not RequeueRun.objects.exists()
     press(page, included, "Requeue 3 messages")
-    assert Item.objects.filter(state=ItemState.PENDING).count() == 3
+    assert RequeueItem.objects.filter(state=ItemState.PENDING).count() == 3
 
 
 def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
@@ -139,7 +139,7 @@ def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
     with pytest.raises(AssertionError, match="no button says 'Requeue"):
         Page(preview).form_with("Requeue")
     press(page, fixed, "Requeue 1 message")
-    assert Item.objects.get().state == ItemState.PENDING
+    assert RequeueItem.objects.get().state == ItemState.PENDING
 
 
 def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monk
 def test_the_failed_ones_of_a_run_are_chosen_by_one_button(page: Client) -> None:
     press(page, previewed(page, message=made.message().pk), "Requeue 1 message")
     run = RequeueRun.objects.get()
-    Item.objects.update(state=ItemState.FAILED)
+    RequeueItem.objects.update(state=ItemState.FAILED)
     RequeueRun.objects.update(failed=1, sent=1)
     shown = page.get(f"/admin/rmq_retry/requeuerun/{run.pk}/change/")
     preview = page.get(Page(shown).links["Requeue the 1 that failed again…"], follow=True)

@@ -8,7 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.models import Item, ItemState, RequeueRun, RunState
+from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
 from django_rmq_retry.parked import findings
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -110,7 +110,7 @@ def test_the_badge_of_a_finished_run_is_its_outcome(page: Client, counts: dict[s
 def test_why_messages_were_left_out_is_told_to_whom_may_not_see_them(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: False}
     run = run_of(state=RunState.FINISHED, skipped=1)
-    Item.objects.create(
+    RequeueItem.objects.create(
         run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, why=findings.REFUSED
     )
 

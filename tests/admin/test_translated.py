@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.models import Item, ItemState, ParkedMessage, RequeueRun, RunState, State, Verb
+from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
@@ -145,9 +145,9 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
     for number in (4, 5):
         made.attempt(one, number)
     run = RequeueRun.objects.create(by="ann", created_at=later, state=RunState.FINISHED)
-    Item.objects.create(run=run, message=one, place=1, revision=1, sent_at=later, why=findings.UNCONFIRMED)
-    for verb in Verb:
-        note(Actor(name="ann", source="cli"), verb, message=one.pk, reason="INC-553", run=run.pk)
+    RequeueItem.objects.create(run=run, message=one, place=1, revision=1, sent_at=later, why=findings.UNCONFIRMED)
+    for action in Action:
+        note(Actor(name="ann", source="cli"), action, message=one.pk, reason="INC-553", run=run.pk)
 
     assert untranslated(page.get(f"{LIST}{one.pk}/change/")) == set()
 
@@ -212,7 +212,9 @@ def test_a_run_in_each_state(page: Client, state: RunState) -> None:
         by="ann", created_at=timezone.now(), state=state, why=findings.GUARD, **counts, **bounds
     )
     for place, kind in enumerate(ItemState):
-        Item.objects.create(run=run, message=made.message(), place=place, revision=1, state=kind, why=findings.LATE)
+        RequeueItem.objects.create(
+            run=run, message=made.message(), place=place, revision=1, state=kind, why=findings.LATE
+        )
     found = [untranslated(page.get(address)) for address in (RUNS, f"{RUNS}{run.pk}/change/")]
 
     assert found == [set(), set()]
@@ -223,7 +225,7 @@ def test_the_audit_log_and_the_live_status(page: Client) -> None:
     one = made.message()
     made.attempt(one, 4, next_at=timezone.now() + timedelta(hours=1))
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), state=RunState.RUNNING)
-    acts = [note(Actor(name="ann", source="cli"), verb, message=one.pk, reason="INC-553") for verb in Verb]
+    acts = [note(Actor(name="ann", source="cli"), action, message=one.pk, reason="INC-553") for action in Action]
     number = acts[0].pk
     found = {one: untranslated(page.get(one)) for one in (AUDIT, f"{AUDIT}{number}/change/", f"{AUDIT}export/", STATUS)}
 

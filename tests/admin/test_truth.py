@@ -10,16 +10,16 @@ from django.utils import timezone
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.models import (
+    Action,
     Attempt,
     ErrorGroup,
-    Item,
     ItemState,
     OperatorAction,
     ParkedMessage,
+    QueueControl,
+    RequeueItem,
     RequeueRun,
     State,
-    Switch,
-    Verb,
     server,
 )
 from django_rmq_retry.parked.actions import discard, hold
@@ -51,7 +51,7 @@ def requeued(cause: ErrorGroup) -> RequeueRun:
 
 def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> None:
     now = timezone.now()
-    Item.objects.filter(run=run, message=one).update(state=ItemState.SENT, sent_at=now, cycle=2)
+    RequeueItem.objects.filter(run=run, message=one).update(state=ItemState.SENT, sent_at=now, cycle=2)
     ParkedMessage.objects.filter(pk=one.pk).update(state=state, cycle=2, requeued_at=now, **fields)
 
 
@@ -83,7 +83,7 @@ def test_a_discarded_message_says_so_before_what_was_earlier(page: Client) -> No
 STILL = [
     ({"paused": True, "by": "lead", "since": timezone.now()}, "‖ paused by lead", "paused by lead: messages will wait"),
     (
-        {"tripped": True, "handler": "transfer", "tripped_at": timezone.now(), "probe_at": timezone.now()},
+        {"opened": True, "handler": "transfer", "opened_at": timezone.now(), "probe_at": timezone.now()},
         "✕ breaker open",
         "breaker open: messages will wait",
     ),
@@ -99,7 +99,7 @@ def test_a_queue_that_stands_still_is_nowhere_fine(
     one = made.message()
     preview = f"requeuerun/preview/?sel={Selection.of_ids([one.pk]).token()}"
     fine = shown(page, "livestatus/"), shown(page, preview)
-    Switch.objects.create(queue="payments.main", **switch)
+    QueueControl.objects.create(queue="payments.main", **switch)
     still = shown(page, "livestatus/"), shown(page, preview)
 
     assert ("✓ fine" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
@@ -113,7 +113,7 @@ def test_a_paused_queue_is_not_blamed_for_having_no_consumers(page: Client, monk
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
     preview = f"requeuerun/preview/?sel={Selection.of_ids([made.message().pk]).token()}"
     unread = shown(page, "livestatus/"), shown(page, preview)
-    Switch.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
+    QueueControl.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
     paused = shown(page, "livestatus/"), shown(page, preview)
 
     assert [text.count("nobody reads") for text in unread] == [2, 2]
@@ -141,7 +141,7 @@ def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
     preview = f"requeuerun/preview/?sel={Selection.of_ids([made.message().pk]).token()}"
     now = timezone.now()
     columns = {name: now + timedelta(seconds=at) if type(at) is int else at for name, at in times.items()}
-    Switch.objects.create(queue="payments.main", tripped=True, handler="transfer", tripped_at=now, **columns)
+    QueueControl.objects.create(queue="payments.main", opened=True, handler="transfer", opened_at=now, **columns)
     counts = [shown(page, address).count("nobody reads this queue") for address in ("livestatus/", preview)]
 
     assert counts == [2 * reported, reported]
@@ -153,8 +153,10 @@ def test_whether_a_pause_is_over_is_told_by_the_databases_clock(page: Client, mo
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",))
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=now, levels=(level,)))
     until = now - timedelta(minutes=30)
-    Switch.objects.create(queue="payments.main", paused=True, by="lead", since=now - timedelta(hours=2), until=until)
-    status, queues = shown(page, "livestatus/"), shown(page, "switch/")
+    QueueControl.objects.create(
+        queue="payments.main", paused=True, by="lead", since=now - timedelta(hours=2), until=until
+    )
+    status, queues = shown(page, "livestatus/"), shown(page, "queuecontrol/")
 
     assert ("‖ paused by lead" in status, "nobody reads" in status) == (True, False)
     assert "Paused by lead since" in queues
@@ -176,7 +178,7 @@ def test_rates_that_the_broker_does_not_tell_are_dashes(page: Client, monkeypatc
 
 
 def test_an_action_on_a_queue_names_the_queue_and_counts_no_messages(page: Client) -> None:
-    note(ANN, Verb.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
+    note(ANN, Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
 
     assert f"Pause queue · payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "livestatus/")
     assert f"Pause queue payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "operatoraction/")
@@ -216,7 +218,7 @@ def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: 
     discard(chosen(two), ANN, why="test")
 
     def found(asked: object, client: Client = page) -> list[str]:
-        return [act.verb for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
+        return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
 
     assert [found(asked) for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}")] == [["discard", "hold"]] * 4
     assert [found(asked) for asked in ("PAY-2", "PAY-3", "PAY-9")] == [["discard", "hold"], ["discard"], []]
@@ -227,7 +229,7 @@ def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: 
 
 def found_for(client: Client, asked: object) -> list[str]:
     """The verbs of the actions that a search of the audit log finds."""
-    return [act.verb for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
+    return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
 
 
 def listed(*keys: str) -> dict[str, int]:
@@ -305,7 +307,7 @@ ODD: list[Any] = [
 def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, facts: Any) -> None:
     one, two = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
     hold(Selection.of_ids([one.pk, two.pk]), ANN, until=timezone.now() + timedelta(hours=1))
-    odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", verb=Verb.RELEASE, count=2, facts=facts)
+    odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.RELEASE, count=2, facts=facts)
     OperatorAction.objects.bulk_create([odd])
 
     assert found_for(page, "PAY-1") == ["hold"]
@@ -315,7 +317,7 @@ def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, fact
 
 
 def test_an_act_on_a_message_that_is_gone_is_found_by_what_it_was_called(page: Client) -> None:
-    act = note(ANN, Verb.DISCARD, message=991, subject="PAY-77", reason="duplicate")
+    act = note(ANN, Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
 
     assert [one.pk for one in page.get(f"{ADMIN}operatoraction/?q=PAY-77").context["cl"].result_list] == [act.pk]
 
@@ -339,7 +341,7 @@ def test_the_timeline_is_in_the_order_of_what_happened_whatever_the_clocks(page:
         host="worker-4", pid=9, thread="t",
     )  # fmt: skip
     sent(run, one, State.PROCESSED, succeeded_at=at + timedelta(milliseconds=10) + skew)
-    Item.objects.filter(run=run).update(sent_at=at - skew)
+    RequeueItem.objects.filter(run=run).update(sent_at=at - skew)
     text = shown(page, f"parkedmessage/{one.pk}/change/")
     places = [text.index(said) for said in ("Handled by its consumer", "Attempt 1 succeeded", "Requeued by ann")]
 

@@ -20,7 +20,16 @@ from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.models import Item, ItemState, MessageVersion, ParkedMessage, RequeueRun, RunState, State, Verb
+from django_rmq_retry.models import (
+    Action,
+    ItemState,
+    MessageVersion,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    State,
+)
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.claims import succeeded
@@ -126,9 +135,9 @@ def fill_states(now: datetime) -> None:
             by="ann", created_at=now, state=run_state, why=findings.GUARD, stop_at=20, **counts
         )
         for place, (kind, one) in enumerate(zip(ItemState, known, strict=False)):
-            Item.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=findings.LATE)
-    for verb in Verb:
-        note(ann, verb, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
+            RequeueItem.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=findings.LATE)
+    for action in Action:
+        note(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
 
 
 def looked() -> broker_look.Look:

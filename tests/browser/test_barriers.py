@@ -55,7 +55,7 @@ PAGES = {
     "act": f"{AUDIT}/1/change/",
     "audit export": f"{AUDIT}/export/",
     "status": f"{STATUS}/",
-    "queues": f"{ADMIN}/switch/",
+    "queues": f"{ADMIN}/queuecontrol/",
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",
@@ -63,7 +63,7 @@ PAGES = {
 }
 ANSWERS = {
     *("parkedmessage_restore", "parkedmessage_release", "parkedmessage_reveal", "parkedmessage_body"),
-    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer", "switch_turn"),
+    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer", "queuecontrol_turn"),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")

@@ -64,7 +64,7 @@ def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Book
     found.records = {
         name: Record(state=state, attempts=attempts, reason=reason) for name, state, attempts, reason in rows.iterator()
     }
-    held = model("HeldMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
+    held = model("BlockedMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
     found.held = {json.loads(bytes(body))["id"] for body in held}
     found.vanished = [*historian.vanished(), *verify()]
     found.exits = stage.fleet.exits()
@@ -81,8 +81,8 @@ def waiting_rows() -> dict[str, int]:
     """Rows of the outbox, and messages that wait behind one which waits for no person."""
     # Its own connection may have been cut as well, whenever it was used last.
     connection.close()
-    outbox = model("OutboxMessage")._default_manager.filter(stuck_at=None).count()
-    held = model("HeldMessage")._default_manager.filter(block__parked=False).count()
+    outbox = model("OutboxMessage")._default_manager.filter(failed_at=None).count()
+    held = model("BlockedMessage")._default_manager.filter(block__parked=False).count()
     return {"the outbox": outbox, "keys that wait": held}
 
 

@@ -59,10 +59,10 @@ QUEUE = {
     "breaker": (None, {"handler": str, "cause": str, "since": TIME, "failed": int, "next_probe": TIME}),
 }
 OUTGOING = {
-    **dict.fromkeys(("id", "size", "tries"), int),
+    **dict.fromkeys(("id", "size", "attempts"), int),
     **dict.fromkeys(("message_id", "exchange", "routing_key", "order_key", "error"), str),
     **dict.fromkeys(("created_at", "due_at"), TIME),
-    "stuck_at": (None, TIME),
+    "failed_at": (None, TIME),
 }
 ATTEMPT = {
     "started_at": TIME,
@@ -100,7 +100,7 @@ ACT = {
     "count": int,
     "facts": dict,
     "ip": (None, str),
-    **dict.fromkeys(("by", "account", "behalf", "verb", "reason", "subject", "source", "seal"), str),
+    **dict.fromkeys(("by", "account", "behalf", "action", "reason", "subject", "source", "seal"), str),
     **dict.fromkeys(("message", "group", "run"), (None, int)),
 }
 LEVEL = {
@@ -169,7 +169,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     },
     "parked_keys/1": KEYS,
     "held_list/1": {
-        **dict.fromkeys(("keys", "held"), int),
+        **dict.fromkeys(("keys", "waiting"), int),
         "full": bool,
         "items": [
             {

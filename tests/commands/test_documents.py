@@ -59,7 +59,7 @@ def blocked() -> int:
 def outgoing() -> int:
     """One is on its way, one waits for a person."""
     insert([message_of(1, routing_key=key) for key in ("q", "stuck")], using="default", lease=20.0)
-    return OutboxMessage.objects.filter(routing_key="stuck").update(stuck_at=timezone.now())
+    return OutboxMessage.objects.filter(routing_key="stuck").update(failed_at=timezone.now())
 
 
 LISTED = Path(__file__).parent / "listed.txt"

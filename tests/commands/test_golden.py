@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone, translation
 
 from django_rmq_retry.breakers.table import Table
-from django_rmq_retry.models import RequeueRun, RunState, Verb
+from django_rmq_retry.models import Action, RequeueRun, RunState
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies.breaker import Circuit
@@ -87,9 +87,9 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     _stopped()
     _held()
     _outgoing()
-    note(Actor(name="ann", source="admin", ip="10.0.0.7"), Verb.DISCARD, reason="duplicate", message=812, group=41)
+    note(Actor(name="ann", source="admin", ip="10.0.0.7"), Action.DISCARD, reason="duplicate", message=812, group=41)
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
-    note(shell, Verb.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
+    note(shell, Action.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
 
 
 def _named(number: int, **fields: Any) -> dict[str, Any]:
@@ -116,24 +116,24 @@ def _held() -> None:
         identity="message:812",
         queue=QUEUE,
         since=ago(minutes=11),
-        held=2,
+        waiting=2,
         parked=True,
     )
     blocked_key(key="ACC-9\x1b[2J", blocker="9f3c-815", identity="message:815", since=ago(seconds=40))
     for number in (816, 817):
         named = {"shown": f"9f3c-{number}", "name": f"{number:064x}", "digest": f"{number:064x}"}
         place = {"identity": f"message:{number}", "routing_key": "payments.charge"}
-        one.messages.create(**named, **place, body=b"{}", properties=b"\0\0", held_at=ago(minutes=9))
+        one.messages.create(**named, **place, body=b"{}", properties=b"\0\0", waiting_since=ago(minutes=9))
 
 
 def _outgoing() -> None:
     """One was given up, one refused once, one is on its way."""
     common: dict[str, Any] = {"exchange": "payments", "routing_key": "charge", "due_at": NOW}
-    outgoing(id=501, message_id="9f3c-501", created_at=ago(minutes=11), stuck_at=ago(minutes=2), **common)
-    refused: dict[str, Any] = {"tries": 1, "stuck_at": None, "error": "refused by a queue"}
+    outgoing(id=501, message_id="9f3c-501", created_at=ago(minutes=11), failed_at=ago(minutes=2), **common)
+    refused: dict[str, Any] = {"attempts": 1, "failed_at": None, "error": "refused by a queue"}
     key = "account:7\x1b[2J"
     outgoing(id=502, message_id="9f3c-502", created_at=ago(seconds=40), order_key=key, **refused, **common)
-    fresh: dict[str, Any] = {"tries": 0, "stuck_at": None, "error": ""}
+    fresh: dict[str, Any] = {"attempts": 0, "failed_at": None, "error": ""}
     outgoing(id=503, message_id="9f3c-503", created_at=ago(seconds=1), **fresh, **common)
 
 

@@ -54,7 +54,7 @@ def test_an_export_can_be_read_again_and_holds_no_formula() -> None:
     lines = [json.loads(line) for line in run("rmq_audit", "export").out.splitlines()]
 
     assert [row["reason"] for row in rows][:2] == ["other: =cmd()", "other: =cmd()"]
-    assert [line["verb"] for line in lines] == ["discard", "discard", "export", "export"]
+    assert [line["action"] for line in lines] == ["discard", "discard", "export", "export"]
 
 
 @pytest.mark.usefixtures("acts")
@@ -67,7 +67,7 @@ def test_its_retention_is_its_own() -> None:
 
     assert run("rmq_audit", "purge").out == "1 rows would be deleted: add --yes.\n"
     assert run("rmq_audit", "purge", "--yes").out == "1 rows deleted.\n"
-    assert list(OperatorAction.objects.order_by("number").values_list("verb", flat=True)) == ["discard", "purge"]
+    assert list(OperatorAction.objects.order_by("number").values_list("action", flat=True)) == ["discard", "purge"]
 
 
 def granted(role: str) -> set[str]:

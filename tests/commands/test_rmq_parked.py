@@ -146,7 +146,7 @@ class TestLooking:
         assert '"amount": 1.10' in shown.out
         assert "4111222233334444" not in shown.out
         assert '{"card":{"pan":"4111222233334444"},"amount":1.10}' in revealed.out
-        assert [one.verb for one in OperatorAction.objects.all()] == ["reveal"]
+        assert [one.action for one in OperatorAction.objects.all()] == ["reveal"]
 
     def test_what_the_broker_wrote_is_shown_of_a_message_that_we_parked(self) -> None:
         told: dict[str, object] = {

@@ -12,7 +12,15 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import handler
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.models import AuditHead, Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState
+from django_rmq_retry.models import (
+    AuditHead,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+)
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, record
@@ -41,7 +49,7 @@ def many(shop: Shop) -> None:  # noqa: ARG001 - its database
     ParkedMessage.objects.bulk_create(
         ParkedMessage(**{**copied, "identity": f"many:{number}", "copy": f"{number:064x}"}) for number in range(MANY)
     )
-    acts = {"at": timezone.now(), "actor_name": "ann", "verb": "discard", "previous": "", "seal": ""}
+    acts = {"at": timezone.now(), "actor_name": "ann", "action": "discard", "previous": "", "seal": ""}
     OperatorAction.objects.bulk_create(OperatorAction(number=number + 1, **acts) for number in range(MANY))
     AuditHead.objects.create(pk=1, number=MANY)
 
@@ -112,7 +120,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings:
         wait_until(lambda: _depth(amqp) >= 2, what="the first copies")
         running.signal(signal.SIGINT)
         code = running.code()
-    left = Item.objects.filter(run=run, state=ItemState.PENDING).count()
+    left = RequeueItem.objects.filter(run=run, state=ItemState.PENDING).count()
 
     assert (code, running.text) == (130, "")
     assert running.errors.endswith(
@@ -120,7 +128,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings:
         f"To end it: rmq_parked run {run.pk} --stop\n"
     )
     assert (RequeueRun.objects.get().state, left > 0) == (RunState.RUNNING, True)
-    assert Item.objects.filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SENT)).count() == 0
+    assert RequeueItem.objects.filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SENT)).count() == 0
     assert _depth(amqp) == 24 - left
 
     resumed = shop.run("rmq_parked", "run", str(run.pk), "--wait", "0")

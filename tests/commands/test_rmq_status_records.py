@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.management import broker_status
 from django_rmq_retry.management.command import Exit
-from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage, State, Switch
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import Ran, Terminal, run
@@ -39,9 +39,11 @@ def outbox(**told: Any) -> OutboxMessage:
 
 def blocked(key: str, held: int, **told: Any) -> BlockedKey:
     common = {"handler": "h", "queue": "payments.charge", "since": ago(hours=1)}
-    made = BlockedKey.objects.create(key=key, digest=key, held=held, **common)
+    made = BlockedKey.objects.create(key=key, digest=key, waiting=held, **common)
     for number in range(held):
-        HeldMessage.objects.create(block=made, digest=str(number), body=b"", properties=b"", held_at=ago(**told))
+        BlockedMessage.objects.create(
+            block=made, digest=str(number), body=b"", properties=b"", waiting_since=ago(**told)
+        )
     return made
 
 
@@ -87,14 +89,14 @@ def test_what_has_waited_for_too_long_is_a_problem(made: Any) -> None:
 def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
     record(state=State.ON_HOLD, parked_at=ago(minutes=11))
     record(state=State.PROCESSED, parked_at=ago(minutes=11))
-    outbox(created_at=ago(minutes=11), stuck_at=timezone.now())
+    outbox(created_at=ago(minutes=11), failed_at=timezone.now())
 
     assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {STUCK}\n"
 
 
 def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
     outbox(created_at=ago(minutes=3))
-    outbox(stuck_at=timezone.now(), created_at=ago(hours=5))
+    outbox(failed_at=timezone.now(), created_at=ago(hours=5))
     blocked("A-1", 2, minutes=2)
     blocked("A-2", 1, minutes=1)
     ran = run("rmq_status", out=Terminal())
@@ -118,7 +120,9 @@ def test_as_much_held_as_may_be_is_a_problem(limit: str, said: str, project: Any
 
 
 def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> None:
-    Switch.objects.create(queue="payments.charge", paused=True, by="ann", reason="bank closed", since=ago(minutes=1))
+    QueueControl.objects.create(
+        queue="payments.charge", paused=True, by="ann", reason="bank closed", since=ago(minutes=1)
+    )
     amqp.confirm_delivery()
     amqp.basic_publish("", "payments.charge", b"{}")
     ran = run("rmq_status")
@@ -128,7 +132,9 @@ def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> Non
 
 
 def test_a_breaker_that_is_open_is_a_problem_told_once() -> None:
-    Switch.objects.create(queue="payments.charge", tripped=True, cause="BankDown (5 times)", tripped_at=ago(minutes=1))
+    QueueControl.objects.create(
+        queue="payments.charge", opened=True, cause="BankDown (5 times)", opened_at=ago(minutes=1)
+    )
     ran = run("rmq_status", "--check")
 
     assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: its breaker is open: BankDown (5 times)\n")
@@ -138,7 +144,7 @@ def test_a_breaker_that_is_open_is_a_problem_told_once() -> None:
 
 
 def test_a_pause_that_is_over_is_none(amqp: BlockingChannel) -> None:
-    Switch.objects.create(queue="payments.charge", paused=True, since=ago(hours=1), until=ago(minutes=1))
+    QueueControl.objects.create(queue="payments.charge", paused=True, since=ago(hours=1), until=ago(minutes=1))
     amqp.confirm_delivery()
     amqp.basic_publish("", "payments.charge", b"{}")
 

@@ -25,7 +25,7 @@ def chosen(*messages: ParkedMessage) -> Selection:
 
 
 def acts() -> list[tuple[str, str, int]]:
-    return [(one.verb, one.reason, one.count) for one in OperatorAction.objects.order_by("number")]
+    return [(one.action, one.reason, one.count) for one in OperatorAction.objects.order_by("number")]
 
 
 def test_a_discard_can_be_taken_back() -> None:
@@ -125,8 +125,8 @@ def test_a_groups_note_says_whose_it_is() -> None:
     now = ErrorGroup.objects.get()
 
     assert (now.note, now.owner, now.noted_by, now.muted) == ("bank confirmed outage", "payments", "ann", True)
-    assert [one.verb for one in OperatorAction.objects.order_by("number")] == ["note", "mute"]
-    first: Any = OperatorAction.objects.get(verb="note").facts
+    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["note", "mute"]
+    first: Any = OperatorAction.objects.get(action="note").facts
     assert first["before"] == {"note": "old", "owner": ""}
 
 
@@ -159,5 +159,5 @@ def test_a_shortened_log_is_whole() -> None:
 
     assert purge_audit(ANN, older_than=timezone.now() - ages[2]) == 2
     assert purge_audit(ANN, older_than=timezone.now() - ages[2], dry=False) == 2
-    assert [one.verb for one in OperatorAction.objects.order_by("number")] == ["discard", "purge"]
+    assert [one.action for one in OperatorAction.objects.order_by("number")] == ["discard", "purge"]
     assert list(verify()) == []

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.test import Client, modify_settings
 from django.urls import reverse
 
-from django_rmq_retry.models import AuditHead, OperatorAction, ParkedMessage, Verb
+from django_rmq_retry.models import Action, AuditHead, OperatorAction, ParkedMessage
 from django_rmq_retry.models.audit import HistoryIsFixed
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.audit import note, verify
@@ -28,7 +28,9 @@ Captured = Callable[..., AbstractContextManager[list[Any]]]
 
 
 def acts(count: int = 3) -> list[OperatorAction]:
-    return [note(ANN, Verb.DISCARD, reason="duplicate", message=number, facts={"n": number}) for number in range(count)]
+    return [
+        note(ANN, Action.DISCARD, reason="duplicate", message=number, facts={"n": number}) for number in range(count)
+    ]
 
 
 def tamper(sql: str, *values: Any) -> None:
@@ -76,7 +78,7 @@ def test_missing_last_rows_are_noticed() -> None:
 
 def test_a_deleted_account_leaves_its_name_and_a_whole_log() -> None:
     user = User.objects.create(username="bob")
-    note(Actor(name="bob", user_id=user.pk), Verb.REQUEUE)
+    note(Actor(name="bob", user_id=user.pk), Action.REQUEUE)
 
     user.delete()
 
@@ -97,7 +99,7 @@ def test_no_code_of_ours_changes_what_was_done() -> None:
 
 
 def test_what_came_from_outside_never_keeps_an_act_from_the_log() -> None:
-    action = note(ANN, Verb.HOLD, reason="nul \0 and \ud800" + "x" * 400, subject="\0")
+    action = note(ANN, Action.HOLD, reason="nul \0 and \ud800" + "x" * 400, subject="\0")
 
     action.refresh_from_db()
     assert action.reason.startswith(r"nul \x00 and \ud800xxx")
@@ -151,7 +153,7 @@ def test_a_run_over_many_messages_is_one_entry_and_each_step_of_it_one_more(bob:
 
 def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
     for number in range(2):
-        note(bob, Verb.PURGE, count=number + 1)
+        note(bob, Action.PURGE, count=number + 1)
 
     acted = OperatorAction.objects.order_by("pk")
     assert [row[:2] for row in entered()] == [("operatoraction", str(row.pk)) for row in acted]
@@ -159,7 +161,7 @@ def test_an_act_on_no_single_thing_is_entered_under_itself(bob: Actor) -> None:
 
 def test_who_looked_at_a_message_is_not_told_to_all_who_may_see_it(bob: Actor) -> None:
     one = record()
-    action = note(bob, Verb.REVEAL, message=one.pk, subject=str(one))
+    action = note(bob, Action.REVEAL, message=one.pk, subject=str(one))
 
     assert entered() == [("operatoraction", str(action.pk), str(one), "reveal")]
 
@@ -172,7 +174,7 @@ def test_who_has_no_account_has_no_entry() -> None:
 
 def test_an_act_needs_no_admin(bob: Actor) -> None:
     with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
-        note(bob, Verb.DISCARD)
+        note(bob, Action.DISCARD)
 
     assert (LogEntry.objects.count(), OperatorAction.objects.count()) == (0, 1)
 
@@ -182,7 +184,7 @@ def test_an_act_that_is_taken_back_leaves_neither_row_nor_entry_nor_line(
 ) -> None:
     def fail() -> None:
         with transaction.atomic():
-            note(bob, Verb.DISCARD)
+            note(bob, Action.DISCARD)
             raise ArithmeticError
 
     caplog.set_level(logging.INFO, "django_rmq_retry")
@@ -209,7 +211,7 @@ def test_an_act_is_one_line_with_who_what_and_why(
     with caplog.at_level(logging.INFO, "django_rmq_retry"), django_capture_on_commit_callbacks(execute=True):
         discard(Selection.of_ids(ids), bob, why="duplicate")
     [line] = caplog.records
-    names = ("event", "who", "verb", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
+    names = ("event", "who", "action", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
 
     assert caplog.messages == [f"discard #{ids[0]}, #{ids[1]} by bob"]
     assert [getattr(line, name) for name in names] == [
@@ -219,7 +221,7 @@ def test_an_act_is_one_line_with_who_what_and_why(
 
 
 def test_the_entries_of_a_deleted_account_go_and_our_own_log_stays_the_proof(bob: Actor) -> None:
-    note(bob, Verb.DISCARD, message=1)
+    note(bob, Action.DISCARD, message=1)
     User.objects.all().delete()
 
     assert (LogEntry.objects.count(), OperatorAction.objects.get().actor_name) == (0, "bob")

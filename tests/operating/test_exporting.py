@@ -37,7 +37,7 @@ def test_an_export_is_an_act() -> None:
     export(Selection.of_filter(EVERYTHING), ANN, reason="for the bank")
     act = OperatorAction.objects.get()
 
-    assert (act.verb, act.reason, act.count, act.actor_name) == ("export", "for the bank", 1, "ann")
+    assert (act.action, act.reason, act.count, act.actor_name) == ("export", "for the bank", 1, "ann")
 
 
 def test_without_the_right_to_see_it_nothing_of_the_contents_is_there() -> None:

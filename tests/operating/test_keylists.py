@@ -9,11 +9,11 @@ from django.utils import timezone
 
 from django_rmq_retry.models import (
     BusinessKey,
-    Item,
     KeyList,
     ListedKey,
     OperatorAction,
     ParkedMessage,
+    RequeueItem,
     RequeueRun,
     State,
 )
@@ -49,7 +49,7 @@ def only(*keys: str, **words: object) -> Selection:
 
 
 def keys_in(run: RequeueRun) -> list[str]:
-    return sorted(item.message.business_key for item in Item.objects.filter(run=run))
+    return sorted(item.message.business_key for item in RequeueItem.objects.filter(run=run))
 
 
 class TestReading:
@@ -274,7 +274,7 @@ class TestOnlyThese:
         run = start(only("PAY-0", "PAY-1", "PAY-2"), ANN, reason="r")
         Drive(run.pk, "d").step()
 
-        assert sorted(Item.objects.filter(run=run).values_list("message_id", flat=True)) == wanted
+        assert sorted(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == wanted
 
 
 class TestAllButThese:
@@ -345,7 +345,7 @@ class TestAllButThese:
         ParkedMessage.objects.filter(pk=one.pk).update(parked_at=timezone.now(), cycle=2, revision=3)
         run = start(rest, ANN)
 
-        assert list(Item.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
+        assert list(RequeueItem.objects.filter(run=run).values_list("message_id", flat=True)) == [two.pk]
         assert list(Selection.of_filter(rest.filter).queryset()) == [two]
 
     def test_everything_can_be_left_out(self) -> None:

@@ -17,7 +17,7 @@ from django.db import connections
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import items
 from django_rmq_retry.parked import requeue as steering
@@ -143,7 +143,7 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
         else:
             assert message.state in OPEN
             assert message.unconfirmed
-    states = Counter(Item.objects.values_list("state", flat=True))
+    states = Counter(RequeueItem.objects.values_list("state", flat=True))
     assert (run.sent, run.unconfirmed) == (states["sent"], states["unconfirmed"])
     assert run.sent + run.unconfirmed == 8
     assert run.state in (RunState.WAITING, RunState.FINISHED)

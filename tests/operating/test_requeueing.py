@@ -53,7 +53,7 @@ def test_the_audit_names_who_and_why() -> None:
     run = requeue([one], by="nightly", reason="the bank is back")
     act = OperatorAction.objects.get()
 
-    assert (act.verb, act.actor_name, act.reason) == ("requeue", "nightly", "the bank is back")
+    assert (act.action, act.actor_name, act.reason) == ("requeue", "nightly", "the bank is back")
     assert (act.message, act.run, act.subject, act.count) == (one.pk, run.pk, "payment:7", 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import Item, ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
+from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.claims import claim, failed, succeeded, sweep
 from django_rmq_retry.parked.copies import copy_for
@@ -130,7 +130,7 @@ class TestSteering:
         drive(run.pk, "test", outcomes=False)
 
         assert states(run) == ["sent", "sent"]
-        assert [one.verb for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
+        assert [one.action for one in OperatorAction.objects.order_by("number")] == ["requeue", "pause", "resume"]
 
     @pytest.mark.usefixtures("wired")
     def test_a_stopped_run_leaves_the_rest_parked_and_still_counts_outcomes(self) -> None:
@@ -158,7 +158,7 @@ class TestSteering:
         run = started()
 
         assert slow(run.pk, ANN, rate=5).rate == 5
-        facts: Any = OperatorAction.objects.get(verb="slow").facts
+        facts: Any = OperatorAction.objects.get(action="slow").facts
         assert facts == {"before": {"rate": 20.0}, "after": {"rate": 5.0}}
 
 
@@ -167,7 +167,7 @@ class TestTimes:
     def test_a_message_was_sent_before_its_copy_could_be_handled(self) -> None:
         run = started(2, rate=100)
         Drive(run.pk, "test", clock=Clock(), depths=Depths()).step()
-        item = Item.objects.filter(run=run, state="sent").select_related("message").get()
+        item = RequeueItem.objects.filter(run=run, state="sent").select_related("message").get()
 
         assert item.sent_at == item.message.requeued_at
 
@@ -258,7 +258,7 @@ class TestGuards:
         run, clock = started(2, canary=True), Clock()
         one = Drive(run.pk, "test", clock=clock, depths=Depths())
         one.step()
-        Item.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
+        RequeueItem.objects.filter(state=ItemState.SENT).update(sent_at=timezone.now() - timedelta(seconds=61))
         clock.now += 1
         one.step()
 
@@ -452,7 +452,7 @@ class TestLeases:
     def test_outcomes_are_not_waited_for_longer_than_an_hour(self) -> None:
         run = started()
         drive(run.pk, "test", outcomes=False)
-        Item.objects.update(sent_at=timezone.now() - timedelta(hours=2))
+        RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
         assert drive(run.pk, "test", for_seconds=5).why == findings.SILENT
 

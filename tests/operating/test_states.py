@@ -18,7 +18,7 @@ from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.models import AuditHead, ErrorGroup, Item, OperatorAction, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
 from django_rmq_retry.parked.actions import discard, hold, release, restore
 from django_rmq_retry.parked.audit import verify
@@ -198,7 +198,7 @@ class Records(RuleBasedStateMachine):
     def numbers_and_the_log_are_whole(self) -> None:
         assert recount() == 0
         assert list(verify()) == []
-        assert not Item.objects.filter(state=ItemState.CLAIMED).exists()
+        assert not RequeueItem.objects.filter(state=ItemState.CLAIMED).exists()
         assert not ParkedMessage.objects.filter(state=State.REQUEUEING).exists()
 
     def taken(self, data: st.DataObject, *, stays: bool) -> Message:

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
-from django_rmq_retry.models import OperatorAction, Verb
+from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
 from tests.commands.running import run
@@ -21,7 +21,7 @@ OTHERWISE: dict[str, Any] = {
     "actor_name": "eve",
     "actor_key": "999",
     "behalf": "eve@laptop",
-    "verb": Verb.HOLD.value,
+    "action": Action.HOLD.value,
     "reason": "another",
     "message": 999,
     "group": 999,
@@ -45,7 +45,7 @@ def acts(db: None) -> list[OperatorAction]:  # noqa: ARG001 - asked for by its n
     user = User.objects.create(username="ann")
     ann = Actor(name="ann", user_id=user.pk, ip="10.0.0.1", source="admin")
     return [
-        note(ann, Verb.DISCARD, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
+        note(ann, Action.DISCARD, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
         for n in range(1, 6)
     ]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler
-from django_rmq_retry.models import BlockedKey, HeldMessage
+from django_rmq_retry.models import BlockedKey, BlockedMessage
 
 QUEUE = "bank.post"
 
@@ -46,8 +46,8 @@ class Bank:
 def blocked(using: str = "default") -> dict[str, tuple[str, bool, int]]:
     """Of each blocked key: what goes first, whether it is parked, and how many wait."""
     rows = BlockedKey.objects.using(using).order_by("pk")
-    return {row.key: (row.blocker, row.parked, row.held) for row in rows}
+    return {row.key: (row.blocker, row.parked, row.waiting) for row in rows}
 
 
 def held(using: str = "default") -> list[str]:
-    return list(HeldMessage.objects.using(using).order_by("pk").values_list("shown", flat=True))
+    return list(BlockedMessage.objects.using(using).order_by("pk").values_list("shown", flat=True))

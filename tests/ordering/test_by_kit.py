@@ -160,7 +160,7 @@ def test_keys_of_two_handlers_of_one_queue_are_their_own(rmq: RmqTest) -> None:
     rmq.drain()
 
     assert posted == ["A", "rest"]
-    assert [(row.handler, row.key, row.held) for row in BlockedKey.objects.all()] == [("debit", "A", 1)]
+    assert [(row.handler, row.key, row.waiting) for row in BlockedKey.objects.all()] == [("debit", "A", 1)]
 
 
 def test_a_message_that_came_by_a_key_finds_its_handler_after_it_was_held(rmq: RmqTest) -> None:

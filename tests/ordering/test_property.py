@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.message import Message
-from django_rmq_retry.models import BlockedKey, HeldMessage, OutboxMessage
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage
 from django_rmq_retry.ordering.keys import release
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
@@ -97,7 +97,7 @@ class Gone:
 @contextmanager
 def a_day() -> Iterator[Day]:
     with transaction.atomic():
-        for model in (HeldMessage, BlockedKey, OutboxMessage):
+        for model in (BlockedMessage, BlockedKey, OutboxMessage):
             model.objects.all().delete()
     with registry.isolated(), RmqTest() as rmq:
         yield Day(rmq, ToldBank())

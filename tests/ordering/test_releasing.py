@@ -15,7 +15,7 @@ from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked import TICKET, identity
 from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.models import BlockedKey, HeldMessage, OperatorAction, OutboxMessage, ParkedMessage, State
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
 from django_rmq_retry.ordering.keys import (
     block,
@@ -93,7 +93,7 @@ def test_a_discard_lets_the_next_one_go_first() -> None:
     discard(Selection.of_ids([known.pk]), ANN, why="test")
 
     row = BlockedKey.objects.get()
-    assert (row.blocker, row.parked, row.held, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
+    assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
 
 
 def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
@@ -175,13 +175,13 @@ def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str 
             hold(known, delivery(number, name=name))
     release(BlockedKey.objects.get())
     stuck = OutboxMessage.objects.get()
-    OutboxMessage.objects.update(stuck_at=timezone.now(), tries=15)
+    OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
     discard_unsent(ANN, [stuck.pk], using="default", reason="test")
 
     left = OutboxMessage.objects.get()
     assert (bytes(left.body), left.routing_key, left.pk != stuck.pk) == (b'{"number": 3}', QUEUE, True)
-    assert BlockedKey.objects.get().held == 0
+    assert BlockedKey.objects.get().waiting == 0
 
 
 def test_another_message_that_is_discarded_unsent_lets_nothing_go_on() -> None:
@@ -189,7 +189,7 @@ def test_another_message_that_is_discarded_unsent_lets_nothing_go_on() -> None:
     other = Message(body=b'{"number": 1}', routing_key=QUEUE, properties=Properties(message_id="m1"))
     with transaction.atomic():
         keep(other, using="default")
-    OutboxMessage.objects.update(stuck_at=timezone.now(), tries=15)
+    OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
     discard_unsent(ANN, list(OutboxMessage.objects.values_list("pk", flat=True)), using="default", reason="test")
 
@@ -243,7 +243,7 @@ def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
     copy = OutboxMessage.objects.get()
     assert (bytes(copy.body), copy.exchange, copy.routing_key) == (b'{"number": 2}', "", QUEUE)
     assert (b"payments" in bytes(copy.properties), b"charge.card" in bytes(copy.properties)) == (True, True)
-    assert HeldMessage.objects.count() == 0
+    assert BlockedMessage.objects.count() == 0
 
 
 def test_letting_go_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
@@ -254,7 +254,7 @@ def test_letting_go_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
 
     act = OperatorAction.objects.get()
     assert now is not None
-    assert (act.verb, act.reason, act.subject, act.actor_name) == ("release", "booked by hand", "charge A", "ann")
+    assert (act.action, act.reason, act.subject, act.actor_name) == ("release", "booked by hand", "charge A", "ann")
     assert (act.facts["let_go"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
 
 
@@ -271,7 +271,7 @@ def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
     standstill()
 
     now = standing()
-    assert (now.keys, now.held, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
+    assert (now.keys, now.waiting, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
 
     settings.RMQ_RETRY = {"URL": "embedded://", "HELD_PER_KEY": 2}
     assert standing().full
@@ -298,7 +298,7 @@ def page(client: Client, name: str, *args: object) -> str:
 def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client: Client) -> None:
     row = standstill()
     known = recorded()
-    client.force_login(person("ann", "view_blockedkey", "release_blockedkey", "view_parkedmessage"))
+    client.force_login(person("ann", "view_blockedkey", "unblock_blockedkey", "view_parkedmessage"))
     shown = page(client, "blockedkey_changelist")
     asked = reverse("admin:rmq_retry_blockedkey_release", args=[row.pk])
     without = client.post(asked, {"first": row.name, "text": ""})

@@ -26,8 +26,10 @@ STATUS = "admin:rmq_retry_livestatus_changelist"
 def rows() -> dict[str, int]:
     """One that is stuck, one that failed once, one on its way."""
     left("stuck", "failing", "fine", using="default")
-    OutboxMessage.objects.filter(routing_key="stuck").update(stuck_at=timezone.now(), tries=15, error="312 NO_ROUTE")
-    OutboxMessage.objects.filter(routing_key="failing").update(tries=1, error="312 NO_ROUTE <script>")
+    OutboxMessage.objects.filter(routing_key="stuck").update(
+        failed_at=timezone.now(), attempts=15, error="312 NO_ROUTE"
+    )
+    OutboxMessage.objects.filter(routing_key="failing").update(attempts=1, error="312 NO_ROUTE <script>")
     return dict(OutboxMessage.objects.values_list("routing_key", "pk"))
 
 
@@ -66,9 +68,9 @@ def test_what_is_stuck_is_sent_again_by_command(rows: dict[str, int]) -> None:
     assert run("rmq_relay", "retry", "--all", "--yes").out == "1 message will be sent again.\n"
 
     row = OutboxMessage.objects.get(pk=rows["stuck"])
-    assert (row.stuck_at, row.tries, row.due_at <= timezone.now()) == (None, 0, True)
+    assert (row.failed_at, row.attempts, row.due_at <= timezone.now()) == (None, 0, True)
     action = OperatorAction.objects.get()
-    assert (action.verb, action.subject, action.facts["outbox"]) == ("requeue", "id of stuck", "default")
+    assert (action.action, action.subject, action.facts["outbox"]) == ("requeue", "id of stuck", "default")
 
 
 def test_what_was_refused_is_discarded_by_command_and_nothing_else(rows: dict[str, int]) -> None:
@@ -77,14 +79,14 @@ def test_what_was_refused_is_discarded_by_command_and_nothing_else(rows: dict[st
 
     assert (ran.code, ran.out, kept()) == (Exit.PARTLY, "2 messages discarded.\n", ["fine"])
     action = OperatorAction.objects.get()
-    assert (action.verb, action.reason, action.count) == ("discard", "INC-553", 2)
+    assert (action.action, action.reason, action.count) == ("discard", "INC-553", 2)
 
 
 @pytest.mark.usefixtures("own_database")
 @pytest.mark.django_db(databases=["default"])
 def test_the_outbox_of_another_database_is_named_as_everywhere() -> None:
     left("there", using="own")
-    OutboxMessage.objects.using("own").update(stuck_at=timezone.now(), tries=15)
+    OutboxMessage.objects.using("own").update(failed_at=timezone.now(), attempts=15)
     row = OutboxMessage.objects.using("own").get()
     ran = run("rmq_relay", "discard", str(row.pk), "--reason", "INC-553", "--yes", "--using", "own")
 
@@ -118,12 +120,12 @@ def test_who_may_only_look_changes_nothing(rows: dict[str, int], action: str) ->
 
 
 def test_they_are_sent_again_in_the_admin_and_discarded_only_by_command(rows: dict[str, int]) -> None:
-    client = signed_in("view_outboxmessage", "resend_outboxmessage")
+    client = signed_in("view_outboxmessage", "retry_outboxmessage")
     assert "1 message will be sent again." in act(client, "resend", [rows["stuck"]]).content.decode()
     act(client, "discard", [rows["failing"]])
 
     assert kept() == ["stuck", "failing", "fine"]
-    assert list(OperatorAction.objects.order_by("number").values_list("verb", flat=True)) == ["requeue"]
+    assert list(OperatorAction.objects.order_by("number").values_list("action", flat=True)) == ["requeue"]
 
 
 def status(*permissions: str) -> str:

@@ -167,7 +167,7 @@ def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None
 def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
     post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(faults, "MOST_TRIES", 3)
+    monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
     left("bad", "good")
     post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
     one = relay()
@@ -176,8 +176,8 @@ def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
         due_again()
 
     row = ROWS.get()
-    assert (row.routing_key, row.tries, row.error) == ("bad", 3, "312 NO_ROUTE")
-    assert row.stuck_at is not None
+    assert (row.routing_key, row.attempts, row.error) == ("bad", 3, "312 NO_ROUTE")
+    assert row.failed_at is not None
     assert post.keys == ["bad", "good", "bad", "bad"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
     assert pending("own") == (0, None, 1)
@@ -185,7 +185,7 @@ def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
 
 def test_a_stuck_row_holds_its_key(post: Post) -> None:
     left("bad", "next", order_key="a")
-    ROWS.filter(routing_key="bad").update(stuck_at=timezone.now())
+    ROWS.filter(routing_key="bad").update(failed_at=timezone.now())
     emptied(relay())
 
     assert post.keys == []
@@ -203,7 +203,7 @@ TOPIC = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'payments' in vhost 
 def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck(
     end: tuple[Outcome, str], post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "MOST_TRIES", 3)
+    monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
     monkeypatch.setattr(faults, "MARGIN", -1000.0)
     left("full")
     post.ends["full"] = end
@@ -295,7 +295,7 @@ def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_le
     together = False
     emptied(one)
     assert kept("own") == ["evil"]
-    assert ROWS.get().tries == 1
+    assert ROWS.get().attempts == 1
 
 
 def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
@@ -307,7 +307,7 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
     turns = [one.turn() for _ in range(3)]
     assert turns == [Turn(away="connection refused")] * 3
     assert post.keys == ["a", "b", "c", "a", "a"]
-    assert set(ROWS.values_list("tries", flat=True)) == {0}
+    assert set(ROWS.values_list("attempts", flat=True)) == {0}
     assert len(caplog.records) == 1
 
     post.ends = {}
@@ -326,7 +326,7 @@ def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(po
         one.turn()
 
     assert kept("own") == ["evil"]
-    assert ROWS.get().stuck_at is None
+    assert ROWS.get().failed_at is None
 
 
 def test_what_was_confirmed_is_not_sent_again_when_the_database_failed_to_forget_it(

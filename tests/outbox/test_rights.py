@@ -70,7 +70,7 @@ def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
     wait_until(lambda: turned(one, lambda: len(asked) > 4), what="one asks again and again")
     assert set(asked) == {ROWS.get(routing_key="s1").pk}
     assert "refused for user" in ROWS.get(routing_key="s1").error
-    assert set(ROWS.exclude(routing_key="s1").values_list("tries", "stuck_at")) == {(0, None)}
+    assert set(ROWS.exclude(routing_key="s1").values_list("attempts", "failed_at")) == {(0, None)}
 
     left("o2", exchange="open")
     wait_until(lambda: turned(one, lambda: "o2" not in kept("own")), what="what may be sent is sent meanwhile")

@@ -4,7 +4,7 @@ import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -46,8 +46,8 @@ def parked(**told: Any) -> ParkedMessage:
     return ParkedMessage.objects.create(**{**known, **told})
 
 
-def item(message: ParkedMessage, **told: Any) -> Item:
+def item(message: ParkedMessage, **told: Any) -> RequeueItem:
     """A message's place in a run of its own."""
     run = told.pop("run", None) or RequeueRun.objects.create(created_at=NOON, by="ann", total=1, sent=1)
     known = {"place": 1, "revision": 1, "state": ItemState.SENT, "cycle": message.cycle}
-    return Item.objects.create(run=run, message=message, **{**known, **told})
+    return RequeueItem.objects.create(run=run, message=message, **{**known, **told})

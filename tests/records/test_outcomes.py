@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.models import ErrorGroup, Item, ItemState, ParkedMessage, RequeueRun, State
+from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.claims import failed, succeeded
 from django_rmq_retry.parked.groups import COUNTERS, recount
 from django_rmq_retry.parked.record import Ticket
@@ -33,7 +33,7 @@ def counts(known: ParkedMessage) -> list[int]:
     return [getattr(found, name) for name in COUNTERS]
 
 
-def run_of(known: Item) -> tuple[int, int, int, int]:
+def run_of(known: RequeueItem) -> tuple[int, int, int, int]:
     run = RequeueRun.objects.get(pk=known.run_id)
     return run.sent, run.processed, run.failed, run.unconfirmed
 
@@ -120,7 +120,7 @@ def test_its_place_in_a_run_is_processed_once(before: ItemState, counted: tuple[
     RequeueRun.objects.update(failed=before == ItemState.FAILED, unconfirmed=before == ItemState.UNCONFIRMED)
 
     after(known)
-    found = Item.objects.get()
+    found = RequeueItem.objects.get()
 
     assert (found.state, found.ended_at, run_of(place)) == (ItemState.PROCESSED, minutes(10), counted)
 
@@ -131,7 +131,7 @@ def test_places_of_other_cycles_and_messages_stay_as_they_are() -> None:
     left_out, pending = item(known, state=ItemState.SKIPPED), item(known, state=ItemState.PENDING)
 
     after(known)
-    found = {place.pk: place.state for place in Item.objects.all()}
+    found = {place.pk: place.state for place in RequeueItem.objects.all()}
 
     assert [found[place.pk] for place in (mine, older, others, left_out, pending)] == [
         *(ItemState.PROCESSED, ItemState.SENT, ItemState.SENT, ItemState.SKIPPED, ItemState.PENDING)
@@ -144,8 +144,8 @@ def test_a_late_success_is_told_to_the_run_that_sent_it() -> None:
 
     after(known, cycle=1)
 
-    assert Item.objects.get(pk=waits.pk).state == ItemState.PROCESSED
-    assert Item.objects.get(pk=fell.pk).state == ItemState.FAILED
+    assert RequeueItem.objects.get(pk=waits.pk).state == ItemState.PROCESSED
+    assert RequeueItem.objects.get(pk=fell.pk).state == ItemState.FAILED
     assert ParkedMessage.objects.get().state == State.REQUEUED
 
 
@@ -162,7 +162,7 @@ def test_a_copy_that_failed_where_nothing_is_parked_opens_its_record_again(state
     )
     assert (found.claimed_until, found.revision) == (None, 2)
     assert (counts(found), ErrorGroup.objects.get().failed_again) == ([1, 0, 0, 0], 1)
-    assert (Item.objects.get().state, run_of(place)) == (ItemState.FAILED, (1, 0, 1, 0))
+    assert (RequeueItem.objects.get().state, run_of(place)) == (ItemState.FAILED, (1, 0, 1, 0))
 
 
 @pytest.mark.parametrize(("state", "cycle"), [(State.REQUEUED, 1), (State.PROCESSED, 2), (State.PARKED, 2)])
@@ -210,7 +210,7 @@ def test_counters_equal_a_recount(
 
 
 def counted(run: RequeueRun) -> list[int]:
-    states = list(Item.objects.filter(run=run).values_list("state", flat=True))
+    states = list(RequeueItem.objects.filter(run=run).values_list("state", flat=True))
     found = [states.count(state) for state in (ItemState.PROCESSED, ItemState.FAILED, ItemState.UNCONFIRMED)]
     return [*found, states.count(ItemState.SENT) + states.count(ItemState.CLAIMED) + found[0] + found[1]]
 

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, Item, ParkedMessage, State
+from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
 from django_rmq_retry.parked import retention
 from django_rmq_retry.parked.groups import recount
@@ -35,7 +35,7 @@ def test_what_was_resolved_long_ago_goes_with_all_that_hangs_on_it(state: State)
     item(old)
 
     assert retention.age_out() is False
-    assert (left(), BusinessKey.objects.count(), Item.objects.count()) == (["young"], 0, 0)
+    assert (left(), BusinessKey.objects.count(), RequeueItem.objects.count()) == (["young"], 0, 0)
 
 
 @pytest.mark.parametrize("state", UNRESOLVED)

@@ -15,7 +15,7 @@ from django_rmq_retry.breakers.rates import AHEAD, Pace
 from django_rmq_retry.breakers.table import MeterTable, Table
 from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.message import Tell
-from django_rmq_retry.models import Meter, Switch
+from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import Circuit
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, retry
 from tests.core.made import delivery, subscription
@@ -97,12 +97,12 @@ class Process:
         return self.board.turn()
 
 
-def row() -> Switch:
-    return Switch.objects.get()
+def row() -> QueueControl:
+    return QueueControl.objects.get()
 
 
 def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_says() -> None:
-    Switch.objects.create(queue="rates", paused=True)
+    QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
     board = Board(intakes([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
@@ -128,7 +128,7 @@ def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
     assert (verdict.kind, verdict.counted) == (Kind.RETRY, False)
     assert done == [["shut"], ["shut", "one"], ["shut"]]
     assert [process.hands.done[-1] for process in (one, two, three)] == ["open"] * 3
-    assert (row().tripped, row().failed, row().prober) == (False, 0, "")
+    assert (row().opened, row().failed, row().prober) == (False, 0, "")
 
 
 def test_what_fails_as_it_is_tried_is_tried_later_by_anybody() -> None:
@@ -200,7 +200,7 @@ def test_the_breaker_of_a_handler_that_has_another_name_by_now_is_tried_by_any(e
     new.turn()
 
     assert new.hands.done == ["one", "open" if error is None else "shut"]
-    assert (row().tripped, row().failed) == (error is not None, int(error is not None))
+    assert (row().opened, row().failed) == (error is not None, int(error is not None))
 
 
 def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_tried() -> None:
@@ -213,7 +213,7 @@ def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_t
     new.turn(1)
 
     assert (shut, new.hands.done) == (["shut"], ["shut", "open"])
-    assert not row().tripped
+    assert not row().opened
 
 
 def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process() -> None:
@@ -223,7 +223,7 @@ def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process(
         process.ran(ValueError("no"))
     for process in (one, two):
         process.turn()
-    opened = row().tripped
+    opened = row().opened
     two.turn(31)
     two.ran()
     for process in (two, one):
@@ -231,7 +231,7 @@ def test_a_share_that_has_opened_it_is_counted_anew_afterwards_by_every_process(
         process.ran(ValueError("no"))
         process.turn()
 
-    assert (opened, row().tripped) == (True, False)
+    assert (opened, row().opened) == (True, False)
 
 
 @pytest.mark.parametrize("trying", [False, True])
@@ -249,7 +249,7 @@ def test_a_breaker_of_a_clock_that_was_ahead_is_tried_all_the_same(ahead: float,
     two.turn(1)
 
     assert two.hands.done == ["one", "open"]
-    assert not row().tripped
+    assert not row().opened
 
 
 def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
@@ -292,7 +292,7 @@ def test_a_person_who_resumes_closes_it_everywhere_even_while_a_message_is_tried
     one.ran(BankDown("timeout"))
     one.turn()
     one.turn(31)
-    Switch.objects.update(tripped=False, prober="", probe_until=None)
+    QueueControl.objects.update(opened=False, prober="", probe_until=None)
     one.turn(1)
     verdict = one.ran()
 
@@ -304,10 +304,10 @@ def test_a_person_who_pauses_keeps_everybody_from_trying() -> None:
     one = Process("one")
     one.ran(BankDown("timeout"))
     one.turn()
-    Switch.objects.update(paused=True, by="ann")
+    QueueControl.objects.update(paused=True, by="ann")
     one.turn(600)
     held = list(one.hands.done)
-    Switch.objects.update(paused=False)
+    QueueControl.objects.update(paused=False)
     one.turn(1)
 
     assert (held, one.hands.done) == (["shut"], ["shut", "one"])
@@ -334,8 +334,8 @@ def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pyte
     one.turn()
 
     assert alone == ["shut", "one", "shut", "one"]
-    assert (known.tripped, known.failed) == (True, 1)
-    assert (one.hands.done[-1], row().tripped) == ("open", False)
+    assert (known.opened, known.failed) == (True, 1)
+    assert (one.hands.done[-1], row().opened) == ("open", False)
     assert len(told) == 2
     assert "(the database is away)" in told[0]
 
@@ -354,7 +354,7 @@ def test_who_comes_while_its_queue_is_shut_goes_back_and_nothing_is_counted() ->
 
 def test_a_row_that_nobody_knows_keeps_nobody_from_anything() -> None:
     one = Process("one")
-    Switch.objects.create(queue="somebody else's", paused=True)
+    QueueControl.objects.create(queue="somebody else's", paused=True)
     one.turn()
 
     assert one.hands.done == []
@@ -401,7 +401,7 @@ def test_nobody_takes_moments_far_ahead() -> None:
     for _ in range(20):
         taken.paces[0].enter(delivery(), taken.subscription)
 
-    assert Meter.objects.get().next_at.timestamp() <= NOW + AHEAD + 0.5
+    assert HandlerRate.objects.get().next_at.timestamp() <= NOW + AHEAD + 0.5
 
 
 def test_moments_that_nobody_used_are_lost() -> None:
@@ -435,7 +435,7 @@ def test_a_rate_that_was_raised_counts_at_once() -> None:
 
 def test_who_is_slower_than_all_others_waits_and_takes_nothing_besides() -> None:
     taken = Taken(1, 10)
-    Meter.objects.create(handler="charge", next_at=datetime.fromtimestamp(NOW - 5, UTC))
+    HandlerRate.objects.create(handler="charge", next_at=datetime.fromtimestamp(NOW - 5, UTC))
     lost = 0
 
     def lose(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:

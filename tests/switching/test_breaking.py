@@ -87,19 +87,19 @@ def test_only_one_tries_and_only_when_it_is_due(steps: list[tuple[str, str, floa
         now += span
         if step == "trip":
             circuit = circuit.trip(handler=who, kind="BankDown", cause="down", now=now, wait=30)
-            assert circuit == before if before.tripped else circuit.probe_at == now + 30
+            assert circuit == before if before.opened else circuit.probe_at == now + 30
         elif step == "claim":
             circuit = circuit.claim(who, now=now, lease=20)
-            free = before.tripped and now >= before.probe_at and (not before.prober or now >= before.probe_until)
+            free = before.opened and now >= before.probe_at and (not before.prober or now >= before.probe_until)
             assert (circuit.prober == who and circuit.probe_until == now + 20) if free else circuit == before
         elif step == "fail":
             circuit = circuit.fail(cause="down", now=now, wait=60)
-            assert circuit.failed == (before.failed + 1 if before.tripped else 0)
+            assert circuit.failed == (before.failed + 1 if before.opened else 0)
             assert not circuit.prober
         elif step == "close":
             circuit = circuit.close()
             assert circuit == CLOSED
-        assert circuit.tripped or circuit == CLOSED
+        assert circuit.opened or circuit == CLOSED
 
 
 @given(st.integers(0, 200), st.floats(0, 1, exclude_max=True))

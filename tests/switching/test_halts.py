@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.models import Switch, server
+from django_rmq_retry.models import QueueControl, server
 from tests.switching.bank import Bank
 from tests.tooling.waiting import wait_until
 
@@ -31,7 +31,7 @@ def test_a_halted_line_is_told_with_its_error_until_it_goes_on(bank: Bank) -> No
     with bank.consuming("orders"):
         bank.publish("orders", 1, 2)
         seen = stands(bank)
-        since = Switch.objects.using("own").get(queue="orders").halted_at
+        since = QueueControl.objects.using("own").get(queue="orders").halted_at
         assert (seen["queue"], seen["error"], seen["message_id"]) == ("orders", "BankDown: timeout", "orders-1")
 
         wait_until(lambda: halted(bank)[0]["attempt"] > seen["attempt"], 60, what="a later attempt", step=0.5)
@@ -44,7 +44,7 @@ def test_a_halted_line_is_told_with_its_error_until_it_goes_on(bank: Bank) -> No
         assert late.returncode == 8
         assert late.stdout.startswith("FAIL orders: the line is halted for ")
         assert late.stdout.endswith(" s, longer than 1 s: BankDown: timeout\n")
-        assert Switch.objects.using("own").get(queue="orders").halted_at == since
+        assert QueueControl.objects.using("own").get(queue="orders").halted_at == since
 
         bank.comes_back()
         wait_until(lambda: not halted(bank), 60, what="the line goes on", step=0.5)
@@ -58,7 +58,7 @@ def test_a_killed_consumer_leaves_no_line_halted_for_ever(bank: Bank) -> None:
         stands(bank)
         consumer.process.send_signal(signal.SIGKILL)
         consumer.process.wait(30)
-    rows = Switch.objects.using("own").filter(queue="orders")
+    rows = QueueControl.objects.using("own").filter(queue="orders")
     since = rows.get().halted_at
     rows.update(halted_seen_at=server.now("own") - timedelta(seconds=31))
 

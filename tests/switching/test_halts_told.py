@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq_retry.breakers.watch import Halts, halted
 from django_rmq_retry.handlers.attempt import Halt
-from django_rmq_retry.models import Switch
+from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 
@@ -55,6 +55,6 @@ def test_one_line_that_cannot_be_written_starves_no_other(caplog: pytest.LogCapt
         halts.tell()
     halts.end()
 
-    assert list(Switch.objects.values_list("queue", "halted_message")) == [("b", "2")]
+    assert list(QueueControl.objects.values_list("queue", "halted_message")) == [("b", "2")]
     assert [record.__dict__["event"] for record in caplog.records] == ["halts"]
     assert halted() == ()

@@ -5,15 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from django_rmq_retry.models import Switch
+from django_rmq_retry.models import QueueControl
 from tests.switching.bank import Bank
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.long]
 
 
-def switch(queue: str = "payments") -> Switch:
-    return Switch.objects.using("own").get(queue=queue)
+def switch(queue: str = "payments") -> QueueControl:
+    return QueueControl.objects.using("own").get(queue=queue)
 
 
 def parked(bank: Bank) -> int:
@@ -36,7 +36,7 @@ def test_an_outage_pauses_every_process_burns_nothing_and_ends_by_itself(bank: B
 
     assert sorted(map(str, bank.did())) == sorted(map(str, ["beside", *range(30)]))
     assert {entry["attempt"] for entry in bank.diary("began")} == {1}
-    assert (parked(bank), codes, switch().tripped) == (0, [0, 0], False)
+    assert (parked(bank), codes, switch().opened) == (0, [0, 0], False)
     assert one.said.count("has opened") + two.said.count("has opened") <= 2
     assert one.said.count("has closed") + two.said.count("has closed") == 1
 
@@ -45,7 +45,7 @@ def test_a_line_keeps_its_order_through_an_outage(bank: Bank) -> None:
     bank.publish("ledger", *range(10))
     bank.goes_down()
     with bank.consuming() as one, bank.consuming() as two:
-        wait_until(lambda: switch("ledger").failed >= 3 if Switch.objects.using("own").exists() else False, 60)
+        wait_until(lambda: switch("ledger").failed >= 3 if QueueControl.objects.using("own").exists() else False, 60)
         bank.comes_back()
         wait_until(lambda: len(bank.did()) >= 10, 60)
         codes = [one.stopped(), two.stopped()]
@@ -59,7 +59,7 @@ def test_whoever_is_killed_as_it_tries_a_message_is_followed_by_another(bank: Ba
     bank.goes_down()
     bank.publish("payments", "a")
     with bank.consuming() as one:
-        wait_until(lambda: Switch.objects.using("own").filter(failed__gte=1).exists())
+        wait_until(lambda: QueueControl.objects.using("own").filter(failed__gte=1).exists())
         (bank.folder / "hangs").touch()
         tried = len(bank.diary("began"))
         wait_until(lambda: len(bank.diary("began")) > tried)
@@ -69,7 +69,7 @@ def test_whoever_is_killed_as_it_tries_a_message_is_followed_by_another(bank: Ba
         bank.comes_back()
         with bank.consuming() as two:
             wait_until(lambda: bank.did() == ["a"])
-            wait_until(lambda: not switch().tripped)
+            wait_until(lambda: not switch().opened)
             code = two.stopped()
 
     assert prober
@@ -81,7 +81,7 @@ def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwar
     bank.goes_down()
     bank.publish("payments", *range(5))
     with bank.consuming() as one:
-        wait_until(lambda: Switch.objects.using("own").filter(tripped=True).exists())
+        wait_until(lambda: QueueControl.objects.using("own").filter(opened=True).exists())
         code = one.stopped()
     bank.comes_back()
     with bank.consuming() as two:

@@ -15,7 +15,7 @@ def test_what_version_1_writes_can_be_written_and_is_read_by_the_present_version
         made[model] = filled(model, made)
 
     names = {model.__name__ for model in made}
-    assert names >= {"Attempt", "ErrorGroup", "ParkedMessage", "RequeueRun", "Item", "OperatorAction"}
+    assert names >= {"Attempt", "ErrorGroup", "ParkedMessage", "RequeueRun", "RequeueItem", "OperatorAction"}
     for name in names:
         rows = list(getattr(models, name)._default_manager.all())
         assert len(rows) == 1, name

@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from django_rmq_retry.conf import settings
 from django_rmq_retry.management.arguments import age, clock, moment, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
-from django_rmq_retry.models import OperatorAction, Verb
+from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.retention import purge_audit
@@ -32,7 +32,7 @@ class Command(RmqCommand):
         for one in (listed, out):
             for name in NUMBERS:
                 one.add_argument(f"--{name}", type=int, metavar="N", help=f"on this {name}")
-            one.add_argument("--verb", choices=Verb.values, help="only this")
+            one.add_argument("--action", choices=Action.values, help="only this")
             one.add_argument("--by", metavar="NAME", help="by this person")
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
         checked = acts.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
@@ -89,7 +89,7 @@ class Command(RmqCommand):
 
 def _chosen(options: Options) -> QuerySet[OperatorAction]:
     rows: QuerySet[OperatorAction] = OperatorAction.objects.all()
-    given = {name: options[name] for name in (*NUMBERS, "verb") if options[name] is not None}
+    given = {name: options[name] for name in (*NUMBERS, "action") if options[name] is not None}
     if options["by"]:
         given["actor_name"] = options["by"]
     if options["since"]:
@@ -98,14 +98,27 @@ def _chosen(options: Options) -> QuerySet[OperatorAction]:
 
 
 def _data(one: OperatorAction) -> dict[str, object]:
-    names = ("number", "verb", "reason", "message", "group", "run", "subject", "count", "facts", "ip", "source", "seal")
+    names = (
+        "number",
+        "action",
+        "reason",
+        "message",
+        "group",
+        "run",
+        "subject",
+        "count",
+        "facts",
+        "ip",
+        "source",
+        "seal",
+    )
     who = {"by": one.actor_name, "account": one.actor_key, "behalf": one.behalf}
     return {"at": clock(one.at, terminal=False), **who, **{name: getattr(one, name) for name in names}}
 
 
 def _cells(one: OperatorAction, *, terminal: bool) -> tuple[object, ...]:
     at = clock(one.at, terminal=terminal)
-    return one.number, at, _who(one), one.verb, one.count, _subject(one), one.reason
+    return one.number, at, _who(one), one.action, one.count, _subject(one), one.reason
 
 
 def _who(one: OperatorAction) -> str:

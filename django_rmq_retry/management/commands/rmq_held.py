@@ -46,7 +46,7 @@ class Command(RmqCommand):
             self.document(
                 "held_list/1",
                 keys=now.keys,
-                held=now.held,
+                waiting=now.waiting,
                 full=now.full,
                 items=[_data(one, records.get(one.pk)) for one in found],
             )
@@ -80,13 +80,13 @@ class Command(RmqCommand):
         except Outdated as refusal:
             self.say(str(refusal))
             return False
-        first = f"{now.blocker} goes first, {now.held} wait behind it" if now else "nothing waits there any more"
+        first = f"{now.blocker} goes first, {now.waiting} wait behind it" if now else "nothing waits there any more"
         self.say(f"{one.handler} {one.key}: {first}.")
         return True
 
 
 def _question(rows: list[BlockedKey]) -> str:
-    said = ", ".join(f"{one.key} (first {one.blocker}, {one.held} waiting)" for one in rows)
+    said = ", ".join(f"{one.key} (first {one.blocker}, {one.waiting} waiting)" for one in rows)
     return f"Let what waits go on without its first message: {said}?"
 
 
@@ -99,10 +99,10 @@ def _data(one: BlockedKey, record: ParkedMessage | None) -> dict[str, object]:
         "parked": one.parked,
         "record": record.pk if record else None,
         "since": clock(one.since, terminal=False),
-        "waiting": one.held,
+        "waiting": one.waiting,
     }
 
 
 def _cells(one: BlockedKey, *, terminal: bool) -> tuple[object, ...]:
     parked = "yes" if one.parked else "no"
-    return one.handler, one.key, one.blocker, parked, clock(one.since, terminal=terminal), one.held
+    return one.handler, one.key, one.blocker, parked, clock(one.since, terminal=terminal), one.waiting

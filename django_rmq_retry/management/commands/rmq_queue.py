@@ -91,7 +91,7 @@ def _data(one: QueueState, now: float) -> dict[str, object]:
         "queue": one.queue,
         "state": one.state(now),
         "pause": pause,
-        "breaker": breaker if circuit.tripped else None,
+        "breaker": breaker if circuit.opened else None,
     }
 
 
@@ -102,7 +102,7 @@ def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]
     why = ""
     if held:
         why = f"{one.by}: {one.reason}" if one.reason else one.by
-    elif one.circuit.tripped:
+    elif one.circuit.opened:
         failed = f", {one.circuit.failed} probes failed" if one.circuit.failed else ""
         why = f"breaker of {one.circuit.handler}: {one.circuit.cause}{failed}"
     times = (clock(_at(moment), terminal=terminal) for moment in (since, on))

@@ -82,7 +82,7 @@ class Command(RmqCommand):
     def _list(self, options: Options) -> Exit:
         rows = OutboxMessage.objects.using(options["outbox"]).order_by("pk").defer("body", "properties")
         if options["stuck"]:
-            rows = rows.filter(stuck_at__isnull=False)
+            rows = rows.filter(failed_at__isnull=False)
         found = list(rows[: options["limit"]])
         if options["json"]:
             count = pending(options["outbox"])
@@ -100,7 +100,7 @@ class Command(RmqCommand):
         using, ids = options["outbox"], options["ids"]
         if bool(ids) is options["all"]:
             raise CommandError("Name rows, or say --all.", returncode=Exit.USAGE)
-        known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(stuck_at__isnull=False)
+        known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(failed_at__isnull=False)
         count = known.count()
         if count:
             self.confirm(f"Send {count} messages again?", yes=options["yes"])
@@ -140,13 +140,13 @@ def _run(options: Options) -> tuple[Relaying, bool]:
 
 
 def _data(row: OutboxMessage) -> dict[str, object]:
-    names = ("message_id", "exchange", "routing_key", "order_key", "size", "tries", "error")
-    times = {name: getattr(row, name) for name in ("created_at", "due_at", "stuck_at")}
+    names = ("message_id", "exchange", "routing_key", "order_key", "size", "attempts", "error")
+    times = {name: getattr(row, name) for name in ("created_at", "due_at", "failed_at")}
     told = {name: None if at is None else clock(at, terminal=False) for name, at in times.items()}
     return {"id": row.pk, **{name: getattr(row, name) for name in names}, **told}
 
 
 def _cells(row: OutboxMessage, *, terminal: bool) -> tuple[object, ...]:
-    state = "stuck" if row.stuck_at else "failing" if row.tries else "waiting"
+    state = "stuck" if row.failed_at else "failing" if row.attempts else "waiting"
     to = f"{row.exchange} {row.routing_key}".strip()
-    return row.pk, clock(row.created_at, terminal=terminal), state, row.tries, to, row.order_key, row, row.error
+    return row.pk, clock(row.created_at, terminal=terminal), state, row.attempts, to, row.order_key, row, row.error

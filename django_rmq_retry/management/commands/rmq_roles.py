@@ -13,8 +13,8 @@ LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_ke
 """The audit log shows each only what is their own, unless they may see what others did."""
 ONCALL = (
     *LOOKS,
-    *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "steer"),
-    *("pause_queue", "unblock", "resend"),
+    *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "control"),
+    *("pause_queue", "unblock", "retry"),
 )
 ROLES: Mapping[str, tuple[str, ...]] = {
     "support": (*LOOKS, "reveal", "requeue", "hold", "note"),

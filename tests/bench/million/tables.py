@@ -8,7 +8,15 @@ from django.db import models
 
 from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.models import Attempt, BusinessKey, ErrorGroup, Item, OperatorAction, ParkedMessage, RequeueRun
+from django_rmq_retry.models import (
+    Attempt,
+    BusinessKey,
+    ErrorGroup,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+)
 
 GROUPS, RUNS, RUN_ITEMS, ACTS = 200, 60, 10_000, 20_000
 BIGGEST, LARGE_RUN = 1, 1
@@ -161,7 +169,7 @@ _RUNS = Table(
     },
 )
 _ITEMS = Table(
-    model=Item,
+    model=RequeueItem,
     source=f"""(
         SELECT id, row_number() OVER (ORDER BY id) AS place
         FROM rmq_retry_parkedmessage WHERE group_id = {BIGGEST} ORDER BY id LIMIT {RUN_ITEMS}
@@ -185,7 +193,7 @@ _ACTS = Table(
         "number": "i",
         "at": f"now() - ({ACTS} - i) * interval '5 minutes'",
         "actor_name": "(ARRAY['anna', 'ben', 'chloe'])[1 + i % 3]",
-        "verb": "(ARRAY['requeue', 'discard', 'hold', 'reveal', 'export'])[1 + i % 5]",
+        "action": "(ARRAY['requeue', 'discard', 'hold', 'reveal', 'export'])[1 + i % 5]",
         "reason": "'the bank is back'",
         "message": "i * 7",
         "group": f"1 + i % {GROUPS}",
