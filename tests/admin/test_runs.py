@@ -76,11 +76,13 @@ def test_the_groups_tell_of_an_outage_in_their_live_part(page: Client, monkeypat
 
 
 def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
-    since = timezone.now() - timedelta(seconds=10)
-    run = run_of(total=2013, sent=110, paced_sent=10, paced_at=since, started_at=since - timedelta(hours=1), rate=50)
+    since = timezone.now() - timedelta(seconds=1000)
+    run = run_of(
+        total=12013, sent=10110, paced_sent=110, paced_at=since, started_at=since - timedelta(hours=1), rate=50
+    )
     text = shown(page, run)
 
-    assert "110 of 2013 sent · 50 per second · really about 10.0 per second · 3 min 1" in text
+    assert "10110 of 12013 sent · 50 per second · really about 10.0 per second · 3 min 1" in text
 
 
 def test_a_run_that_has_just_begun_to_send_is_told_by_its_rate(page: Client) -> None:
