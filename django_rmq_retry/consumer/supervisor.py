@@ -1,5 +1,6 @@
 """The supervisor of several consuming processes."""
 
+import _thread
 import logging
 import mmap
 import os
@@ -24,8 +25,9 @@ def ignore(_code: int) -> None:
 def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._exit) -> None:
     """Call ``stop`` with the signal's name on the first signal; end the process on the second, whatever it does.
 
-    What is in hand then goes back to its queue by itself, as the broker sees the connection go. Signals that a
-    supervisor held back are heard from now on.
+    After a second signal, unacked messages return to their queues, because the broker sees the connection close.
+    Signals that a supervisor blocked are delivered from now on. ``stop`` runs in a thread of its own: a handler of
+    signals interrupts the main thread anywhere, also where that holds the lock that ``stop`` needs.
     """
     asked = False
 
@@ -35,7 +37,7 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
             at_once(AT_ONCE)
             return
         asked = True
-        stop(signal.Signals(number).name)
+        _thread.start_new_thread(stop, (signal.Signals(number).name,))
 
     for number in SIGNALS:
         signal.signal(number, heard)

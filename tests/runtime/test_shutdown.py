@@ -1,11 +1,15 @@
 """Signals, raised in this very process; its own handlers are put back afterwards."""
 
+import queue
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from django_rmq_retry.consumer import supervisor
+
+PATIENCE = 20
 
 
 @pytest.fixture(autouse=True)
@@ -16,30 +20,48 @@ def before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture
+def stops() -> "queue.SimpleQueue[str]":
+    return queue.SimpleQueue()
+
+
 @pytest.mark.parametrize("number", supervisor.SIGNALS)
-def test_the_first_signal_asks_by_its_name(number: signal.Signals) -> None:
-    asked: list[str] = []
-    supervisor.listen(asked.append, at_once=lambda _: pytest.fail("too early"))
+def test_the_first_signal_stops_the_process_by_its_name(
+    number: signal.Signals, stops: "queue.SimpleQueue[str]"
+) -> None:
+    supervisor.listen(stops.put, at_once=lambda _: pytest.fail("too early"))
     signal.raise_signal(number)
 
-    assert asked == [number.name]
+    assert stops.get(timeout=PATIENCE) == number.name
 
 
 @pytest.mark.parametrize("second", supervisor.SIGNALS)
-def test_the_second_ends_at_once_whichever_it_is(second: signal.Signals) -> None:
-    asked: list[str] = []
+def test_the_second_signal_ends_the_process_at_once(second: signal.Signals, stops: "queue.SimpleQueue[str]") -> None:
     codes: list[int] = []
-    supervisor.listen(asked.append, at_once=codes.append)
+    supervisor.listen(stops.put, at_once=codes.append)
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
 
-    assert (asked, codes) == (["SIGTERM"], [130])
+    assert (stops.get(timeout=PATIENCE), stops.empty(), codes) == ("SIGTERM", True, [130])
 
 
-def test_a_signal_that_was_held_back_is_heard_from_then_on() -> None:
-    asked: list[str] = []
+def test_a_blocked_signal_is_delivered_once_listened_to(stops: "queue.SimpleQueue[str]") -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
     signal.raise_signal(signal.SIGTERM)
-    supervisor.listen(asked.append)
+    supervisor.listen(stops.put)
 
-    assert asked == ["SIGTERM"]
+    assert stops.get(timeout=PATIENCE) == "SIGTERM"
+
+
+def test_a_signal_may_interrupt_the_holder_of_the_lock_that_stop_needs() -> None:
+    stopped, lock = threading.Event(), threading.Lock()
+
+    def stop(_name: str) -> None:
+        if lock.acquire(timeout=PATIENCE):
+            stopped.set()
+
+    supervisor.listen(stop)
+    with lock:
+        signal.raise_signal(signal.SIGTERM)
+
+    assert stopped.wait(PATIENCE)
