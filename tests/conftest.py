@@ -86,8 +86,10 @@ def broker_url(vhost: Vhost) -> str:
 
 @pytest.fixture
 def amqp(broker_url: str) -> Iterator[BlockingChannel]:
-    """A plain channel to that virtual host, for the test's own looking."""
-    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
+    """A plain channel to that virtual host, for the test's own looking; it answers no heartbeat between two calls."""
+    parameters = pika.URLParameters(broker_url)
+    parameters.heartbeat = 0
+    connection = pika.BlockingConnection(parameters)
     yield connection.channel()
     if connection.is_open:
         connection.close()
