@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from django.test import override_settings
 
 import django_rmq_retry
 from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, errors, handler, signals
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Done
 from django_rmq_retry.env import VARIABLES
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.deaths import Reason
@@ -41,8 +41,8 @@ class Stored:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         assert message.routing_key
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
-        done(Outcome.CONFIRMED, "")
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
+        done(CONFIRMED)
 
     def publish_many(self, messages: Iterable[Message], *, window: int, timeout: float | None = None) -> int:
         return len(list(messages))

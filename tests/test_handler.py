@@ -30,7 +30,7 @@ from django_rmq_retry import (
     StopTheLine,
     handler,
 )
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Match
@@ -331,9 +331,9 @@ class Taken:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         self.messages.append(message)
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         self.messages.append(message)
-        done(Outcome.CONFIRMED, "")
+        done(CONFIRMED)
 
 
 @pytest.fixture

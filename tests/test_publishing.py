@@ -10,8 +10,7 @@ import pytest
 from django.db import transaction
 from django.test import TestCase
 
-from django_rmq_retry.amqp.contracts import ERRORS, Outcome
-from django_rmq_retry.amqp.publisher import Done
+from django_rmq_retry.amqp.contracts import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
 from django_rmq_retry.messages.codecs import Raw
 from django_rmq_retry.messages.message import Message
@@ -30,6 +29,7 @@ from django_rmq_retry.publishing.publish import (
     publish_many,
 )
 from tests.core.made import subscription
+from tests.tooling.results import RETURNED
 
 
 class Post:
@@ -42,7 +42,7 @@ class Post:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         self.sent.append(message)
         if message.routing_key in self.bad:
-            raise ERRORS[Outcome.RETURNED](message.exchange, message.routing_key)
+            raise RETURNED.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         for message in messages:
@@ -51,7 +51,7 @@ class Post:
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         self.sent.append(message)
-        done(Outcome.RETURNED if message.routing_key in self.bad else Outcome.CONFIRMED, "")
+        done(RETURNED if message.routing_key in self.bad else CONFIRMED)
 
     def close(self) -> None:
         raise NotImplementedError
@@ -305,10 +305,10 @@ def test_whoever_gave_up_waiting_harms_nobody(post: Post, monkeypatch: pytest.Mo
     async def impatient() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(adispatch(message_of(1, routing_key="q")), 0.01)
-        late[0](Outcome.CONFIRMED, "")
+        late[0](CONFIRMED)
 
     asyncio.run(impatient())
-    late[0](Outcome.CONFIRMED, "")
+    late[0](CONFIRMED)
 
 
 @pytest.mark.usefixtures("own_database")

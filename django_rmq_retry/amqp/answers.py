@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
-from django_rmq_retry.amqp.contracts import Outcome, Publisher
+from django_rmq_retry.amqp.contracts import Cause, Done, Publisher, PublishResult
 from django_rmq_retry.amqp.frames import DeliverTo, marshal_publish
-from django_rmq_retry.amqp.publisher import Done, PikaPublisher
+from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, Properties, decode_properties, encode_properties
 
@@ -32,7 +32,7 @@ BANNED = 60.0
 IDLE = 5.0
 """Seconds after which the connection of untried addresses is closed."""
 TOLD_EVERY = 60.0
-INTERNAL_ERROR = "INTERNAL_ERROR"
+INTERNAL_ERROR = 541
 """With this RabbitMQ before 4.3 closes the connection that publishes to a direct reply-to address it cannot resolve."""
 
 # base64 of an Erlang pid (EXTERNAL_TERM_FORMAT: 103 or 88, the node as an atom, 9 or 12 bytes), a dot, a key.
@@ -132,6 +132,11 @@ class _Untried(PikaPublisher):
         connection.channel(on_open_callback=opened)
 
 
+def _unresolved(result: PublishResult) -> bool:
+    """Tell whether the broker closed the connection over the answer's address."""
+    return result.cause is Cause.CONNECTION_LOST and result.code == INTERNAL_ERROR
+
+
 def _ignore(*_received: object) -> None:
     """Nobody answers us here."""
 
@@ -173,14 +178,14 @@ class Answers:
         """Hand over; ``done`` is called with the outcome, but not where an answer is dropped for its address."""
         self.under_way += 1
 
-        def ended(outcome: Outcome, said: str) -> None:
+        def ended(result: PublishResult) -> None:
             self.under_way -= 1
-            done(outcome, said)
+            done(result)
 
         if not answer.routing_key.startswith(PREFIX):
             self._publisher.send(answer, ended)
         elif answer.routing_key in self._proven:
-            self._sure.send(answer, lambda outcome, said: self._sent(answer, ended, outcome, said))
+            self._sure.send(answer, lambda result: self._sent(answer, ended, result))
         else:
             self._queue(answer, ended)
 
@@ -188,14 +193,14 @@ class Answers:
         for publisher in (self._sure, self._untried):
             publisher.close()
 
-    def _sent(self, answer: Message, done: Done, outcome: Outcome, said: str) -> None:
-        if outcome is Outcome.UNKNOWN and INTERNAL_ERROR in said:
+    def _sent(self, answer: Message, done: Done, result: PublishResult) -> None:
+        if _unresolved(result):
             # A node has left the cluster, and its addresses are as bad as invented ones: all are tried anew.
             self._proven.clear()
             self._known.clear()
             self._queue(answer, done)
             return
-        done(outcome, said)
+        done(result)
 
     def _queue(self, answer: Message, done: Done) -> None:
         if len(self._waiting) >= MOST_WAITING:
@@ -229,11 +234,11 @@ class Answers:
     def _try(self, one: _Waiting) -> None:
         address = one.answer.routing_key
 
-        def tried(outcome: Outcome, said: str) -> None:
+        def tried(result: PublishResult) -> None:
             self._trying = False
             self._tried += 1
             count = self._tried
-            if outcome is Outcome.UNKNOWN and INTERNAL_ERROR in said:
+            if _unresolved(result):
                 self._refused.add(address)
                 if one.family in self._known:
                     # Its node may have left; the next one is tried after those that are known, and settles it.
@@ -242,10 +247,10 @@ class Answers:
                     self._refused.add(one.family)
                 self._drop(one, "the broker closed the connection over it")
             else:
-                if outcome is Outcome.CONFIRMED:
+                if result.confirmed:
                     self._proven.add(address)
                     self._known.add(one.family)
-                one.done(outcome, said)
+                one.done(result)
             self._io.later(IDLE, lambda: self._rest(count))
             self._io.call(self._next)
 

@@ -6,7 +6,6 @@ Whoever configures the logger `pika`, or one below it, gets them all. Lines abou
 
 import logging
 import os
-import re
 import socket
 import ssl
 import struct
@@ -34,6 +33,7 @@ from django_rmq_retry.amqp.frames import (
     cut,
     read_header,
 )
+from django_rmq_retry.amqp.refusals import limit_in
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.topology.versions import Server
 
@@ -243,19 +243,6 @@ ALWAYS = 4096
 """Bytes that no broker refuses; a larger body is asked about before it is sent, once for each new largest."""
 NOBODY = "rmq-retry.size"
 """The key of the question, which no queue has: the broker looks at the size and drops it."""
-
-_TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
-
-
-def limit_in(said: str) -> int | None:
-    """The largest body, where the broker names it in its refusal."""
-    found = _TOO_LARGE.search(said)
-    return int(found["limit"]) if found else None
-
-
-def above(size: int, limit: int) -> str:
-    """What is said of a body that is larger than the broker takes."""
-    return f"{size} bytes are above the broker's {limit}"
 
 
 class Sizes:

@@ -19,7 +19,7 @@ from django_rmq_retry.topology.versions import Server
 
 
 class Outcome(Enum):
-    """How a publish ended."""
+    """How a publish ended. The values are for logs."""
 
     CONFIRMED = "confirmed"
     RETURNED = "returned: no queue takes it"
@@ -29,8 +29,78 @@ class Outcome(Enum):
     TOO_LARGE = "not sent: too large for the broker"
 
 
-UNWRITABLE = "it cannot be written"
-"""What is said of a publish that has ended unsent for what the message itself holds."""
+class Scope(Enum):
+    """What the end of a publish is evidence of."""
+
+    MESSAGE = "message"
+    """Of this message alone."""
+    CHANNEL = "channel"
+    """Of one of the messages that were unconfirmed on its channel: the broker does not name it."""
+    BROKER = "broker"
+    """Of the connection; nothing is known about the message."""
+
+
+class Cause(Enum):
+    """Why a publish was not confirmed."""
+
+    NO_EXCHANGE = "no exchange"
+    NO_ROUTE = "no route"
+    QUEUE_FULL = "queue full"
+    ACCESS_EXCHANGE = "no write access to the exchange"
+    ACCESS_TOPIC = "no write access to the topic"
+    UNWRITABLE = "unwritable"
+    BODY_LIMIT = "body limit"
+    CONNECTION_LOST = "connection lost"
+    TIMEOUT = "timeout"
+    IO_STOPPED = "I/O thread stopped"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishResult:
+    """How a publish ended, what that is evidence of, and why."""
+
+    kind: Outcome
+    scope: Scope = Scope.MESSAGE
+    cause: Cause | None = None
+    """None where the broker confirmed."""
+    code: int = 0
+    """AMQP's reply code, where the broker sent one."""
+    text: str = ""
+    """For people. No code reads it."""
+
+    @property
+    def confirmed(self) -> bool:
+        return self.kind is Outcome.CONFIRMED
+
+    @property
+    def shown(self) -> str:
+        """The text, or the kind where there is none."""
+        return self.text or self.kind.value
+
+    def error(self, message: Message) -> PublishError:
+        """Return what a publisher raises for it."""
+        return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text)
+
+
+Done = Callable[[PublishResult], None]
+CONFIRMED = PublishResult(kind=Outcome.CONFIRMED)
+
+
+def unwritable(text: str) -> PublishResult:
+    """The result of a message that fits into no frame."""
+    return PublishResult(kind=Outcome.UNSENT, cause=Cause.UNWRITABLE, text=f"it cannot be written: {text}")
+
+
+def unsent(cause: Cause, text: str) -> PublishResult:
+    """The result of a message that was not sent, for a reason that is not its own."""
+    return PublishResult(kind=Outcome.UNSENT, scope=Scope.BROKER, cause=cause, text=text)
+
+
+def unanswered(cause: Cause, text: str, *, code: int = 0) -> PublishResult:
+    """The result of a message that was sent and may be stored or not."""
+    return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.BROKER, cause=cause, code=code, text=text)
+
 
 ERRORS: Mapping[Outcome, type[PublishError]] = {
     Outcome.RETURNED: MessageReturned,
@@ -123,8 +193,8 @@ class Publisher(Protocol):
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; return how many were confirmed."""
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
-        """Hand over and go on; ``done`` is called on the I/O thread, once, with the outcome and the broker's words."""
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
+        """Hand over and return; ``done`` is called on the I/O thread, once, with the result."""
 
     def close(self) -> None: ...
 

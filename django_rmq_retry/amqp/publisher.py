@@ -1,7 +1,6 @@
 """The publishing connection of a process, shared by all threads: pipelined confirms, a deadline for each publish."""
 
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -12,21 +11,26 @@ from typing import TYPE_CHECKING
 from pika.exceptions import ChannelClosed
 
 from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import Connection, IoThread, above, limit_in
-from django_rmq_retry.amqp.contracts import ERRORS, UNWRITABLE, Outcome
+from django_rmq_retry.amqp.connection import Connection, IoThread
+from django_rmq_retry.amqp.contracts import (
+    CONFIRMED,
+    Cause,
+    Done,
+    Outcome,
+    PublishResult,
+    unanswered,
+    unsent,
+    unwritable,
+)
 from django_rmq_retry.amqp.frames import marshal_publish, text_of
 from django_rmq_retry.amqp.link import HEALTHY, Link
+from django_rmq_retry.amqp.refusals import above, channel_closed, limit_in
 from django_rmq_retry.errors import HeadersTooLarge, PublishError
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
 
 if TYPE_CHECKING:
     from pika.channel import Channel
-
-
-Done = Callable[[Outcome, str], None]
-
-_MISSING = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
 
 
 class Pending:
@@ -38,7 +42,7 @@ class Pending:
         self.message = message
         self.raw = raw
         self.deadline = deadline
-        self.returned = ""
+        self.returned: PublishResult | None = None
         self._done: Done | None = done
 
     @property
@@ -52,10 +56,10 @@ class Pending:
             return False
         return (message.exchange, message.routing_key) == place and message.body == body
 
-    def end(self, outcome: Outcome, said: str = "") -> None:
+    def end(self, result: PublishResult) -> None:
         done, self._done = self._done, None
         if done is not None:
-            done(outcome, said)
+            done(result)
 
 
 class ConfirmChannel:
@@ -92,10 +96,10 @@ class ConfirmChannel:
         message, own = pending.message, self._connection.user
         if message.properties.user_id not in (None, own):
             # The broker would close the channel, and leave what others have sent on it without an answer.
-            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: its user_id is not {own!r}, the user of this connection")
+            pending.end(unwritable(f"its user_id is not {own!r}, the user of this connection"))
             return b""
         if message.properties.reply_to == DIRECT:
-            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: only who consumes {DIRECT!r} may send it as reply_to")
+            pending.end(unwritable(f"only a consumer of {DIRECT!r} may send it as reply_to"))
             return b""
         try:
             if len(message.body) <= self._connection.sizes.taken:
@@ -109,9 +113,9 @@ class ConfirmChannel:
                     frame_max=self._connection.params.frame_max,
                 )
         except (HeadersTooLarge, ValueError) as error:
-            pending.end(Outcome.UNSENT, str(error))
+            pending.end(unwritable(str(error)))
         except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
-            pending.end(Outcome.UNSENT, f"{UNWRITABLE}: {type(error).__name__}: {error}")
+            pending.end(unwritable(f"{type(error).__name__}: {error}"))
         else:
             self._doubt(pending)
         return b""
@@ -120,7 +124,7 @@ class ConfirmChannel:
         """A body too large would close the channel, and leave what others have sent on it without an answer."""
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
-            pending.end(Outcome.TOO_LARGE, above(size, sizes.limit))
+            pending.end(_too_large(size, sizes.limit))
             return
         # What comes after it stays behind it.
         self._open = False
@@ -131,35 +135,29 @@ class ConfirmChannel:
         if self._channel is not None and self._channel.is_open:
             self._ready(None)
 
-    def unsent(self) -> list[Pending]:
+    def take_waiting(self) -> list[Pending]:
         """What waits for the channel to open; it is no longer waited for."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def lost(self, said: str) -> None:
-        """The connection or channel is gone: nobody will say how these ended."""
+    def lost(self, result: PublishResult) -> None:
+        """End what was sent: the connection is gone, so no confirm will come."""
+        self._end_sent(lambda _message: result)
+
+    def _end_sent(self, result_of: Callable[[Message], PublishResult]) -> None:
         self._open = False
         sent, self._sent = self._sent, {}
-        missing, limit = _MISSING.search(said), limit_in(said)
-        if limit is not None:
-            self._connection.sizes.learn(limit)
         for pending in sent.values():
-            message = pending.message
-            if missing and missing["exchange"] == message.exchange:
-                pending.end(Outcome.RETURNED, f"exchange {message.exchange!r} does not exist")
-            elif limit is not None and len(message.body) > limit:
-                pending.end(Outcome.TOO_LARGE, above(len(message.body), limit))
-            else:
-                pending.end(Outcome.UNKNOWN, said)
+            pending.end(result_of(pending.message))
 
     def forget(self, now: float) -> None:
         """End what waited past its deadline; a late answer then finds nobody."""
         for pending in self._sent.values():
             if pending.deadline <= now and not pending.ended:
-                pending.end(Outcome.UNKNOWN, "no confirm in time")
+                pending.end(unanswered(Cause.TIMEOUT, "no confirm in time"))
         for pending in self._waiting:
             if pending.deadline <= now:
-                pending.end(Outcome.UNSENT, "the channel did not open in time")
+                pending.end(unsent(Cause.TIMEOUT, "the channel did not open in time"))
         self._waiting = [pending for pending in self._waiting if not pending.ended]
 
     def _opened(self, channel: "Channel") -> None:
@@ -172,34 +170,30 @@ class ConfirmChannel:
 
     def _ready(self, _frame: object) -> None:
         self._open = True
-        for pending in self.unsent():
+        for pending in self.take_waiting():
             self.send(pending)
 
     def _acked(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
-        self._settle(tag, Outcome.CONFIRMED, multiple=multiple)
+        self._settle(tag, CONFIRMED, multiple=multiple)
 
     def _answered(self, frame: object) -> None:
         method = frame.method  # type: ignore[attr-defined]  # a pika frame: Basic.Ack or Basic.Nack
-        outcome = Outcome.CONFIRMED if method.NAME == "Basic.Ack" else Outcome.NACKED
-        self._settle(method.delivery_tag, outcome, multiple=method.multiple)
+        result = CONFIRMED if method.NAME == "Basic.Ack" else _NACKED
+        self._settle(method.delivery_tag, result, multiple=method.multiple)
 
-    def _settle(self, tag: int, outcome: Outcome, *, multiple: bool) -> None:
+    def _settle(self, tag: int, result: PublishResult, *, multiple: bool) -> None:
         if not multiple:
-            self._end(self._sent.pop(tag, None), outcome)
+            self._end(self._sent.pop(tag, None), result)
             return
         # Numbers rise by one, so a run is walked without looking for its first member.
         for number in range(self._lowest, tag + 1):
-            self._end(self._sent.pop(number, None), outcome)
+            self._end(self._sent.pop(number, None), result)
         self._lowest = tag + 1
 
     @staticmethod
-    def _end(pending: Pending | None, outcome: Outcome) -> None:
-        if pending is None:
-            return
-        if pending.returned:
-            pending.end(Outcome.RETURNED, pending.returned)
-        else:
-            pending.end(outcome)
+    def _end(pending: Pending | None, result: PublishResult) -> None:
+        if pending is not None:
+            pending.end(pending.returned or result)
 
     def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
         """A message comes back before its confirm, as it was sent but for the header BCC, which the broker takes."""
@@ -211,40 +205,58 @@ class ConfirmChannel:
         named = next((pending for pending in alike if pending.message.properties.message_id == name), None)
         found = same or named or next(iter(alike), None)
         if found is not None:
-            found.returned = f"{method.reply_code} {method.reply_text}"  # type: ignore[attr-defined]  # Basic.Return
+            found.returned = _returned(method.reply_code, method.reply_text)  # type: ignore[attr-defined]  # Basic.Return
 
     def _was_closed(self, channel: "Channel", reason: BaseException) -> None:
         # The next channel may get the same number.
         self._connection.confirms.pop(channel.channel_number, None)
-        said = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
-        # A connection that is lost closes its channels first: that is no answer to what was sent on them.
-        self.lost(said if isinstance(reason, ChannelClosed) else f"the connection was lost: {said}")
+        code, text = getattr(reason, "reply_code", 0), getattr(reason, "reply_text", "")
+        if isinstance(reason, ChannelClosed):
+            limit = limit_in(text)
+            if limit is not None:
+                self._connection.sizes.learn(limit)
+            self._end_sent(lambda message: channel_closed(code, text, message=message))
+        else:
+            # A connection that is lost closes its channels first: that is no answer to what was sent on them.
+            self.lost(_connection_lost(text or str(reason) or type(reason).__name__, code))
         self._closed(self)
 
 
-STILL = "the I/O thread does not answer"
+_NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
+
+
+def _returned(code: int, text: str) -> PublishResult:
+    return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=code, text=f"{code} {text}")
+
+
+def _too_large(size: int, limit: int) -> PublishResult:
+    return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, text=above(size, limit))
+
+
+def _connection_lost(reason: str, code: int = 0) -> PublishResult:
+    return unanswered(Cause.CONNECTION_LOST, f"the connection was lost: {reason}", code=code)
+
+
+STILL = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
 
 
 class Waiter:
-    """A thread that waits for one outcome. A bare lock: an Event costs twice as much, and publishes are many."""
+    """A thread that waits for one result. A bare lock: an Event costs twice as much, and publishes are many."""
 
-    __slots__ = ("_gate", "outcome", "said")
+    __slots__ = ("_gate", "_result")
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
         self._gate.acquire()
-        self.outcome = Outcome.UNKNOWN
-        self.said = ""
+        self._result = STILL
 
-    def done(self, outcome: Outcome, said: str) -> None:
-        self.outcome, self.said = outcome, said
+    def done(self, result: PublishResult) -> None:
+        self._result = result
         self._gate.release()
 
-    def wait(self, timeout: float) -> tuple[Outcome, str]:
-        # The I/O thread ends every publish at its deadline; the time-out is for one that stands still.
-        if not self._gate.acquire(timeout=timeout):
-            return Outcome.UNKNOWN, STILL
-        return self.outcome, self.said
+    def wait(self, timeout: float) -> PublishResult:
+        # The I/O thread ends every publish at its deadline; this timeout is for an I/O thread that is stuck.
+        return self._result if self._gate.acquire(timeout=timeout) else STILL
 
 
 class Batch:
@@ -256,10 +268,10 @@ class Batch:
         self._window = threading.BoundedSemaphore(window)
         self._size = window
         self._timeout = timeout
-        self._place = "", ""
+        self._last = Message(body=b"")
 
     def begin(self, message: Message) -> None:
-        self._place = message.exchange, message.routing_key
+        self._last = message
         self._acquire()
 
     def leave_out(self) -> None:
@@ -267,11 +279,11 @@ class Batch:
         self._window.release()
 
     def ender(self, message: Message) -> Done:
-        def done(outcome: Outcome, said: str) -> None:
-            if outcome is Outcome.CONFIRMED:
+        def done(result: PublishResult) -> None:
+            if result.confirmed:
                 self.confirmed += 1
             elif self.failure is None:
-                self.failure = ERRORS[outcome](message.exchange, message.routing_key, said=said)
+                self.failure = result.error(message)
             self._window.release()
 
         return done
@@ -282,7 +294,7 @@ class Batch:
 
     def _acquire(self) -> None:
         if not self._window.acquire(timeout=self._timeout):
-            raise ERRORS[Outcome.UNKNOWN](*self._place, said=STILL)
+            raise STILL.error(self._last)
 
 
 log = logging.getLogger("django_rmq_retry")
@@ -327,9 +339,9 @@ class PikaPublisher:
         """Return when the broker has confirmed, else raise what became of it."""
         waiter = Waiter()
         self._hand_over(message, waiter.done, timeout)
-        outcome, said = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
-        if outcome is not Outcome.CONFIRMED:
-            raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+        result = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
+        if not result.confirmed:
+            raise result.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
@@ -365,7 +377,7 @@ class PikaPublisher:
         try:
             self._hand_over(message, done, timeout)
         except Exception as error:  # noqa: BLE001 - whoever hands over may be the I/O thread, which must not end of it
-            done(Outcome.UNSENT, f"{UNWRITABLE}: {error}")
+            done(unwritable(str(error)))
 
     def close(self) -> None:
         """Close the connection; what is not confirmed by then ends as unknown."""
@@ -420,7 +432,7 @@ class PikaPublisher:
     def _forget(self, exchange: str, gone: ConfirmChannel) -> None:
         if self._channels.get(exchange) is gone:
             del self._channels[exchange]
-        self._waiting.extend(gone.unsent())
+        self._waiting.extend(gone.take_waiting())
         self._resume()
 
     def _opened(self, connection: Connection) -> None:
@@ -453,24 +465,24 @@ class PikaPublisher:
         log.log(self.losses, "No connection to %s (%s), next try in %.1f s", self.purpose, reason, retry_in)
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            self._waiting.extend(channel.unsent())
-            channel.lost(f"the connection was lost: {reason}")
+            self._waiting.extend(channel.take_waiting())
+            channel.lost(_connection_lost(reason))
 
     def _refused(self, error: BaseException) -> None:
         self._trouble = str(error)
         self._dialling = False
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
-            pending.end(Outcome.UNSENT, str(error))
+            pending.end(unsent(Cause.OTHER, str(error)))
 
     def _no_more(self) -> None:
         """The I/O thread has ended: whoever waits must hear of it."""
         for channel in list(self._channels.values()):
-            self._waiting.extend(channel.unsent())
-            channel.lost("the I/O thread ended")
+            self._waiting.extend(channel.take_waiting())
+            channel.lost(unanswered(Cause.IO_STOPPED, "the I/O thread ended"))
         for pendings in (self._handed, self._waiting):
             while pendings:
-                pendings.popleft().end(Outcome.UNSENT, "the I/O thread has ended")
+                pendings.popleft().end(unsent(Cause.IO_STOPPED, "the I/O thread has ended"))
 
     def _look(self) -> None:
         """End whatever is past its deadline; looked at only while something is on its way."""
@@ -479,7 +491,7 @@ class PikaPublisher:
             channel.forget(now)
         for pending in self._waiting:
             if pending.deadline <= now:
-                pending.end(Outcome.UNSENT, self._trouble)
+                pending.end(unsent(Cause.TIMEOUT, self._trouble))
         self._waiting = deque(pending for pending in self._waiting if not pending.ended)
         self._looking = bool(self._waiting) or any(channel.busy for channel in self._channels.values())
         if self._looking:

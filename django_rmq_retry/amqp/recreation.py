@@ -12,11 +12,10 @@ from typing import Any
 
 from pika import spec
 
-from django_rmq_retry.amqp.connection import above
 from django_rmq_retry.amqp.declarer import MOVING, Declarer
 from django_rmq_retry.amqp.frames import RawProperties, marshal_publish
 from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_rest, watch
-from django_rmq_retry.amqp.refusals import Refusal
+from django_rmq_retry.amqp.refusals import Refusal, above
 from django_rmq_retry.amqp.session import Question, Session, binding, declaring, unbinding, wanted
 from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
 from django_rmq_retry.messages.deaths import BROKERS_OWN, rejections

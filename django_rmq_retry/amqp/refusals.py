@@ -13,7 +13,9 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
+from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
 from django_rmq_retry.errors import RmqRetryError
+from django_rmq_retry.messages.message import Message
 
 FORBIDDEN, MISSING, LOCKED, UNEQUAL = 403, 404, 405, 406
 
@@ -103,6 +105,38 @@ def _value(current: str) -> object:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+
+
+# The broker names these in its text only, of which the end may be missing: it sends at most 255 bytes.
+_PUBLISH_CAUSES = (
+    (MISSING, re.compile(r"no exchange '"), Cause.NO_EXCHANGE),
+    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
+    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
+)
+_TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
+
+
+def limit_in(text: str) -> int | None:
+    """Return the largest body, where the broker names it in its refusal."""
+    found = _TOO_LARGE.search(text)
+    return int(found["limit"]) if found else None
+
+
+def above(size: int, limit: int) -> str:
+    """What is said of a body that is larger than the broker takes."""
+    return f"{size} bytes are above the broker's {limit}"
+
+
+def channel_closed(code: int, text: str, *, message: Message) -> PublishResult:
+    """Return what a closed channel says of a message that was unconfirmed on it; a channel has one exchange."""
+    cause = next((cause for known, said, cause in _PUBLISH_CAUSES if code == known and said.search(text)), Cause.OTHER)
+    if cause is Cause.NO_EXCHANGE:
+        gone = f"exchange {message.exchange!r} does not exist"
+        return PublishResult(kind=Outcome.RETURNED, cause=cause, code=code, text=gone)
+    limit, size = limit_in(text), len(message.body)
+    if limit is not None and size > limit:
+        return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
+    return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530

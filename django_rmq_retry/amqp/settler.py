@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Outcome, Publisher
+from django_rmq_retry.amqp.contracts import Done, Outcome, Publisher, PublishResult
 from django_rmq_retry.messages.deaths import rejectable
 from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
 
@@ -68,7 +68,7 @@ SPREAD = 0.25
 class Sender(Protocol):
     """Where answers leave."""
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], /) -> None: ...
+    def send(self, message: Message, done: Done, /) -> None: ...
 
 
 class Settler:
@@ -186,30 +186,30 @@ class Settler:
 
         number = self._copies.begin()
 
-        def done(outcome: Outcome, said: str) -> None:
+        def done(result: PublishResult) -> None:
             self._end(number)
             line = _line(delivery)
             if not line.open:
                 return
-            if outcome is Outcome.CONFIRMED and settlement.tell is Tell.ACK:
+            if result.confirmed and settlement.tell is Tell.ACK:
                 # Confirms come many at a time: their acks leave as one, in a moment.
                 self.settle(delivery, DONE)
                 return
-            if outcome is Outcome.CONFIRMED:
+            if result.confirmed:
                 line.tell(delivery, settlement.tell)
                 return
-            if outcome is Outcome.TOO_LARGE:
-                self._too_large(delivery, settlement, copy, said)
+            if result.kind is Outcome.TOO_LARGE:
+                self._too_large(delivery, settlement, copy, result.text)
                 return
             wait = self._about(pause)
             log.error(
                 "A copy of message %r to %r is not stored (%s%s); the message stays in hand, next try in %.1f s.%s",
                 copy.properties.message_id,
                 copy.routing_key,
-                outcome.value,
-                f": {said}" if said else "",
+                result.kind.value,
+                f": {result.text}" if result.text else "",
                 wait,
-                " Declare what is missing with `manage.py rmq_declare`." if outcome is Outcome.RETURNED else "",
+                " Declare what is missing with `manage.py rmq_declare`." if result.kind is Outcome.RETURNED else "",
             )
             longer = min(pause * 2, LONGEST_PAUSE)
             self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, longer))
@@ -251,10 +251,11 @@ class Settler:
         """Of a delivery whose ack the broker did not hear, a copy would be the second."""
         number = self._copies.begin()
 
-        def done(outcome: Outcome, said: str) -> None:
+        def done(result: PublishResult) -> None:
             self._end(number)
-            if outcome is not Outcome.CONFIRMED:
-                log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", outcome.value, said)
+            if not result.confirmed:
+                ended = result.kind.value, result.text
+                log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", *ended)
 
         def heard(taken: bool) -> None:  # noqa: FBT001 - the answer
             if taken:
@@ -290,6 +291,6 @@ def _line(delivery: Delivery) -> OpenLine:
     return line
 
 
-def _answered(outcome: Outcome, said: str) -> None:
-    if outcome is not Outcome.CONFIRMED:
-        log.warning("An answer did not reach its caller (%s %s)", outcome.value, said)
+def _answered(result: PublishResult) -> None:
+    if not result.confirmed:
+        log.warning("An answer did not reach its caller (%s %s)", result.kind.value, result.text)

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections, router, transaction
 from django.db.models import F, QuerySet
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import (
@@ -199,11 +199,14 @@ def doubtful(rows: Sequence[ParkedMessage]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a claim; fit says whether the message itself can be sent at all."""
+    """How the publish of a claim ended."""
 
     claim: Claim
-    outcome: Outcome
-    fit: bool = True
+    result: PublishResult
+
+    @property
+    def kind(self) -> Outcome:
+        return self.result.kind
 
 
 def settle(run: int, answers: Sequence[Answer]) -> None:
@@ -216,12 +219,12 @@ def _settle(run: int, answers: Sequence[Answer]) -> None:
     with transaction.atomic(using=using):
         rows = locked_messages([one.claim.record for one in answers], whole=False)
         mine = [one for one in answers if _still(rows.get(one.claim.record), one.claim)]
-        sent = [one.claim.record for one in mine if one.outcome is Outcome.CONFIRMED]
+        sent = [one.claim.record for one in mine if one.kind is Outcome.CONFIRMED]
         ParkedMessage.objects.using(using).filter(pk__in=sent).update(
             state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
         )
-        doubtful([rows[one.claim.record] for one in mine if one.outcome is Outcome.UNKNOWN])
-        back = [one for one in mine if one.outcome not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
+        doubtful([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
+        back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
         _put_back(back, rows)
         _settle_items(run, answers, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
@@ -253,7 +256,7 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
     left_at = min((one.claim.at for one in answers), default=now)
     by_outcome: dict[Outcome, list[int]] = {}
     for one in answers:
-        by_outcome.setdefault(one.outcome, []).append(one.claim.item)
+        by_outcome.setdefault(one.kind, []).append(one.claim.item)
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
     claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, why="")
     # Those whose outcome came before the confirm were sent as well.
@@ -280,14 +283,15 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
 
 def _ending(answer: Answer) -> tuple[str, bool]:
     """Why a message was not sent, and whether that is the end of it in this run."""
-    if answer.outcome is Outcome.RETURNED:
+    if answer.kind is Outcome.RETURNED:
         return findings.UNROUTABLE, True
-    if answer.outcome is Outcome.NACKED:
+    if answer.kind is Outcome.NACKED:
         return findings.QUEUE_FULL, False
-    if answer.outcome is Outcome.TOO_LARGE:
+    if answer.kind is Outcome.TOO_LARGE:
         return findings.UNWRITABLE, True
-    if answer.outcome is Outcome.UNSENT:
-        return (findings.NOT_SENT, False) if answer.fit else (findings.UNWRITABLE, True)
+    if answer.kind is Outcome.UNSENT:
+        fits = answer.result.cause is not Cause.UNWRITABLE
+        return (findings.NOT_SENT, False) if fits else (findings.UNWRITABLE, True)
     return "", False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from django.contrib.auth import get_user_model
 
-from django_rmq_retry.amqp.contracts import UNWRITABLE, Outcome
+from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswered, unwritable
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
@@ -59,14 +59,14 @@ def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], floa
     for claim in claims:
         try:
             publisher.send(claim.copy, _teller(claim, ended), timeout=timeout)
-        except (TypeError, ValueError):
-            ended.put(Answer(claim=claim, outcome=Outcome.UNSENT, fit=False))
+        except (TypeError, ValueError) as error:
+            ended.put(Answer(claim=claim, result=unwritable(str(error))))
     return _collected(claims, ended, clock() + timeout + GRACE, clock)
 
 
-def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Callable[[Outcome, str], None]:
-    def done(outcome: Outcome, said: str) -> None:
-        ended.put(Answer(claim=claim, outcome=outcome, fit=UNWRITABLE not in said))
+def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Done:
+    def done(result: PublishResult) -> None:
+        ended.put(Answer(claim=claim, result=result))
 
     return done
 
@@ -82,7 +82,8 @@ def _collected(
             break
         answers.setdefault(answer.claim.item, answer)
     # An I/O thread that stands still may have sent them or not.
-    return [answers.get(one.item) or Answer(claim=one, outcome=Outcome.UNKNOWN) for one in claims]
+    lost = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
+    return [answers.get(one.item) or Answer(claim=one, result=lost) for one in claims]
 
 
 def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
 from django_rmq_retry.amqp.session import Session
@@ -309,11 +309,12 @@ class Drive:
     def _published(self, claims: Sequence[Claim], begun: float) -> list[Answer]:
         """A process that stood still for so long that its claims are about to run out sends nothing any more."""
         if self._clock() - begun + self._timeout > lasts() * 0.75:
-            return [Answer(claim=one, outcome=Outcome.UNSENT) for one in claims]
+            late = unsent(Cause.TIMEOUT, "its claim is about to run out")
+            return [Answer(claim=one, result=late) for one in claims]
         return publish(claims, timeout=self._timeout, clock=self._clock)
 
     def _judge(self, run: RequeueRun, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
-        outcomes = {one.outcome for one in answers if one.fit}
+        outcomes = {one.kind for one in answers if one.result.cause is not Cause.UNWRITABLE}
         for one in claims:
             self._depths.added(one.copy.routing_key, 1)
         if Outcome.CONFIRMED in outcomes:

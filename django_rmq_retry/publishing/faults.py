@@ -3,19 +3,15 @@
 import logging
 import os
 import queue
-import re
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from django.db import connections
 
-from django_rmq_retry.amqp.contracts import UNWRITABLE, Outcome
-from django_rmq_retry.amqp.frames import check_writable
-from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry.amqp.contracts import Cause, PublishResult, Scope
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.outbox_rows import Answer, Row
@@ -25,12 +21,6 @@ log = logging.getLogger("django_rmq_retry")
 MOST_ATTEMPTS = 15
 """After so many the broker can never take it, as far as anybody knows: with these waits that is nine minutes."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-GONE = ("the connection was lost", "no confirm in time", "the I/O thread")
-"""How it begins where the broker has said nothing of the message itself."""
-NO_RIGHT = re.compile(r"ACCESS_REFUSED - (?:write )?access to exchange '")
-"""What it says where the publisher lacks the right to all that goes to an exchange. The end may be missing."""
-NO_TOPIC = re.compile(r"ACCESS_REFUSED - (?:write )?access to topic '")
-"""The same of some of it: of what has such a routing key."""
 
 
 class Fault(Enum):
@@ -43,33 +33,29 @@ class Fault(Enum):
     SHARED = "something that was sent together with it"
 
 
-def fault(answer: Answer, *, alone: bool) -> Fault:
-    """Whose fault it is that a message was not confirmed; `alone` means that nothing else was under way."""
-    if answer.outcome is Outcome.NACKED:
-        return Fault.FULL
-    if answer.outcome in (Outcome.RETURNED, Outcome.TOO_LARGE):
-        return Fault.ROW
-    if answer.outcome is Outcome.UNSENT:
-        fits = UNWRITABLE not in answer.said and writable(answer.row.message)
-        return Fault.BROKER if fits else Fault.ROW
-    if not answer.said or answer.said.startswith(GONE):
+FAULTS: Mapping[Cause | None, Fault] = {
+    Cause.NO_EXCHANGE: Fault.ROW,
+    Cause.NO_ROUTE: Fault.ROW,
+    Cause.QUEUE_FULL: Fault.FULL,
+    Cause.ACCESS_EXCHANGE: Fault.RIGHT,
+    Cause.ACCESS_TOPIC: Fault.FULL,
+    Cause.UNWRITABLE: Fault.ROW,
+    Cause.BODY_LIMIT: Fault.ROW,
+    Cause.CONNECTION_LOST: Fault.BROKER,
+    Cause.TIMEOUT: Fault.BROKER,
+    Cause.IO_STOPPED: Fault.BROKER,
+    Cause.OTHER: Fault.ROW,
+}
+"""Where the message is known to be the one that was refused."""
+
+
+def fault(result: PublishResult, *, alone: bool) -> Fault:
+    """Return whose fault it is that a message was not confirmed; `alone` means that nothing else was in flight."""
+    if result.scope is Scope.BROKER:
         return Fault.BROKER
-    # The broker has closed the channel over one message, and has not said which.
-    return _refused(answer.said) if alone else Fault.SHARED
-
-
-def _refused(said: str) -> Fault:
-    if NO_RIGHT.search(said):
-        return Fault.RIGHT
-    return Fault.FULL if NO_TOPIC.search(said) else Fault.ROW
-
-
-def writable(message: Message) -> bool:
-    try:
-        check_writable(message)
-    except (HeadersTooLarge, ValueError):
-        return False
-    return True
+    if result.scope is Scope.CHANNEL and not alone:
+        return Fault.SHARED
+    return FAULTS[result.cause]
 
 
 def wait_after(attempts: int) -> float:
@@ -155,7 +141,7 @@ class Clerk:
 
     def take(self, using: str, answer: Answer) -> None:
         """Write this one down soon."""
-        if answer.outcome is Outcome.CONFIRMED:
+        if answer.result.confirmed:
             reach.found()
         self._answers.put((using, answer))
         with self._lock:
@@ -201,18 +187,18 @@ class Clerk:
 
 def written(answers: list[Answer], *, using: str) -> None:
     """Delete what was confirmed, put off what failed by its own fault, leave the rest to the relays."""
-    confirmed = [answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED]
+    confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
     if confirmed:
         outbox_rows.delete(confirmed, using=using)
     free: list[Row] = []
     for answer in answers:
-        if answer.outcome is Outcome.CONFIRMED:
+        if answer.result.confirmed:
             continue
-        whose = fault(answer, alone=False)
+        whose = fault(answer.result, alone=False)
         if whose in (Fault.BROKER, Fault.SHARED):
             free.append(answer.row)
         else:
-            failed(answer.row, using=using, why=answer.said or answer.outcome.value, whose=whose)
+            failed(answer.row, using=using, why=answer.result.shown, whose=whose)
     if free:
         outbox_rows.release(free, using=using)
 

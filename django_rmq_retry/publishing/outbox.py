@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Min
 
-from django_rmq_retry.amqp.contracts import UNWRITABLE, Outcome, Publisher
+from django_rmq_retry.amqp.contracts import Cause, Publisher, PublishResult, unsent, unwritable
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
@@ -105,16 +105,16 @@ class Posting:
         try:
             publisher = broker_connections.publisher()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the settings: the row stays
-            self._answered(Answer(row=row, outcome=Outcome.UNSENT, said=str(error)), line)
+            self._answered(Answer(row=row, result=unsent(Cause.OTHER, str(error))), line)
             return
 
-        def told(outcome: Outcome, said: str) -> None:
-            self._answered(Answer(row=row, outcome=outcome, said=said), line)
+        def told(result: PublishResult) -> None:
+            self._answered(Answer(row=row, result=result), line)
 
         try:
             publisher.send(row.message, told, timeout=self._timeout)
         except Exception as error:  # noqa: BLE001 - as above
-            told(Outcome.UNSENT, f"{UNWRITABLE}: {error}")
+            told(unwritable(str(error)))
 
     def _answered(self, answer: Answer, line: _Line) -> None:
         with self._lock:
@@ -122,7 +122,7 @@ class Posting:
             in_time = self._waited_for
             if in_time:
                 self._answers.append(answer)
-            if answer.outcome is not Outcome.CONFIRMED:
+            if not answer.result.confirmed:
                 # Whatever comes after it in its line must not pass it.
                 self._drop(line)
             self._count(1)
@@ -194,10 +194,10 @@ class Leaving:
             return
         mine = self._in_turn() if reach.worth_trying() and self._still_ours() else []
         answers = self._sent(mine) if mine else []
-        confirmed = [answer.row for answer in answers if answer.outcome is Outcome.CONFIRMED]
+        confirmed = [answer.row for answer in answers if answer.result.confirmed]
         if confirmed:
             outbox_rows.delete([row.id for row in confirmed], using=self._using)
-        missing = [answer for answer in answers if answer.outcome is not Outcome.CONFIRMED]
+        missing = [answer for answer in answers if not answer.result.confirmed]
         if missing:
             faults.written(missing, using=self._using)
         free = self._unsent(answers)
@@ -222,11 +222,12 @@ class Leaving:
         posting.begin()
         answers = posting.wait(reach.patience)
         self._waits_for = posting.under_way()
-        lost = next((answer for answer in answers if fault(answer, alone=False) is Fault.BROKER), None)
-        if any(answer.outcome is Outcome.CONFIRMED for answer in answers):
+        if any(answer.result.confirmed for answer in answers):
             reach.found()
-        elif self._waits_for or lost:
-            reach.lost(lost.said if lost else "no confirm in time")
+            return answers
+        lost = next((answer.result for answer in answers if fault(answer.result, alone=False) is Fault.BROKER), None)
+        if self._waits_for or lost:
+            reach.lost(lost.text if lost else "no confirm in time")
         return answers
 
     def _unsent(self, answers: Sequence[Answer]) -> list[Row]:

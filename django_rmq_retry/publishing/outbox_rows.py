@@ -13,7 +13,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
@@ -194,11 +194,10 @@ def row_of(found: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the broker said of a row."""
+    """How the publish of a row ended."""
 
     row: Row
-    outcome: Outcome
-    said: str = ""
+    result: PublishResult
 
 
 CHANNEL = "rmq_retry_outbox"

@@ -12,7 +12,7 @@ from datetime import datetime
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.amqp.frames import FRAME_MAX, check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
@@ -336,21 +336,21 @@ async def adispatch(message: Message, *, timeout: float | None = None) -> str:  
         # Its transaction is open in the thread that waits for this code.
         return await sync_to_async(dispatch)(message, timeout=timeout)
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[Outcome, str]] = loop.create_future()
+    ended: asyncio.Future[PublishResult] = loop.create_future()
 
-    def done(outcome: Outcome, said: str) -> None:
-        # Whoever awaited it may have gone, and the event loop with them: that must not reach the I/O thread.
+    def done(result: PublishResult) -> None:
+        # Its caller may be gone, and the event loop with it: that must not reach the I/O thread.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, ended, (outcome, said))
+            loop.call_soon_threadsafe(_resolve, ended, result)
 
     broker_connections.publisher().send(_free(message), done, timeout=timeout)
-    outcome, said = await ended
-    if outcome is not Outcome.CONFIRMED:
-        raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+    result = await ended
+    if not result.confirmed:
+        raise result.error(message)
     return message.properties.message_id or ""
 
 
-def _resolve(ended: "asyncio.Future[tuple[Outcome, str]]", result: tuple[Outcome, str]) -> None:
+def _resolve(ended: "asyncio.Future[PublishResult]", result: PublishResult) -> None:
     if not ended.done():
         ended.set_result(result)
 

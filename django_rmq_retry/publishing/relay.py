@@ -213,11 +213,11 @@ class Relay:
         posting.begin()
         answers = posting.wait(lease() - GRACE, self._has_no_time)
         self._under_way = posting.under_way()
-        self._confirmed |= {answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED}
+        self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
         return answers
 
     def _late(self, answer: Answer) -> None:
-        if answer.outcome is Outcome.CONFIRMED:
+        if answer.result.confirmed:
             self._confirmed.add(answer.row.id)
 
     def _has_no_time(self) -> bool:
@@ -228,14 +228,14 @@ class Relay:
         return self._away or time.monotonic() - self._ended_at > GRACE
 
     def _settled(self, rows: Sequence[Row], answers: Sequence[Answer], *, alone: bool) -> Turn:
-        sent = [answer.row.id for answer in answers if answer.outcome is Outcome.CONFIRMED]
+        sent = [answer.row.id for answer in answers if answer.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)
         away, failed, settled = "", 0, set(sent)
         for answer in answers:
-            if answer.outcome is Outcome.CONFIRMED:
+            if answer.result.confirmed:
                 continue
-            whose, why = self._fault(answer, alone=alone), answer.said or answer.outcome.value
+            whose, why = self._fault(answer, alone=alone), answer.result.shown
             if whose is Fault.BROKER:
                 away = away or why
             elif whose is Fault.SHARED:
@@ -253,8 +253,8 @@ class Relay:
 
     def _fault(self, answer: Answer, *, alone: bool) -> Fault:
         """As judged; but one with which alone the connection is lost again and again must not hold up all others."""
-        whose = faults.fault(answer, alone=alone)
-        if alone and whose is Fault.BROKER and answer.outcome is Outcome.UNKNOWN:
+        whose = faults.fault(answer.result, alone=alone)
+        if alone and whose is Fault.BROKER and answer.result.kind is Outcome.UNKNOWN:
             self._losses[answer.row.id] += 1
             if self._losses[answer.row.id] >= LOSSES:
                 del self._losses[answer.row.id]

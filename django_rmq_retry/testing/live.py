@@ -10,14 +10,14 @@ from dataclasses import replace
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import ERRORS, Caller, Line, Outcome, Publisher, Receiver
+from django_rmq_retry.amqp.contracts import Caller, Done, Line, Outcome, Publisher, PublishResult, Receiver
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import peek
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.publisher import Meddler, RunUntil, asked_for
+from django_rmq_retry.embedded.direct.publisher import Meddler, RunUntil, asked_for, forced
 from django_rmq_retry.errors import BrokerUnfit
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.testing.broker import Hands, Sent
@@ -122,7 +122,7 @@ class Meddled:
             self._publisher.publish(message, timeout=timeout)
             self._sent(message)
         if meddled is not None:
-            raise ERRORS[meddled](message.exchange, message.routing_key, said="the test asked for it")
+            raise forced(meddled).error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         batch = list(messages)
@@ -130,13 +130,17 @@ class Meddled:
             self.publish(message, timeout=timeout)
         return len(batch)
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         meddled = self._meddler(message)
         if meddled is not None and meddled is not Outcome.UNKNOWN:
-            done(meddled, "the test asked for it")
+            done(forced(meddled))
             return
         self._sent(message)
-        self._publisher.send(message, lambda outcome, said: done(meddled or outcome, said), timeout=timeout)
+
+        def ended(result: PublishResult) -> None:
+            done(result if meddled is None else forced(meddled))
+
+        self._publisher.send(message, ended, timeout=timeout)
 
     def close(self) -> None: ...
 

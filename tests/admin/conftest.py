@@ -1,6 +1,6 @@
 """A project with one work queue and no broker: what is published is kept in a list."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from django.contrib.auth.models import User
@@ -8,7 +8,7 @@ from django.test import Client
 
 from django_rmq_retry import handler
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Done
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.publishing import broker_connections
@@ -26,9 +26,9 @@ class Kept:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         self.messages.append(message)
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         self.messages.append(message)
-        done(Outcome.CONFIRMED, "")
+        done(CONFIRMED)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 0, timeout: float | None = None) -> int:
         raise NotImplementedError

@@ -3,7 +3,7 @@
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Line, Outcome, Publisher
+from django_rmq_retry.amqp.contracts import Done, Line, Publisher
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.source import PikaSource
@@ -20,7 +20,6 @@ from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.topology.versions import Server
 
 PATIENCE = 10.0
-Done = Callable[[Outcome, str], None]
 
 
 class Seen:

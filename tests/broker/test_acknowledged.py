@@ -35,7 +35,7 @@ def publish(at: Wire, ends: list[Outcome]) -> ConfirmChannel:
     at.connection.server_capabilities = {"publisher_confirms": True, "basic.nack": True}
     channel = ConfirmChannel(at.connection, closed=lambda _: None)
     at.feed(method(spec.Channel.OpenOk(), channel=2) + method(spec.Confirm.SelectOk(), channel=2))
-    channel.send(Pending(to("q"), b"\0\0", deadline=1e9, done=lambda outcome, _: ends.append(outcome)))
+    channel.send(Pending(to("q"), b"\0\0", deadline=1e9, done=lambda result: ends.append(result.kind)))
     return channel
 
 

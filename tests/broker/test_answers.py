@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.amqp import answers as room
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.answers import INTERNAL_ERROR, PREFIX, Answers, family_of
-from django_rmq_retry.amqp.contracts import Line, Outcome
+from django_rmq_retry.amqp.contracts import Cause, Line, unanswered
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages.message import Delivery, Settlement, Tell
 from tests.broker.live import Held, Seen, consuming, io_thread, to
@@ -23,6 +23,7 @@ from tests.tooling.waiting import wait_until
 
 WORK = Line(queue="work", prefetch=50)
 SERIAL = slice(-8, -4)
+LOST = unanswered(Cause.CONNECTION_LOST, "the connection was lost", code=INTERNAL_ERROR)
 
 
 class Caller:
@@ -180,7 +181,7 @@ def test_a_flood_of_invented_nodes_shuts_no_other_node_out() -> None:
         while honest not in tried:
             message, done = held.sent.get(timeout=5)
             tried.append(message.routing_key)
-            io.call(lambda done=done: done(Outcome.UNKNOWN, INTERNAL_ERROR))  # type: ignore[misc]
+            io.call(lambda done=done: done(LOST))  # type: ignore[misc]
 
     assert len(tried) <= 3
 
@@ -229,7 +230,7 @@ def test_answers_that_a_lost_node_took_along_are_tried_anew(broker_url: str, amq
             if count == 1:
                 assert caller.wait(1, 5) == [b"re: 1"]
         _, done = sure.sent.get(timeout=5)
-        source._io.call(lambda: done(Outcome.UNKNOWN, "the connection was lost: 541 INTERNAL_ERROR"))
+        source._io.call(lambda: done(LOST))
 
         assert caller.wait(2, 5) == [b"re: 1", b"re: 2"]
         source._answers._sure = real

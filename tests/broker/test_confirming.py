@@ -45,7 +45,7 @@ class Confirms:
             made,
             encode_properties(made.properties),
             deadline=deadline,
-            done=lambda outcome, said: self.ends.append((name, outcome, said)),
+            done=lambda result: self.ends.append((name, result.kind, result.text)),
         )
         self.channel.send(pending)
         return pending
@@ -201,7 +201,9 @@ def test_what_waits_for_its_channel_ends_at_its_deadline() -> None:
     with wire() as at:
         ends: Ends = []
         channel = ConfirmChannel(at.connection, closed=lambda _: None)
-        channel.send(Pending(to("q"), b"\0\0", deadline=5, done=lambda *end: ends.append(("a", *end))))
+        channel.send(
+            Pending(to("q"), b"\0\0", deadline=5, done=lambda result: ends.append(("a", result.kind, result.text)))
+        )
         channel.forget(5.0)
 
         assert ends == [("a", Outcome.UNSENT, "the channel did not open in time")]

@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import source as room
-from django_rmq_retry.amqp.contracts import Line, Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Line
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.errors import BrokerRefused, QueueUnusable
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
@@ -147,7 +147,7 @@ def test_a_copy_confirmed_after_the_connection_was_lost_acknowledges_nothing(
         _, done = held.sent.get(timeout=5)
         line.cut()
         again = seen.next()
-        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        source._io.call(lambda: done(CONFIRMED))
         source.stop()
         assert seen.has_drained.wait(15)
 

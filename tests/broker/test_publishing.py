@@ -89,7 +89,7 @@ def test_a_missing_exchange_harms_only_what_is_meant_for_it(broker_url: str, amq
         publisher.publish(to("q"))
         for number in range(20):
             exchange = "missing" if number % 2 else ""
-            publisher.send(to("q", exchange=exchange), lambda end, _, exchange=exchange: ends.append((exchange, end)))  # type: ignore[misc]
+            publisher.send(to("q", exchange=exchange), lambda end, exchange=exchange: ends.append((exchange, end.kind)))  # type: ignore[misc]
         wait_until(lambda: len(ends) == 20, 5)
         publisher.publish(to("q"))
 
@@ -307,7 +307,7 @@ def test_a_message_that_cannot_be_written_does_not_end_the_io_thread_that_sends_
     with publishing(broker_url) as publisher:
         # As an answer is sent, whose content type is whatever a codec of the project's says.
         unwritable = to("q", content_type="x" * 256)
-        publisher._io.call(lambda: publisher.send(unwritable, lambda end, said: ends.append((end, said))))
+        publisher._io.call(lambda: publisher.send(unwritable, lambda end: ends.append((end.kind, end.text))))
         publisher.publish(to("q"))
 
     assert [end for end, _ in ends] == [Outcome.UNSENT]
@@ -320,7 +320,9 @@ def test_closing_ends_what_is_under_way_and_harms_nothing(broker_url: str, amqp:
     with publishing(broker_url, publish_timeout=1) as publisher:
         publisher.publish(to("q"))
         for number in range(40):
-            publisher.send(to("q", exchange=f"new-{number % 4}" if number % 2 else ""), lambda end, _: ends.append(end))
+            publisher.send(
+                to("q", exchange=f"new-{number % 4}" if number % 2 else ""), lambda end: ends.append(end.kind)
+            )
         publisher.close()
         wait_until(lambda: len(ends) == 40, 5)
 

@@ -9,13 +9,14 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.amqp import settler as room
-from django_rmq_retry.amqp.contracts import Line, Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Line, Outcome
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.message import DONE, Settlement, Tell
 from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, publishing, to
 from tests.broker.test_consuming import LINE, depth, fill, queue, quiet
+from tests.tooling.results import OF_KIND
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -32,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def tell(source: PikaSource, held: Held, outcome: Outcome) -> None:
     """Let the next copy end like this."""
     _, done = held.sent.get(timeout=5)
-    source._io.call(lambda: done(outcome, "so it is"))
+    source._io.call(lambda: done(OF_KIND[outcome]))
 
 
 def in_hand(source: PikaSource) -> int:
@@ -60,7 +61,7 @@ def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed(broker_url: s
         message, done = held.sent.get(timeout=5)
         settled(source)
         assert in_hand(source) == 1
-        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        source._io.call(lambda: done(CONFIRMED))
         wait_until(lambda: in_hand(source) == 0)
         stop(source, seen)
 
@@ -205,7 +206,7 @@ def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: s
         source.stop()
         settled(source)
         assert not seen.has_drained.wait(0.2)
-        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        source._io.call(lambda: done(CONFIRMED))
         assert seen.has_drained.wait(5)
 
     assert depth(amqp) == 0
@@ -223,7 +224,7 @@ def test_what_is_confirmed_as_we_stop_is_acknowledged_first(broker_url: str, amq
         def confirm_too_late() -> None:
             source.stop()
             for done in confirms:
-                done(Outcome.CONFIRMED, "")
+                done(CONFIRMED)
 
         source._io.call(confirm_too_late)
         assert seen.has_drained.wait(5)
@@ -241,7 +242,7 @@ def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: 
         assert in_hand(source) == 0
         source.stop()
         assert not seen.has_drained.wait(0.2)
-        source._io.call(lambda: done(Outcome.CONFIRMED, ""))
+        source._io.call(lambda: done(CONFIRMED))
         assert seen.has_drained.wait(5)
 
 

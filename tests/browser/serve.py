@@ -3,7 +3,6 @@
 import queue
 import sys
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +15,7 @@ from django.utils import timezone
 
 from django_rmq_retry import handler
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Done
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
@@ -53,7 +52,7 @@ sent: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
 class Handled(Kept):
     """A broker whose consumer is quick."""
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         super().send(message, done, timeout=timeout)
         sent.put(message)
 

@@ -13,14 +13,12 @@ from typing import Any
 
 from django_rmq_retry.amqp import source
 from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Done, PublishResult
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.messages.message import Delivery, Message, Tell
 from django_rmq_retry.publishing import broker_connections
 from tests.faults.acting import Act
-
-Done = Callable[[Outcome, str], None]
 
 
 class Once:
@@ -91,10 +89,10 @@ def after_the_copys_confirm(once: Once, intake: Intake) -> Intake:
     send = PikaPublisher.send
 
     def sending(self: PikaPublisher, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        def confirmed(outcome: Outcome, said: str) -> None:
-            if outcome is Outcome.CONFIRMED:
+        def confirmed(result: PublishResult) -> None:
+            if result.confirmed:
                 once.dies(message.body)
-            done(outcome, said)
+            done(result)
 
         send(self, message, confirmed, timeout=timeout)
 

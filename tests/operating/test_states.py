@@ -1,7 +1,6 @@
 """The states of a record against a model: whatever is done, in whatever order, a message is where it should be."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Done, Outcome
 from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
@@ -33,6 +32,7 @@ from django_rmq_retry.policies.verdict import park
 from django_rmq_retry.publishing import broker_connections
 from tests.core.made import arrived, delivery, subscription
 from tests.operating.made import ANN, QUEUE
+from tests.tooling.results import OF_KIND
 
 HANDLED = subscription(RetryThenPark(), queue=QUEUE, park=f"{QUEUE}.parked")
 FAILED = park(Reason.EXHAUSTED, "Gave up", ErrorNote(kind="BankDown", text="timeout"))
@@ -56,10 +56,10 @@ class Broker:
         self.delivers = True
         self.copies: list[Message] = []
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         if self.delivers:
             self.copies.append(message)
-        done(self.outcome, "")
+        done(OF_KIND[self.outcome])
 
 
 class Records(RuleBasedStateMachine):

@@ -1,16 +1,14 @@
 """What the tests of the outbox are made of."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Done, PublishResult
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import insert
 from django_rmq_retry.publishing.relay import Relay
-
-Done = Callable[[Outcome, str], None]
 
 
 class Post:
@@ -18,7 +16,7 @@ class Post:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.ends: dict[str, tuple[Outcome, str]] = {}
+        self.ends: dict[str, PublishResult] = {}
         """By routing key; what is not named is confirmed."""
         self.silent = False
         self.held: list[tuple[Message, Done]] = []
@@ -37,16 +35,16 @@ class Post:
             if self.silent:
                 self.held.append((message, done))
                 return
-        done(*self.end_of(message))
+        done(self.end_of(message))
 
-    def end_of(self, message: Message) -> tuple[Outcome, str]:
-        return self.ends.get(message.routing_key, (Outcome.CONFIRMED, ""))
+    def end_of(self, message: Message) -> PublishResult:
+        return self.ends.get(message.routing_key, CONFIRMED)
 
     def answer(self) -> None:
         """Say what was held back."""
         held, self.held = self.held, []
         for message, done in held:
-            done(*self.end_of(message))
+            done(self.end_of(message))
 
     def close(self) -> None:
         self.held.clear()

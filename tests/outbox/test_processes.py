@@ -15,7 +15,6 @@ import pytest
 from django.db import connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import broker_connections, outbox_rows, relay_thread
@@ -26,6 +25,7 @@ from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.outbox.test_relaying import due_again
 from tests.tooling.filled import Own
+from tests.tooling.results import RETURNED, UNSENT
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.long, pytest.mark.usefixtures("declared")]
@@ -212,12 +212,12 @@ def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_n
 ) -> None:
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
-    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    post.ends["bad"] = RETURNED
     relaying, told = Relaying(), queue.SimpleQueue[bool]()
     relaying.empty(told.put)
     relaying.start()
     first = told.get(timeout=30)
-    post.ends["bad"] = (Outcome.UNSENT, "connection refused")
+    post.ends["bad"] = UNSENT
     due_again()
     relaying.empty(told.put)
     second = told.get(timeout=30)

@@ -13,7 +13,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.publishing import faults, outbox_rows
@@ -21,6 +21,7 @@ from django_rmq_retry.publishing import relay as claiming
 from django_rmq_retry.publishing.publish import publish
 from django_rmq_retry.publishing.relay import Turn
 from tests.outbox.made import Post, emptied, kept, left, relay
+from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNSENT, channel_closed_over
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.database, pytest.mark.usefixtures("own_database")]
@@ -95,7 +96,7 @@ def test_a_row_that_fails_holds_its_own_key_only(post: Post) -> None:
     left("bad", "a2", order_key="a")
     left("b1", "b2", order_key="b")
     left("free")
-    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    post.ends["bad"] = RETURNED
     emptied(relay())
 
     assert sorted(post.keys) == ["b1", "b2", "bad", "free"]
@@ -169,7 +170,7 @@ def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
 ) -> None:
     monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
     left("bad", "good")
-    post.ends["bad"] = (Outcome.RETURNED, "312 NO_ROUTE")
+    post.ends["bad"] = RETURNED
     one = relay()
     for _ in range(4):
         emptied(one)
@@ -191,17 +192,17 @@ def test_a_stuck_row_holds_its_key(post: Post) -> None:
     assert post.keys == []
 
 
-WRITE = "ACCESS_REFUSED - write access to exchange 'payments' in vhost '/' refused for user 'bank'"
-TOPIC = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'payments' in vhost '/' refused for user 'bank'"
+WRITE = channel_closed_over(Cause.ACCESS_EXCHANGE)
+TOPIC = channel_closed_over(Cause.ACCESS_TOPIC)
 
 
 @pytest.mark.parametrize(
     "end",
-    [(Outcome.NACKED, ""), (Outcome.UNKNOWN, WRITE), (Outcome.UNKNOWN, TOPIC)],
+    [NACKED, WRITE, TOPIC],
     ids=["full", "no right to write", "no right to the topic"],
 )
 def test_a_queue_that_is_full_or_a_right_that_is_missing_never_makes_a_row_stuck(
-    end: tuple[Outcome, str], post: Post, monkeypatch: pytest.MonkeyPatch
+    end: PublishResult, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "MOST_ATTEMPTS", 3)
     monkeypatch.setattr(faults, "MARGIN", -1000.0)
@@ -222,7 +223,7 @@ def test_rows_of_an_exchange_that_is_closed_to_us_wait_for_one_of_them_that_asks
 ) -> None:
     left("s1", "s2", "s3", exchange="shut")
     left("o1")
-    post.ends = dict.fromkeys(("s1", "s2", "s3"), (Outcome.UNKNOWN, WRITE))
+    post.ends = dict.fromkeys(("s1", "s2", "s3"), WRITE)
     one = relay()
     emptied(one)
     assert post.keys == ["s1", "s2", "s3", "o1", "s1"]
@@ -247,7 +248,7 @@ def test_the_order_of_a_key_is_kept_where_one_of_its_exchanges_is_closed_to_us(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left("s1", exchange="shut")
-    post.ends["s1"] = (Outcome.UNKNOWN, WRITE)
+    post.ends["s1"] = WRITE
     one = relay()
     emptied(one)
     left("k1", order_key="k")
@@ -267,7 +268,7 @@ def test_a_row_that_asks_and_is_gone_meanwhile_leaves_its_exchange_open(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left("s1", "s2", exchange="shut")
-    post.ends = dict.fromkeys(("s1", "s2"), (Outcome.UNKNOWN, WRITE))
+    post.ends = dict.fromkeys(("s1", "s2"), WRITE)
     one = relay()
     emptied(one)
     ROWS.filter(routing_key="s1").delete()
@@ -282,11 +283,11 @@ def test_one_over_which_the_broker_closes_the_channel_is_found_and_the_others_le
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left("a", "evil", "b")
-    refused = (Outcome.UNKNOWN, "PRECONDITION_FAILED - user_id property set to 'x'")
+    refused = channel_closed_over(Cause.OTHER, 406)
     together = True
 
-    def end_of(message: Any) -> tuple[Outcome, str]:
-        return refused if together or message.routing_key == "evil" else (Outcome.CONFIRMED, "")
+    def end_of(message: Any) -> PublishResult:
+        return refused if together or message.routing_key == "evil" else CONFIRMED
 
     monkeypatch.setattr(post, "end_of", end_of)
     one = relay()
@@ -302,7 +303,7 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
     post: Post, caplog: pytest.LogCaptureFixture
 ) -> None:
     left("a", "b", "c")
-    post.ends = dict.fromkeys(("a", "b", "c"), (Outcome.UNSENT, "connection refused"))
+    post.ends = dict.fromkeys(("a", "b", "c"), UNSENT)
     one = relay()
     turns = [one.turn() for _ in range(3)]
     assert turns == [Turn(away="connection refused")] * 3
@@ -317,8 +318,8 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
 
 def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(post: Post) -> None:
     left("evil", "good")
-    post.ends["evil"] = (Outcome.UNKNOWN, "the connection was lost: 501 FRAME_ERROR")
-    post.ends["good"] = (Outcome.UNKNOWN, "the connection was lost: 501 FRAME_ERROR")
+    post.ends["evil"] = CONNECTION_LOST
+    post.ends["good"] = CONNECTION_LOST
     one = relay()
     assert one.turn().away
     post.ends.pop("good")

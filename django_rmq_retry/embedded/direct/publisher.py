@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from django_rmq_retry.amqp.contracts import ERRORS, Outcome
+from django_rmq_retry.amqp.contracts import CONFIRMED, Cause, Done, Outcome, PublishResult, Scope, unwritable
 from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
+from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.embedded.direct.broker import DirectBroker
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.messages import Deliver, Nack, Returned
@@ -36,9 +37,9 @@ class DirectPublisher:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         """Return when the broker has confirmed, else raise what became of it."""
         with self._lock:
-            outcome, said = self._end_of(message)
-        if outcome is not Outcome.CONFIRMED:
-            raise ERRORS[outcome](message.exchange, message.routing_key, said=said)
+            result = self._end_of(message)
+        if not result.confirmed:
+            raise result.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         """Publish one after the other; the first failure is raised."""
@@ -50,33 +51,33 @@ class DirectPublisher:
             confirmed += 1
         return confirmed
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         """``done`` is called before this returns."""
         with self._lock:
-            end = self._end_of(message)
-        done(*end)
+            result = self._end_of(message)
+        done(result)
 
     def close(self) -> None:
         self._session.close()
         self._channel = None
 
-    def _end_of(self, message: Message) -> tuple[Outcome, str]:
+    def _end_of(self, message: Message) -> PublishResult:
         raw = encode_properties(message.properties)
         try:
             _check(message, raw)
         except (HeadersTooLarge, ValueError) as error:
-            return Outcome.UNSENT, str(error)
+            return unwritable(str(error))
         meddled = self._meddler(message)
         if meddled is not None and meddled is not Outcome.UNKNOWN:
-            return meddled, "the test asked for it"
-        outcome, said = self._store(message, raw)
-        if outcome is Outcome.CONFIRMED:
+            return forced(meddled)
+        result = self._store(message, raw)
+        if result.confirmed:
             self._sent(message)
             if meddled is not None:
-                return meddled, "the test asked for it"
-        return outcome, said
+                return forced(meddled)
+        return result
 
-    def _store(self, message: Message, raw: bytes) -> tuple[Outcome, str]:
+    def _store(self, message: Message, raw: bytes) -> PublishResult:
         channel = self._open()
         # Whoever the settings name was compared with this when the message was made.
         channel.user = message.properties.user_id or channel.user
@@ -85,13 +86,13 @@ class DirectPublisher:
         except Refused as refused:
             self._session.close()
             self._channel = None
-            return _refused(message, refused)
+            return channel_closed(refused.code, refused.text, message=message)
         events = self._session.drain()
         if any(isinstance(event, Returned) for event in events):
-            return Outcome.RETURNED, "312 NO_ROUTE"
+            return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
         if any(isinstance(event, Nack) for event in events):
-            return Outcome.NACKED, ""
-        return Outcome.CONFIRMED, ""
+            return PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
+        return CONFIRMED
 
     def _open(self) -> Channel:
         if self._channel is None:
@@ -113,13 +114,17 @@ def _check(message: Message, raw: bytes) -> None:
     )
 
 
-def _refused(message: Message, refused: Refused) -> tuple[Outcome, str]:
-    """A channel that is closed says of a publish what the reason allows to conclude, as amqp.publisher has it."""
-    if "no exchange" in refused.reason:
-        return Outcome.RETURNED, f"exchange {message.exchange!r} does not exist"
-    if "larger than configured max size" in refused.reason:
-        return Outcome.TOO_LARGE, f"{len(message.body)} bytes: {refused.reason}"
-    return Outcome.UNKNOWN, refused.text
+FORCED = {
+    Outcome.UNSENT: (Scope.BROKER, Cause.OTHER),
+    Outcome.UNKNOWN: (Scope.CHANNEL, Cause.OTHER),
+    Outcome.NACKED: (Scope.MESSAGE, Cause.QUEUE_FULL),
+}
+
+
+def forced(kind: Outcome) -> PublishResult:
+    """Return the result of a publish whose end a test chose."""
+    scope, cause = FORCED[kind]
+    return PublishResult(kind=kind, scope=scope, cause=cause, text="the test asked for it")
 
 
 RunUntil = Callable[[Callable[[], bool], float], None]

@@ -1,8 +1,8 @@
 """Stands for the broker: a page must not be measured by how long another server takes to answer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp.contracts import Done
 from django_rmq_retry.messages.message import Delivery, Message
 
 
@@ -12,7 +12,7 @@ class Silence:
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         raise NotImplementedError
 
-    def send(self, message: Message, done: Callable[[Outcome, str], None], *, timeout: float | None = None) -> None:
+    def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         raise NotImplementedError
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 0, timeout: float | None = None) -> int:

@@ -1,0 +1,115 @@
+"""Whose fault it is that a row was not confirmed: decided by the result's scope and cause, never by its text."""
+
+from dataclasses import replace
+
+import pytest
+
+from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
+from django_rmq_retry.amqp.refusals import channel_closed
+from django_rmq_retry.messages.message import Message
+from django_rmq_retry.publishing.faults import Fault, fault
+from tests.tooling.results import (
+    CONNECTION_LOST,
+    NACKED,
+    RETURNED,
+    TOO_LARGE,
+    UNKNOWN,
+    UNSENT,
+    UNWRITABLE,
+    channel_closed_over,
+)
+
+TO_GONE = Message(body=b"12345", exchange="gone", routing_key="q")
+RESULTS = (
+    (RETURNED, Fault.ROW, Fault.ROW),
+    (TOO_LARGE, Fault.ROW, Fault.ROW),
+    (UNWRITABLE, Fault.ROW, Fault.ROW),
+    (NACKED, Fault.FULL, Fault.FULL),
+    (UNSENT, Fault.BROKER, Fault.BROKER),
+    (UNKNOWN, Fault.BROKER, Fault.BROKER),
+    (CONNECTION_LOST, Fault.BROKER, Fault.BROKER),
+    (channel_closed_over(Cause.ACCESS_EXCHANGE), Fault.RIGHT, Fault.SHARED),
+    (channel_closed_over(Cause.ACCESS_TOPIC), Fault.FULL, Fault.SHARED),
+    (channel_closed_over(Cause.OTHER, 406), Fault.ROW, Fault.SHARED),
+)
+OTHER_WORDS = (
+    "",
+    "the connection was lost: x",
+    "no confirm in time",
+    "it cannot be written: x",
+    "ACCESS_REFUSED - write access to exchange 'x' in vhost '/' refused for user 'y'",
+)
+
+
+@pytest.mark.parametrize(("result", "alone", "together"), RESULTS)
+@pytest.mark.parametrize("text", [None, *OTHER_WORDS])
+def test_the_fault_of_a_result_is_the_same_in_any_words(
+    result: PublishResult, alone: Fault, together: Fault, text: str | None
+) -> None:
+    reworded = result if text is None else replace(result, text=text)
+
+    assert (fault(reworded, alone=True), fault(reworded, alone=False)) == (alone, together)
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("scope", Scope)
+def test_every_cause_has_a_fault_in_every_scope(cause: Cause, scope: Scope) -> None:
+    result = PublishResult(kind=Outcome.UNKNOWN, scope=scope, cause=cause)
+
+    assert isinstance(fault(result, alone=True), Fault)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "scope", "cause"),
+    [
+        (404, "NOT_FOUND - no exchange 'gone' in vhost '/'", Outcome.RETURNED, Scope.MESSAGE, Cause.NO_EXCHANGE),
+        (
+            403,
+            "ACCESS_REFUSED - access to exchange 'gone' in vhost '/' refused for user 'bank'",
+            Outcome.UNKNOWN,
+            Scope.CHANNEL,
+            Cause.ACCESS_EXCHANGE,
+        ),
+        (
+            403,
+            "ACCESS_REFUSED - write access to exchange 'a long name, so the end is miss...",
+            Outcome.UNKNOWN,
+            Scope.CHANNEL,
+            Cause.ACCESS_EXCHANGE,
+        ),
+        (
+            403,
+            "ACCESS_REFUSED - write access to topic 'a.b' in exchange 'gone' in vhost '/' refused for user 'bank'",
+            Outcome.UNKNOWN,
+            Scope.CHANNEL,
+            Cause.ACCESS_TOPIC,
+        ),
+        (
+            406,
+            "PRECONDITION_FAILED - message size 5 is larger than configured max size 4",
+            Outcome.TOO_LARGE,
+            Scope.MESSAGE,
+            Cause.BODY_LIMIT,
+        ),
+        (
+            406,
+            "PRECONDITION_FAILED - message size 9 is larger than configured max size 5",
+            Outcome.UNKNOWN,
+            Scope.CHANNEL,
+            Cause.OTHER,
+        ),
+        (
+            406,
+            "PRECONDITION_FAILED - user_id property set to 'x' but authenticated user was 'bank'",
+            Outcome.UNKNOWN,
+            Scope.CHANNEL,
+            Cause.OTHER,
+        ),
+    ],
+)
+def test_a_closed_channel_is_read_once_where_it_arrives(
+    code: int, text: str, kind: Outcome, scope: Scope, cause: Cause
+) -> None:
+    result = channel_closed(code, text, message=TO_GONE)
+
+    assert (result.kind, result.scope, result.cause, result.code) == (kind, scope, cause, code)
