@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.db.models import Model
 from django.utils import timezone
 
-from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler
+from django_rmq_retry import Delivery, Fixed, Ladder, Message, Queue, RetryThenPark, handler, server
 from django_rmq_retry.admin.broker_look import Look
 from django_rmq_retry.admin.status import alarms
 from django_rmq_retry.consumer import assembly
@@ -33,7 +33,6 @@ from django_rmq_retry.models import (
     OutboxMessage,
     ParkedMessage,
     State,
-    server,
 )
 from django_rmq_retry.parked import retention
 from django_rmq_retry.parked.findings import report

@@ -25,6 +25,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.publishing import broker_connections
+from tests.tooling.connections import Given
 from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
@@ -54,8 +55,7 @@ class Stored:
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The reader's own project, with the handlers that the pages speak of, and a broker."""
-    monkeypatch.setattr(broker_connections, "publisher", Stored)
-    monkeypatch.setattr(broker_connections, "caller", lambda **_options: Stored())
+    monkeypatch.setattr(broker_connections, "current", Given(Stored(), lambda **_options: Stored()))
     for one in vars(signals).values():
         if isinstance(one, Signal):
             monkeypatch.setattr(one, "receivers", [])

@@ -3,6 +3,7 @@
 import pytest
 
 from django_rmq_retry.errors import NotExpirable
+from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.layout import layout
 from django_rmq_retry.handlers.subscription import intakes
 from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
@@ -16,7 +17,7 @@ LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
 
 def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
     with pytest.raises(NotExpirable) as caught:
-        message_of(1, options=Options(expiration=5), subscription=subscription(RetryThenPark(via=LOOP)))
+        message_of(1, options=Options(expiration=5), destination=destination_of(subscription(RetryThenPark(via=LOOP))))
 
     assert (caught.value.handler, caught.value.carrier) == ("payments.handlers.charge", "DeadLetter")
     assert str(caught.value) == (
@@ -27,7 +28,7 @@ def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
 
 
 def test_without_an_expiration_it_is_published_to() -> None:
-    message = message_of(1, subscription=subscription(RetryThenPark(via=LOOP)))
+    message = message_of(1, destination=destination_of(subscription(RetryThenPark(via=LOOP))))
 
     assert message.properties.expiration is None
 
@@ -39,7 +40,7 @@ def test_without_an_expiration_it_is_published_to() -> None:
 )
 def test_where_an_expired_message_is_parked_it_may_expire(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=2, via=via))
-    message = message_of(1, options=Options(expiration=5), subscription=charge)
+    message = message_of(1, options=Options(expiration=5), destination=destination_of(charge))
     work = layout(intakes([charge])).queues["payments"].arguments
 
     assert message.properties.expiration == "5000"

@@ -35,6 +35,7 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Match
 from django_rmq_retry.publishing import broker_connections
+from tests.tooling.connections import Given
 
 
 @pytest.fixture(autouse=True)
@@ -339,7 +340,7 @@ class Taken:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
     publisher = Taken()
-    monkeypatch.setattr(broker_connections, "publisher", lambda: publisher)
+    monkeypatch.setattr(broker_connections, "current", Given(publisher))
     return publisher
 
 
@@ -397,7 +398,7 @@ def test_a_call_asks_the_handlers_queue_and_gives_the_answer(monkeypatch: pytest
     @handler("rates.quote", policy=OneShot())
     def quote(message: Delivery) -> None: ...
 
-    monkeypatch.setattr(broker_connections, "caller", Caller)
+    monkeypatch.setattr(broker_connections.current, "caller", Caller)
 
     assert quote.call({"pair": "EURUSD"}, timeout=2, type="spot") == {"rate": "1.0831"}
     assert asyncio.run(quote.acall({"pair": "EURUSD"}, timeout=3)) == {"rate": "1.0831"}

@@ -34,6 +34,7 @@ RUNGS = (
     "embedded.*",
     "env",
     "conf",
+    "server",
     "migrations.*",
     "models.*",
     "publishing.*",

@@ -144,7 +144,7 @@ def test_a_reply_address_that_others_may_not_send_harms_no_other_message(vhost: 
     amqp.queue_declare("scans", durable=True)
     with publishing(vhost.url) as publisher:
         bare = Message(body=b"1", routing_key="scans", properties=Properties(reply_to="amq.rabbitmq.reply-to"))
-        with pytest.raises(MessageUnsent, match=r"only who consumes 'amq\.rabbitmq\.reply-to' may send it"):
+        with pytest.raises(MessageUnsent, match=r"only a consumer of 'amq\.rabbitmq\.reply-to' may send it"):
             publisher.publish(bare)
         publisher.publish(replace(bare, properties=Properties(reply_to="answers")))
 

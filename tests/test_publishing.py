@@ -12,6 +12,7 @@ from django.test import TestCase
 
 from django_rmq_retry.amqp.contracts import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
+from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages.codecs import Raw
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.policies.backoff import Fixed
@@ -29,6 +30,7 @@ from django_rmq_retry.publishing.publish import (
     publish_many,
 )
 from tests.core.made import subscription
+from tests.tooling.connections import Given
 from tests.tooling.results import RETURNED
 
 
@@ -64,7 +66,7 @@ class Post:
 @pytest.fixture
 def post(monkeypatch: pytest.MonkeyPatch) -> Post:
     made = Post()
-    monkeypatch.setattr(broker_connections, "publisher", lambda: made)
+    monkeypatch.setattr(broker_connections, "current", Given(made))
     return made
 
 
@@ -208,7 +210,7 @@ class TestInATestCase(TestCase):
     def test_messages_are_seen_by_capturing_the_commit(self) -> None:
         post = Post()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker_connections, "publisher", lambda: post)
+            patch.setattr(broker_connections, "current", Given(post))
             with self.captureOnCommitCallbacks(execute=True) as callbacks:
                 publish(1, routing_key="q")
 
@@ -261,7 +263,7 @@ def test_data_that_cannot_be_written_is_refused_where_it_is_written() -> None:
 )
 def test_a_delay_goes_through_the_ladder(delay: float, key: str, expiration: str | None) -> None:
     handler = subscription(RetryThenPark(attempts=3, backoff=Fixed(30)))
-    message = message_of(1, options=Options(delay=delay), subscription=handler)
+    message = message_of(1, options=Options(delay=delay), destination=destination_of(handler))
 
     assert (message.exchange, message.routing_key) == ("", key)
     assert message.properties.expiration == expiration
@@ -271,19 +273,19 @@ def test_a_delay_goes_through_the_ladder(delay: float, key: str, expiration: str
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "5"])
 def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
     with pytest.raises(ConfigurationError):
-        message_of(1, options=Options(delay=delay), subscription=subscription(RetryThenPark()))
+        message_of(1, options=Options(delay=delay), destination=destination_of(subscription(RetryThenPark())))
 
 
 def test_who_is_waited_for_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable, match="Ladder"):
-        message_of(1, options=Options(delay=5), subscription=subscription(OneShot()))
+        message_of(1, options=Options(delay=5), destination=destination_of(subscription(OneShot())))
 
 
 def test_a_delay_needs_a_handler_and_no_expiration() -> None:
     with pytest.raises(ConfigurationError):
         message_of(1, options=Options(delay=5))
     with pytest.raises(ConfigurationError):
-        message_of(1, options=Options(delay=5, expiration=5), subscription=subscription(RetryThenPark()))
+        message_of(1, options=Options(delay=5, expiration=5), destination=destination_of(subscription(RetryThenPark())))
 
 
 def test_publishing_awaits_its_confirm(post: Post) -> None:

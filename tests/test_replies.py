@@ -26,6 +26,7 @@ from django_rmq_retry.consumer.consumer import Consumer, Limits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
 from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.layout import layout
 from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.codecs import JSON, Codec, Raw
@@ -70,7 +71,9 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
         chance=random.random,
     )
     made = intakes([subscription])
-    source = PikaSource(broker_connections.io("rmq-test"), settings().access(), broker_connections.publisher())
+    source = PikaSource(
+        broker_connections.current.io("rmq-test"), settings().access(), broker_connections.current.publisher
+    )
     consumer = Consumer(made, source, Attempts(made, surroundings), threads=2, prefetch=5, limits=Limits(shutdown=5))
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(consumer.run()))
@@ -96,37 +99,37 @@ def wired(vhost: Vhost) -> Iterator[None]:
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_a_call_gets_what_the_handler_returns(exclusive: bool) -> None:
     with served(subscribed()) as subscription:
-        assert call("EURUSD", subscription=subscription, exclusive=exclusive) == {"asked": "EURUSD"}
+        assert call("EURUSD", destination=destination_of(subscription), exclusive=exclusive) == {"asked": "EURUSD"}
 
 
 def test_none_is_an_answer_as_well() -> None:
     with served(subscribed(lambda _: None)) as subscription:
-        assert call(1, subscription=subscription) is None
+        assert call(1, destination=destination_of(subscription)) is None
 
 
 def test_data_that_looks_like_an_error_is_data() -> None:
     looks = {"error": {"type": "NoRate", "message": "x"}}
     with served(subscribed(lambda _: looks)) as subscription:
-        assert call(1, subscription=subscription) == looks
+        assert call(1, destination=destination_of(subscription)) == looks
 
 
 def test_an_error_of_the_handler_is_raised_where_it_was_called() -> None:
     with served(subscribed()) as subscription, pytest.raises(CallFailed) as caught:
-        call("unknown", subscription=subscription)
+        call("unknown", destination=destination_of(subscription))
 
     assert (caught.value.kind, caught.value.text) == ("NoRate", "for this pair")
 
 
 def test_raw_bytes_are_answered_with_bytes_and_errors_in_words() -> None:
     with served(subscribed(codec=Raw())) as subscription:
-        assert call(b"abc", subscription=subscription) == b"cba"
+        assert call(b"abc", destination=destination_of(subscription)) == b"cba"
     with served(subscribed(lambda _: None, Raw())) as subscription, pytest.raises(CallFailed, match="takes bytes"):
-        call(b"abc", subscription=subscription)
+        call(b"abc", destination=destination_of(subscription))
 
 
 def test_an_event_loop_is_not_blocked_while_it_awaits_an_answer() -> None:
     async def many(subscription: Subscription) -> list[object]:
-        return await asyncio.gather(*(acall(number, subscription=subscription) for number in range(5)))
+        return await asyncio.gather(*(acall(number, destination=destination_of(subscription)) for number in range(5)))
 
     with served(subscribed()) as subscription:
         assert asyncio.run(many(subscription)) == [{"asked": number} for number in range(5)]
@@ -134,32 +137,32 @@ def test_an_event_loop_is_not_blocked_while_it_awaits_an_answer() -> None:
 
 def test_nobody_there_ends_with_the_time() -> None:
     with pytest.raises(CallUnanswered, match="Is its consumer running"):
-        call(1, subscription=subscribed(), timeout=0.3)
+        call(1, destination=destination_of(subscribed()), timeout=0.3)
 
 
 def test_no_queue_is_told_at_once(amqp: BlockingChannel) -> None:
     amqp.queue_delete("rates")
     with pytest.raises(MessageReturned):
-        call(1, subscription=subscribed(), timeout=5)
+        call(1, destination=destination_of(subscribed()), timeout=5)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "2", None, True])
 def test_a_time_that_is_none_is_refused_before_anything_is_asked(timeout: Any, amqp: BlockingChannel) -> None:
     for ask in (call, lambda *given, **options: asyncio.run(acall(*given, **options))):
         with pytest.raises(ConfigurationError, match=r"timeout=… takes seconds above 0 and up to ten years, not "):
-            ask(1, subscription=subscribed(), timeout=timeout)
+            ask(1, destination=destination_of(subscribed()), timeout=timeout)
 
     assert amqp.queue_declare("rates", passive=True).method.message_count == 0
 
 
 def test_a_call_cannot_be_delayed() -> None:
     with pytest.raises(NotDelayable):
-        call(1, subscription=subscribed(), options=Options(delay=5))
+        call(1, destination=destination_of(subscribed()), options=Options(delay=5))
 
 
 def test_a_correlation_id_of_the_callers_own_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="makes its own correlation_id"):
-        call(1, subscription=subscribed(), options=Options(correlation_id="mine"))
+        call(1, destination=destination_of(subscribed()), options=Options(correlation_id="mine"))
 
 
 def test_callers_are_answered_and_failures_retried_beside_invented_reply_addresses(
@@ -185,7 +188,9 @@ def test_callers_are_answered_and_failures_retried_beside_invented_reply_address
             amqp.basic_publish("", "rates.more", b'"hostile"', pika.BasicProperties(reply_to=reply_to))
         amqp.basic_publish("", "rates.more", b'"fails %d"' % number)
     with served(subscription), ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(call, number, subscription=subscription, timeout=20) for number in range(20)]
+        asked = [
+            pool.submit(call, number, destination=destination_of(subscription), timeout=20) for number in range(20)
+        ]
         assert [one.result(20) for one in asked] == list(range(20))
         wait_until(lambda: amqp.queue_declare("rates.more.parked", passive=True).method.message_count == 60, 20)
 

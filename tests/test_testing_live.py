@@ -182,7 +182,7 @@ def test_messages_of_somebody_else_are_not_touched(vhost: Vhost, amqp: BlockingC
         raise AssertionError("it is not to be entered")
     assert amqp.queue_declare("mine.parked", passive=True).method.message_count == 1
     assert vhost.queues().keys() == {"mine.parked"}
-    assert broker_connections._stand_in is None
+    assert not broker_connections.current.replaced
 
 
 def test_what_does_not_become_quiet_in_time_says_so(broker_url: str) -> None:

@@ -108,7 +108,7 @@ class _Window:
 
 
 def _seen(known: Sequence[Declared]) -> Look:
-    if broker_connections.stands_in():
+    if broker_connections.current.replaced:
         return Look(at=timezone.now())
     access = settings().access()
     timeout = min(access.connect_timeout, PATIENCE)

@@ -14,13 +14,14 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_rmq_retry import server
 from django_rmq_retry.admin import broker_look, labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
 from django_rmq_retry.admin.timeline import activity
 from django_rmq_retry.breakers.watch import halted
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun, server
+from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering import keys as limits
 from django_rmq_retry.parked.database import database

@@ -38,7 +38,9 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.topology.versions import Server
 
 if TYPE_CHECKING:
-    from pika.adapters.select_connection import _Timeout as Timer
+    from pika.adapters.select_connection import _Timeout
+
+    Timer = _Timeout
 
 
 PRODUCT = "django-rmq-retry"
@@ -340,17 +342,12 @@ class Connection(pika.SelectConnection):
         """By channel: who is told of the broker's acks (tag, multiple), straight from the received bytes."""
         self.sizes = Sizes(self)
         super().__init__(*args, **kwargs)
+        self.user: str = self.params.credentials.username  # type: ignore[attr-defined]  # PlainCredentials
 
     @property
     def server(self) -> Server:
         """The broker's product and version."""
         return Server.of(self.server_properties)
-
-    @property
-    def user(self) -> str:
-        """Whose connection it is."""
-        name: str = self.params.credentials.username  # type: ignore[attr-defined]  # PlainCredentials
-        return name
 
     @property
     def frame_max(self) -> int:
@@ -380,8 +377,13 @@ class Connection(pika.SelectConnection):
 
     def _on_data_available(self, data_in: bytes) -> None:
         self._frame_buffer += data_in
-        while self._frame_buffer and not self._deliver():
-            if self._confirm():
+        while self._frame_buffer:
+            if self.confirms and self._confirm():
+                continue
+            left = len(self._frame_buffer)
+            if self._deliver():
+                return
+            if len(self._frame_buffer) < left:
                 continue
             consumed, value = self._read_frame()
             if not value:

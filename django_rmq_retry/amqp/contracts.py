@@ -1,7 +1,7 @@
 """Protocols and values through which the other packages see a broker."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -68,10 +68,10 @@ class PublishResult:
     """AMQP's reply code, where the broker sent one."""
     text: str = ""
     """For people. No code reads it."""
+    confirmed: bool = field(init=False, repr=False)
 
-    @property
-    def confirmed(self) -> bool:
-        return self.kind is Outcome.CONFIRMED
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "confirmed", self.kind is Outcome.CONFIRMED)
 
     @property
     def shown(self) -> str:

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pika.exceptions import ChannelClosed
@@ -32,22 +34,22 @@ from django_rmq_retry.messages.properties import DIRECT, decode_properties, enco
 if TYPE_CHECKING:
     from pika.channel import Channel
 
+    from django_rmq_retry.amqp.connection import Timer
 
+
+@dataclass(slots=True, eq=False)
 class Pending:
     """A publish that has not ended yet; it ends once."""
 
-    __slots__ = ("_done", "deadline", "message", "raw", "returned")
-
-    def __init__(self, message: Message, raw: bytes, *, deadline: float, done: Done) -> None:
-        self.message = message
-        self.raw = raw
-        self.deadline = deadline
-        self.returned: PublishResult | None = None
-        self._done: Done | None = done
+    message: Message
+    raw: bytes
+    deadline: float
+    done: Done | None
+    returned: PublishResult | None = None
 
     @property
     def ended(self) -> bool:
-        return self._done is None
+        return self.done is None
 
     def may_be(self, place: tuple[str, str], body: bytes) -> bool:
         """Whether the broker may mean this one when it returns a message."""
@@ -57,7 +59,7 @@ class Pending:
         return (message.exchange, message.routing_key) == place and message.body == body
 
     def end(self, result: PublishResult) -> None:
-        done, self._done = self._done, None
+        done, self.done = self.done, None
         if done is not None:
             done(result)
 
@@ -75,10 +77,6 @@ class ConfirmChannel:
         self._lowest = 1
         self._open = False
         connection.channel(on_open_callback=self._opened)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._sent or self._waiting)
 
     def send(self, pending: Pending) -> None:
         """Send it now, or as soon as the channel is open."""
@@ -150,8 +148,8 @@ class ConfirmChannel:
         for pending in sent.values():
             pending.end(result_of(pending.message))
 
-    def forget(self, now: float) -> None:
-        """End what waited past its deadline; a late answer then finds nobody."""
+    def forget(self, now: float) -> float:
+        """End what waited past its deadline, and return the next deadline; a late answer then has no recipient."""
         for pending in self._sent.values():
             if pending.deadline <= now and not pending.ended:
                 pending.end(unanswered(Cause.TIMEOUT, "no confirm in time"))
@@ -159,13 +157,15 @@ class ConfirmChannel:
             if pending.deadline <= now:
                 pending.end(unsent(Cause.TIMEOUT, "the channel did not open in time"))
         self._waiting = [pending for pending in self._waiting if not pending.ended]
+        left = (pending.deadline for pending in (*self._sent.values(), *self._waiting) if not pending.ended)
+        return min(left, default=NEVER)
 
     def _opened(self, channel: "Channel") -> None:
         self._channel = channel
         channel.add_on_close_callback(self._was_closed)
         channel.add_on_return_callback(self._returned)
         # Acks come by the short way; a nack, which is rare, by pika's.
-        self._connection.confirms[channel.channel_number] = self._acked
+        self._connection.confirms[channel.channel_number] = partial(self._settle, CONFIRMED)
         channel.confirm_delivery(self._answered, callback=self._ready)
 
     def _ready(self, _frame: object) -> None:
@@ -173,15 +173,12 @@ class ConfirmChannel:
         for pending in self.take_waiting():
             self.send(pending)
 
-    def _acked(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
-        self._settle(tag, CONFIRMED, multiple=multiple)
-
     def _answered(self, frame: object) -> None:
         method = frame.method  # type: ignore[attr-defined]  # a pika frame: Basic.Ack or Basic.Nack
         result = CONFIRMED if method.NAME == "Basic.Ack" else _NACKED
-        self._settle(method.delivery_tag, result, multiple=method.multiple)
+        self._settle(result, method.delivery_tag, method.multiple)
 
-    def _settle(self, tag: int, result: PublishResult, *, multiple: bool) -> None:
+    def _settle(self, result: PublishResult, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
         if not multiple:
             self._end(self._sent.pop(tag, None), result)
             return
@@ -299,8 +296,9 @@ class Batch:
 
 log = logging.getLogger("django_rmq_retry")
 
+NEVER = float("inf")
 LOOK = 0.1
-"""Seconds between two looks at the deadlines."""
+"""Seconds at least between two looks at the deadlines."""
 GRACE = 1.0
 """Seconds beyond a deadline within which the I/O thread has said what became of a publish."""
 
@@ -331,7 +329,8 @@ class PikaPublisher:
         self._handed: deque[Pending] = deque()
         self._blocked = False
         self._dialling = False
-        self._looking = False
+        self._look_at = NEVER
+        self._alarm: Timer | None = None
         self._trouble = "no connection yet"
         io.at_end(self._no_more)
 
@@ -404,6 +403,8 @@ class PikaPublisher:
     def _take(self) -> None:
         while self._handed:
             pending = self._handed.popleft()
+            if pending.deadline < self._look_at:
+                self._look_later(pending.deadline)
             connection = self._usable
             if connection is None:
                 self._waiting.append(pending)
@@ -412,9 +413,6 @@ class PikaPublisher:
         if not self._dialling:
             self._dialling = True
             self._link.open()
-        if not self._looking:
-            self._looking = True
-            self._io.later(LOOK, self._look)
 
     @property
     def _usable(self) -> Connection | None:
@@ -484,15 +482,22 @@ class PikaPublisher:
             while pendings:
                 pendings.popleft().end(unsent(Cause.IO_STOPPED, "the I/O thread has ended"))
 
+    def _look_later(self, at: float) -> None:
+        """Look at the deadlines at this time, the earliest of them."""
+        if self._alarm is not None:
+            self._io.cancel(self._alarm)
+        self._look_at = at
+        self._alarm = self._io.later(max(0.0, at - time.monotonic()), self._look)
+
     def _look(self) -> None:
-        """End whatever is past its deadline; looked at only while something is on its way."""
+        """End what is past its deadline."""
         now = time.monotonic()
-        for channel in self._channels.values():
-            channel.forget(now)
+        self._alarm, self._look_at = None, NEVER
+        following = [channel.forget(now) for channel in self._channels.values()]
         for pending in self._waiting:
             if pending.deadline <= now:
                 pending.end(unsent(Cause.TIMEOUT, self._trouble))
         self._waiting = deque(pending for pending in self._waiting if not pending.ended)
-        self._looking = bool(self._waiting) or any(channel.busy for channel in self._channels.values())
-        if self._looking:
-            self._io.later(LOOK, self._look)
+        following += [pending.deadline for pending in self._waiting]
+        if (earliest := min(following, default=NEVER)) < NEVER:
+            self._look_later(max(earliest, now + LOOK))

@@ -109,10 +109,10 @@ def _value(current: str) -> object:
 
 # The broker names these in its text only, of which the end may be missing: it sends at most 255 bytes.
 _PUBLISH_CAUSES = (
-    (MISSING, re.compile(r"no exchange '"), Cause.NO_EXCHANGE),
     (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
     (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
 )
+_NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
 _TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
 
@@ -128,14 +128,15 @@ def above(size: int, limit: int) -> str:
 
 
 def channel_closed(code: int, text: str, *, message: Message) -> PublishResult:
-    """Return what a closed channel says of a message that was unconfirmed on it; a channel has one exchange."""
-    cause = next((cause for known, said, cause in _PUBLISH_CAUSES if code == known and said.search(text)), Cause.OTHER)
-    if cause is Cause.NO_EXCHANGE:
+    """Return what a closed channel says of a message that was unconfirmed on it."""
+    missing = _NO_EXCHANGE.search(text)
+    if missing is not None and missing["exchange"] == message.exchange:
         gone = f"exchange {message.exchange!r} does not exist"
-        return PublishResult(kind=Outcome.RETURNED, cause=cause, code=code, text=gone)
+        return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_EXCHANGE, code=code, text=gone)
     limit, size = limit_in(text), len(message.body)
     if limit is not None and size > limit:
         return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
+    cause = next((cause for known, said, cause in _PUBLISH_CAUSES if code == known and said.search(text)), Cause.OTHER)
     return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from django.db import IntegrityError, router, transaction
 from django.db.models import Q
 
+from django_rmq_retry import server
 from django_rmq_retry.breakers.control import FLOWING, QueueState
 from django_rmq_retry.breakers.rates import AHEAD, begun
-from django_rmq_retry.models import HandlerRate, QueueControl, server
+from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
 

@@ -11,11 +11,12 @@ from functools import partial
 from django.db import Error, connections
 from django.db.models import QuerySet
 
+from django_rmq_retry import server
 from django_rmq_retry.breakers.gate import LOOK, Board
 from django_rmq_retry.breakers.table import database
 from django_rmq_retry.handlers.attempt import Halt
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import QueueControl, server
+from django_rmq_retry.models import QueueControl
 
 log = logging.getLogger("django_rmq_retry")
 

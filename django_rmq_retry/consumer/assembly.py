@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connections
 from django.db.backends.signals import connection_created
 
+from django_rmq_retry import server as clock
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
@@ -36,7 +37,6 @@ from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import Ageing
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import PUT_ASIDE, set_aside
-from django_rmq_retry.models import server as clock
 from django_rmq_retry.ordering.gate import Order
 from django_rmq_retry.ordering.keys import EVERY, settle
 from django_rmq_retry.parked import attempts
@@ -76,8 +76,8 @@ def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetc
         away=_away,
         gate=Gates((board, pace, Order())),
     )
-    access = now.access(port_of=Keeper().port)
-    source = PikaSource(broker_connections.io("rmq-io"), access, broker_connections.publisher(), needs=needed(intakes))
+    access, opened = now.access(port_of=Keeper().port), broker_connections.current
+    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(intakes))
     made = Recorded(
         intakes,
         source,
@@ -214,9 +214,9 @@ def parked_queues() -> tuple[str, ...]:
 
 def drainer() -> Drainer:
     """A drainer with a connection of its own, on the I/O thread of the process."""
-    access = settings().access(port_of=Keeper().port)
+    access, opened = settings().access(port_of=Keeper().port), broker_connections.current
     means = Means(
-        source=lambda: PatientSource(broker_connections.io("rmq-io"), access, broker_connections.publisher()),
+        source=lambda: PatientSource(opened.io("rmq-io"), access, opened.publisher),
         parker=Store(homes_of(registry.intakes())),
         aside=PutAside(),
         around=Around,
@@ -242,7 +242,7 @@ class PutAside:
             declare(name)
             self._declared.add(name)
         try:
-            broker_connections.publisher().publish(set_aside(delivery, why, queue=name), timeout=PATIENCE)
+            broker_connections.current.publisher.publish(set_aside(delivery, why, queue=name), timeout=PATIENCE)
         except MessageReturned:
             self._declared.discard(name)
             raise

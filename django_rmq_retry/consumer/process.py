@@ -379,7 +379,7 @@ class Process:
             return None
         path = numbered(self._start.liveness_file, self._number) if self._number else self._start.liveness_file
         content = told_by(self._consumer, self._events)
-        live = Liveness(path, content, ask=broker_connections.io("rmq-io").call)
+        live = Liveness(path, content, ask=broker_connections.current.io("rmq-io").call)
         self._consumer.ticked = live.beat
         return live
 

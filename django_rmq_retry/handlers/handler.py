@@ -18,7 +18,7 @@ from django_rmq_retry.messages.seconds import check_seconds, per_second
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers.dead_letter import QUEUE
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
-from django_rmq_retry.publishing.publish import acall, adispatch, call, dispatch, message_of, options_of
+from django_rmq_retry.publishing.publish import Destination, acall, adispatch, call, dispatch, message_of, options_of
 from django_rmq_retry.topology.queues import Queue, check_name, check_queue, check_text
 
 R = TypeVar("R")
@@ -40,6 +40,8 @@ class Handler(Generic[R]):
     def __init__(self, function: Callable[[Any], R], name: str) -> None:
         functools.update_wrapper(self, function)
         self.name = name
+        self._destination: Destination | None = None
+        self._version: object = None
 
     def __call__(self, message: Any) -> R:
         return self.__wrapped__(message)
@@ -53,6 +55,13 @@ class Handler(Generic[R]):
     def queue(self) -> Queue:
         return self.subscription.queue
 
+    @property
+    def destination(self) -> Destination:
+        """Where its messages go; derived once, and again after a change of handlers or settings."""
+        if self._destination is None or self._version is not registry.version:
+            self._version, self._destination = registry.version, destination_of(self.subscription)
+        return self._destination
+
     def message(self, data: object, *, exchange: str = "", routing_key: str = "", **options: Any) -> Message:
         """Data as a message to this handler, for ``publish_many``; options as of ``publish``."""
         return message_of(
@@ -60,7 +69,7 @@ class Handler(Generic[R]):
             exchange=exchange,
             routing_key=routing_key,
             options=options_of(options),
-            subscription=self.subscription,
+            destination=self.destination,
         )
 
     def publish(
@@ -95,7 +104,7 @@ class Handler(Generic[R]):
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
         """Publish, and wait for what the function returns: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
         said = options_of(options)
-        return call(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
+        return call(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
 
     async def acall(
         self,
@@ -107,10 +116,25 @@ class Handler(Generic[R]):
     ) -> Any:
         """As ``call``, without blocking the event loop."""
         said = options_of(options)
-        return await acall(data, subscription=self.subscription, timeout=timeout, exclusive=exclusive, options=said)
+        return await acall(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name}>"
+
+
+def destination_of(subscription: Subscription) -> Destination:
+    """Where the messages of a handler go."""
+    match = subscription.match
+    return Destination(
+        handler=subscription.name,
+        queue=subscription.queue,
+        codec=subscription.codec,
+        type=match.type,
+        routing_key=match.routing_key,
+        headers=match.headers,
+        via=subscription.policy.via,
+        route=subscription.route,
+    )
 
 
 def handler(

@@ -82,6 +82,14 @@ class Registration:
 _registrations: dict[str, Registration] = {}
 _subscriptions: dict[str, Subscription] = {}
 """Made when first asked for, forgotten when a handler or the settings change."""
+version = object()
+"""Another object after each change: what was derived from a subscription is then derived anew."""
+
+
+def _changed() -> None:
+    global version  # noqa: PLW0603 - there is one registry
+    _subscriptions.clear()
+    version = object()
 
 
 def autodiscover() -> None:
@@ -102,7 +110,7 @@ def register(registration: Registration) -> None:
             f"{registration.queue_name!r}. Rename one function, or give one of them name='…'."
         )
     _registrations[registration.name] = registration
-    _subscriptions.clear()
+    _changed()
 
 
 def subscription(name: str) -> Subscription:
@@ -143,13 +151,13 @@ def isolated() -> Iterator[None]:
     """For tests: no handlers at first, and afterwards those of before."""
     kept = dict(_registrations)
     _registrations.clear()
-    _subscriptions.clear()
+    _changed()
     try:
         yield
     finally:
         _registrations.clear()
         _registrations.update(kept)
-        _subscriptions.clear()
+        _changed()
 
 
 def _queue(registration: Registration) -> Queue:
@@ -172,9 +180,9 @@ def _written(registration: Registration) -> Queue:
     return Queue(registration.queue, type=settings().queue_type)
 
 
-def _changed(*, setting: str, **_: object) -> None:
+def _setting_changed(*, setting: str, **_: object) -> None:
     if setting == NAME:
-        _subscriptions.clear()
+        _changed()
 
 
-setting_changed.connect(_changed, dispatch_uid="django_rmq_retry.handlers.registry")
+setting_changed.connect(_setting_changed, dispatch_uid="django_rmq_retry.handlers.registry")

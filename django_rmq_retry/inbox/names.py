@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections
 
+from django_rmq_retry import server
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.attempt import Instead
 from django_rmq_retry.handlers.subscription import Named, Subscription
@@ -18,7 +19,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import name_of, nameless
 from django_rmq_retry.messages.stamp import story
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
-from django_rmq_retry.models import InboxEntry, server
+from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies.verdict import park
 
 DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)

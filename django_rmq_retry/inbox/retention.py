@@ -9,13 +9,14 @@ from uuid import UUID
 from django.db import router
 from django.db.models import Min, Q, QuerySet
 
+from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.names import digest_of, key_by_id
 from django_rmq_retry.inbox.once import alias_of
 from django_rmq_retry.messages.parked import nameless
-from django_rmq_retry.models import InboxEntry, ParkedMessage, State, server
+from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
 from django_rmq_retry.parked.claims import handled_elsewhere
 

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Bounds, Declarer, Gauged, Level, gauge
 from django_rmq_retry.amqp.inspection import LAG
 from django_rmq_retry.amqp.session import Session
@@ -17,7 +18,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import clock
 from django_rmq_retry.management.command import RmqCommand, declarer
-from django_rmq_retry.models import ParkedMessage, QueueControl, server
+from django_rmq_retry.models import ParkedMessage, QueueControl
 from django_rmq_retry.parked.declared import Place, formers
 from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role

@@ -28,9 +28,9 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Declared
-from django_rmq_retry.models.server import uncertain
 from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.operators import LABEL
+from django_rmq_retry.server import uncertain
 
 
 class _Pin:

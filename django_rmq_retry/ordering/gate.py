@@ -18,7 +18,6 @@ from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
 from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import BlockedKey
-from django_rmq_retry.models.server import asked_anew, lost, too_large
 from django_rmq_retry.ordering.keys import (
     Full,
     Said,
@@ -32,6 +31,7 @@ from django_rmq_retry.ordering.keys import (
     release,
 )
 from django_rmq_retry.policies.verdict import Kind, Verdict, park
+from django_rmq_retry.server import asked_anew, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 from django.db import connections, router, transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
@@ -20,7 +21,7 @@ from django_rmq_retry.messages.parked import identity, name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage, server
+from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.record import ticket_of
 from django_rmq_retry.publishing.outbox import keep

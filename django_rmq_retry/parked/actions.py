@@ -12,8 +12,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_rmq_retry import server
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, ParkedMessage, State, server
+from django_rmq_retry.models import Action, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
 from django_rmq_retry.parked.audit import note

@@ -12,8 +12,9 @@ from django.db import models, router, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
+from django_rmq_retry import server
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, server
+from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 from django_rmq_retry.parked.operators import Actor
 
 log = logging.getLogger("django_rmq_retry")

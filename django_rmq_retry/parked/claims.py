@@ -14,6 +14,7 @@ from typing import Any
 from django.db import connections, router, transaction
 from django.db.models import F, QuerySet
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
@@ -25,7 +26,6 @@ from django_rmq_retry.models import (
     RequeueRun,
     RunState,
     State,
-    server,
 )
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import findings

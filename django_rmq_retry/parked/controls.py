@@ -7,11 +7,12 @@ from django.db import connections, router, transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.breakers.control import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl, server
+from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.database import steadily

@@ -55,7 +55,7 @@ def contents(message: ParkedMessage) -> Original:
 def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
     """Publish what was claimed, all at once; return how each ended."""
     ended: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    publisher = broker_connections.publisher()
+    publisher = broker_connections.current.publisher
     for claim in claims:
         try:
             publisher.send(claim.copy, _teller(claim, ended), timeout=timeout)

@@ -8,13 +8,14 @@ from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, router, transaction
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.parked import PUT_ASIDE
-from django_rmq_retry.models import Declared, server
+from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from django.db import connections
 from django.db.models import Q
 
-from django_rmq_retry.models import RequeueRun, server
+from django_rmq_retry import server
+from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import release_due
 from django_rmq_retry.parked.claims import sweep
 from django_rmq_retry.parked.database import absent, database

@@ -17,6 +17,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
@@ -26,7 +27,7 @@ from django_rmq_retry.messages.masking import is_json, masked
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
 from django_rmq_retry.messages.stamp import PREFIX
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, MessageVersion, ParkedMessage, server
+from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, steadily

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils.translation import gettext_noop as _
 
+from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage, server
+from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import Selection

@@ -13,8 +13,9 @@ from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.messages.tracebacks import RULE, short
-from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, State, server
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked.audit import note as audit
 from django_rmq_retry.parked.database import database, steadily
 from django_rmq_retry.parked.operators import Actor, NothingChosen

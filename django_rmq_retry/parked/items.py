@@ -15,7 +15,8 @@ from django.db.models.constants import OnConflict
 from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
-from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, server
+from django_rmq_retry import server
+from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState
 from django_rmq_retry.models.parked import behind
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.database import database, locked_run, steadily

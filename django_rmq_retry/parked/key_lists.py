@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import (
     BusinessKey,
@@ -19,7 +20,6 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequeueItem,
     State,
-    server,
 )
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.database import database

@@ -11,9 +11,10 @@ from django.db import transaction
 from django.db.models import F
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, server
+from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
@@ -25,7 +26,7 @@ from django_rmq_retry.parked.key_lists import keep
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.run import drive, paced, tripped
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.publishing.outbox import open_transaction
 from django_rmq_retry.topology.declarations import Role
 
 FASTEST = 10_000.0
@@ -195,7 +196,7 @@ def requeue(
     def send() -> RequeueRun:
         return drive(run.pk, me("code"), for_seconds=wait, outcomes=False)
 
-    if not broker_connections.in_transaction():
+    if open_transaction() is None:
         return send()
     transaction.on_commit(send, using=database(), robust=True)
     return run

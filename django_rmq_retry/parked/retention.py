@@ -10,8 +10,9 @@ from django.db import connections, router, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import Action, Attempt, AuditHead, OperatorAction, ParkedMessage, server
+from django_rmq_retry.models import Action, Attempt, AuditHead, OperatorAction, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.attempts import NAMELESS
 from django_rmq_retry.parked.audit import note

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Cause, Outcome, unsent
 from django_rmq_retry.amqp.inspection import counted
 from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
@@ -20,7 +21,7 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, server
+from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
 from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.claims import Answer, Claim, claim, lasts, leave_out, settle, sweep
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
@@ -132,7 +133,7 @@ class BrokersDepths:
         self._known: dict[str, tuple[float, int | None]] = {}
 
     def answers(self) -> bool:
-        if broker_connections.stands_in():
+        if broker_connections.current.replaced:
             return True
         try:
             self._open().ask(lambda channel, done: channel.exchange_declare("amq.direct", passive=True, callback=done))
@@ -144,7 +145,7 @@ class BrokersDepths:
         return True
 
     def of(self, queue: str) -> int | None:
-        if broker_connections.stands_in():
+        if broker_connections.current.replaced:
             return 0
         at, depth = self._known.get(queue, (float("-inf"), None))
         if self._clock() - at >= FRESH:

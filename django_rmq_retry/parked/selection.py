@@ -13,6 +13,7 @@ from django.db.models.lookups import Exact
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
+from django_rmq_retry import server
 from django_rmq_retry.models import (
     BusinessKey,
     ItemState,
@@ -21,7 +22,6 @@ from django_rmq_retry.models import (
     ParkedMessage,
     RequeueItem,
     State,
-    server,
 )
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused

@@ -12,10 +12,10 @@ from uuid import uuid4
 from django.db import connections, router, transaction
 from django.db.models import BinaryField, DateTimeField, F, QuerySet
 
-from django_rmq_retry import signals
+from django_rmq_retry import server, signals
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import By, Parked
-from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, server
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import absent
 from django_rmq_retry.parked.groups import Tally, groups_of, less

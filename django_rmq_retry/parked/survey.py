@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from django.db import connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
+from django_rmq_retry import server
 from django_rmq_retry.breakers.watch import halted
 from django_rmq_retry.models import (
     BlockedMessage,
@@ -16,7 +17,6 @@ from django_rmq_retry.models import (
     QueueControl,
     RequeueRun,
     State,
-    server,
 )
 from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.models.runs import ACTIVE

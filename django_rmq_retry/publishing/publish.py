@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from asgiref.sync import sync_to_async
@@ -16,7 +16,6 @@ from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.amqp.frames import FRAME_MAX, check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
-from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
 from django_rmq_retry.messages.deaths import BROKERS_OWN
 from django_rmq_retry.messages.headers import EMPTY, Headers
@@ -24,22 +23,36 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, Properties
 from django_rmq_retry.messages.seconds import check_seconds, milliseconds
 from django_rmq_retry.messages.stamp import ANSWER, FAILED, PREFIX
+from django_rmq_retry.policies.carriers import Carrier, Route
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.topology.queues import NAME_LIMIT
+from django_rmq_retry.publishing.outbox import keep_all, open_transaction
+from django_rmq_retry.publishing.outbox_rows import takes
+from django_rmq_retry.topology.queues import NAME_LIMIT, Queue
 
 HEADERS_MOST = FRAME_MAX - 4096
 """Room is left for the other properties."""
 
 
+MOST_PRIORITY = 255
+LATEST = 253_402_300_799
+"""The last second of the year 9999."""
+TEXTS = (
+    *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one publish says besides its data."""
+    """The properties of one publish besides its data.
+
+    Refuses what the broker answers by closing the channel, at the cost of all other messages on it.
+    """
 
     headers: Mapping[str, object] | None = None
     type: str | None = None
     priority: int | None = None
     expiration: float | None = None
-    """Seconds after which a message nobody took leaves its queue, for where the queue sends it: the parked queue."""
+    """Seconds after which a message that no consumer took leaves its queue for the parked queue."""
     correlation_id: str | None = None
     message_id: str | None = None
     reply_to: str | None = None
@@ -52,22 +65,30 @@ class Options:
     user_id: str | None = None
     """RabbitMQ takes the name of the connection's own user and no other."""
     delay: float | None = None
-    """Seconds before which it shall not arrive."""
+    """Seconds before which it does not arrive."""
     order_key: str = ""
-    """In the outbox: messages with the same one leave one after the other."""
+    """In the outbox: messages with the same order key leave one after the other."""
 
-
-PLAIN = Options()
-MOST_PRIORITY = 255
-LATEST = 253_402_300_799
-"""The last second of the year 9999."""
-TEXTS = (
-    *("type", "correlation_id", "message_id", "reply_to", "content_type", "content_encoding", "app_id", "user_id"),
-)
+    def __post_init__(self) -> None:
+        _check_headers(self.headers)
+        for name in TEXTS:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and len(value.encode(errors="replace")) <= NAME_LIMIT):
+                raise ConfigurationError(f"{name}=… takes a text of at most {NAME_LIMIT} bytes, not {value!r:.60}.")
+        _check_order_key(self.order_key)
+        _check_priority(self.priority)
+        if self.expiration is not None:
+            check_seconds("expiration=…", self.expiration)
+        if self.timestamp is not None:
+            seconds_of(self.timestamp)
+        if self.reply_to == DIRECT:
+            raise ConfigurationError(f"reply_to={DIRECT!r} works only for its own consumer; use call(…) for an answer.")
 
 
 def options_of(given: Mapping[str, object]) -> Options:
-    """The options of a publish; one that is not known is refused, not ignored."""
+    """The options of a publish; an unknown one is refused, not ignored."""
+    if not given:
+        return PLAIN
     unknown = sorted(set(given) - set(Options.__dataclass_fields__))
     if unknown:
         known = ", ".join(Options.__dataclass_fields__)
@@ -75,8 +96,7 @@ def options_of(given: Mapping[str, object]) -> Options:
     return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
 
 
-def checked_headers(headers: Mapping[str, object] | None) -> Mapping[str, object]:
-    """The headers, unless one is not a publisher's to set."""
+def _check_headers(headers: Mapping[str, object] | None) -> None:
     for name in headers or ():
         if not isinstance(name, str):
             raise ConfigurationError(f"A header's name is a text, not {name!r}.")
@@ -84,7 +104,17 @@ def checked_headers(headers: Mapping[str, object] | None) -> Mapping[str, object
             raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
         if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
             raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
-    return headers or {}
+
+
+def _check_order_key(key: object) -> None:
+    if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
+        raise ConfigurationError(f"order_key=… takes a plain text of at most {NAME_LIMIT} characters, not {key!r:.60}.")
+
+
+def _check_priority(priority: object) -> None:
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if priority is not None and not (whole and 0 <= priority <= MOST_PRIORITY):  # type: ignore[operator]
+        raise ConfigurationError(f"priority=… takes a whole number from 0 to {MOST_PRIORITY}, not {priority!r:.60}.")
 
 
 def encoded(headers: Mapping[str, object]) -> Headers:
@@ -132,65 +162,54 @@ def _names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def check(options: Options) -> None:
-    """Refuse what the broker answers by closing the channel, at the cost of everybody else's messages on it."""
-    for name in TEXTS:
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, str) and len(value.encode(errors="replace")) <= NAME_LIMIT):
-            raise ConfigurationError(f"{name}=… takes a text of at most {NAME_LIMIT} bytes, not {value!r:.60}.")
-    key: object = options.order_key
-    if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
-        raise ConfigurationError(f"order_key=… takes a plain text of at most {NAME_LIMIT} characters, not {key!r:.60}.")
-    priority: object = options.priority
-    whole = isinstance(priority, int) and not isinstance(priority, bool)
-    if priority is not None and not (whole and 0 <= options.priority <= MOST_PRIORITY):  # type: ignore[operator]
-        raise ConfigurationError(f"priority=… takes a whole number from 0 to {MOST_PRIORITY}, not {priority!r:.60}.")
-    if options.expiration is not None:
-        check_seconds("expiration=…", options.expiration)
-    if options.timestamp is not None:
-        seconds_of(options.timestamp)
-    if options.reply_to == DIRECT:
-        raise ConfigurationError(f"reply_to={DIRECT!r} works only for who consumes it; use call(…) for an answer.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where the messages of one handler go: to its queue alone, with what makes this handler take them."""
+
+    handler: str
+    queue: Queue
+    codec: Codec
+    type: str | None = None
+    routing_key: str | None = None
+    headers: Mapping[str, object] = field(default_factory=dict)
+    via: Carrier
+    route: Route
+
+    def addressed(self, exchange: str, routing_key: str, options: Options) -> tuple[str, str, Options]:
+        """Return exchange, routing key and options, with what the handler asks for filled in."""
+        if self.type is not None and options.type is None:
+            options = replace(options, type=self.type)
+        if self.headers:
+            options = replace(options, headers={**self.headers, **(options.headers or {})})
+        if not exchange and self.queue.named_by_broker:
+            raise ConfigurationError(
+                f"Handler {self.handler} has a queue for each process, with names that only the broker knows. Publish "
+                f"to its exchange: publish(…, exchange={self.queue.bindings[0].source.name!r}, routing_key=…)."
+            )
+        if exchange or (self.routing_key is None and not routing_key):
+            return exchange, routing_key or self.queue.name, options
+        key = routing_key or self.routing_key or ""
+        if "*" in key or "#" in key or not self.queue.bindings:
+            raise ConfigurationError(
+                f"Handler {self.handler} takes messages with the routing key {self.routing_key!r}: "
+                "say routing_key=… (and exchange=… where its queue has no binding)."
+            )
+        return self.queue.bindings[0].source.name, key, options
+
+    def delayed(
+        self, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
+    ) -> tuple[str, str, int | None, Mapping[str, object]]:
+        """Return how a message gets there after so many seconds: exchange, key, expiration and headers."""
+        way = self.via.delayed(self.route, delay)
+        if way is None:
+            raise NotDelayable(self.handler, type(self.via).__name__)
+        exchange, key, expiration, stamp = way
+        # Written down as in a retry: after the wait, its handler is found by the key it would have come by.
+        stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=self.queue.name)
+        return exchange, key, expiration, {**headers, **stamp.headers()}
 
 
-def addressed(
-    subscription: Subscription, exchange: str, routing_key: str, options: Options
-) -> tuple[str, str, Options]:
-    """Where a handler's messages go: to its queue alone, with what makes this handler take them."""
-    match = subscription.match
-    if match.type is not None and options.type is None:
-        options = replace(options, type=match.type)
-    if match.headers:
-        options = replace(options, headers={**match.headers, **(options.headers or {})})
-    if not exchange and subscription.queue.named_by_broker:
-        raise ConfigurationError(
-            f"Handler {subscription.name} has a queue for each process, with names that only the broker knows. Publish "
-            f"to its exchange: publish(…, exchange={subscription.queue.bindings[0].source.name!r}, routing_key=…)."
-        )
-    if exchange or (match.routing_key is None and not routing_key):
-        return exchange, routing_key or subscription.queue.name, options
-    key = routing_key or match.routing_key or ""
-    if "*" in key or "#" in key or not subscription.queue.bindings:
-        raise ConfigurationError(
-            f"Handler {subscription.name} takes messages with the routing key {match.routing_key!r}: "
-            "say routing_key=… (and exchange=… where its queue has no binding)."
-        )
-    return subscription.queue.bindings[0].source.name, key, options
-
-
-def delayed(
-    subscription: Subscription, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
-) -> tuple[str, str, int | None, Mapping[str, object]]:
-    """By which way a message gets there after so many seconds: exchange, key, expiration and headers."""
-    way = subscription.policy.via.delayed(subscription.route, delay)
-    if way is None:
-        raise NotDelayable(subscription.name, type(subscription.policy.via).__name__)
-    exchange, key, expiration, stamp = way
-    # Written down as in a retry: when the wait is over, its handler is found by the key it would have come by.
-    stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=subscription.queue.name)
-    return exchange, key, expiration, {**headers, **stamp.headers()}
-
-
+PLAIN = Options()
 log = logging.getLogger("django_rmq_retry")
 
 
@@ -240,15 +259,16 @@ def publish_many(
 
     Inside ``transaction.atomic()`` they leave on commit, unless ``at_once``; then it returns how many will.
     """
-    _check_timeout(timeout)
-    using = None if at_once else broker_connections.open_transaction()
+    if timeout is not None:
+        _check_timeout(timeout)
+    using = None if at_once else open_transaction()
     if using is None:
-        return broker_connections.publisher().publish_many(map(_free, messages), window=window, timeout=timeout)
-    rows = broker_connections.outbox(using) if outbox else None
-    if rows is not None:
-        return rows.keep(messages, using=using)
-    kept = list(map(_free, messages))
-    for message in kept:
+        return broker_connections.current.publisher.publish_many(map(_free, messages), window=window, timeout=timeout)
+    kept = list(messages)
+    if outbox and takes(using):
+        keep_all(kept, using=using)
+        return len(kept)
+    for message in map(_free, kept):
         check_writable(message)
     transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
     return len(kept)
@@ -261,36 +281,43 @@ def message_of(
     routing_key: str = "",
     codec: Codec = JSON,
     options: Options = PLAIN,
-    subscription: Subscription | None = None,
+    destination: Destination | None = None,
 ) -> Message:
-    """Data as a message, with an id of its own; to a handler where a subscription is given."""
-    if subscription is not None:
-        exchange, routing_key, options = addressed(subscription, exchange, routing_key, options)
-        codec = subscription.codec
-        if options.expiration is not None and not subscription.policy.via.parks:
-            raise NotExpirable(subscription.name, type(subscription.policy.via).__name__)
-    headers = checked_headers(options.headers)
-    check(options)
-    check_encoding(options.content_encoding, codec)
-    if options.user_id is not None:
-        check_user(options.user_id, settings().address().user)
-    expiration = None if options.expiration is None else milliseconds(options.expiration)
-    if options.delay:
-        if subscription is None or expiration is not None:
-            raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
-        check_seconds("delay=…", options.delay)
-        exchange, routing_key, expiration, headers = delayed(
-            subscription, options.delay, (exchange, routing_key), headers
-        )
-    found = encoded(headers)
-    properties = _properties(options, found, codec.content_type, None if expiration is None else str(expiration))
+    """Data as a message, with an id of its own; to a handler where its destination is given."""
+    if destination is not None:
+        codec = destination.codec
+        exchange, routing_key, options = destination.addressed(exchange, routing_key, options)
+    headers, expiration = EMPTY, None
+    if options is not PLAIN:
+        check_encoding(options.content_encoding, codec)
+        exchange, routing_key, expiration, written = _routed(exchange, routing_key, options, destination)
+        headers = encoded(written)
     return Message(
         body=codec.encode(data),
-        properties=properties,
+        properties=_properties(options, headers, codec.content_type, None if expiration is None else str(expiration)),
         exchange=exchange,
         routing_key=routing_key,
         order_key=options.order_key,
     )
+
+
+def _routed(
+    exchange: str, routing_key: str, options: Options, destination: Destination | None
+) -> tuple[str, str, int | None, Mapping[str, object]]:
+    """Return exchange, key, expiration and headers as the options ask for them."""
+    if options.user_id is not None:
+        check_user(options.user_id, settings().address().user)
+    expiration, headers = None, options.headers or {}
+    if options.expiration is not None:
+        if destination is not None and not destination.via.parks:
+            raise NotExpirable(destination.handler, type(destination.via).__name__)
+        expiration = milliseconds(options.expiration)
+    if not options.delay:
+        return exchange, routing_key, expiration, headers
+    if destination is None or expiration is not None:
+        raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
+    check_seconds("delay=…", options.delay)
+    return destination.delayed(options.delay, (exchange, routing_key), headers)
 
 
 def _properties(options: Options, headers: Headers, content_type: str, expiration: str | None) -> Properties:
@@ -313,14 +340,14 @@ def _properties(options: Options, headers: Headers, content_type: str, expiratio
 
 def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False, outbox: bool = True) -> str:
     """Send a message now, or where a transaction is open, when it has committed."""
-    _check_timeout(timeout)
+    if timeout is not None:
+        _check_timeout(timeout)
     name = message.properties.message_id or ""
-    using = None if at_once else broker_connections.open_transaction()
-    rows = None if using is None or not outbox else broker_connections.outbox(using)
+    using = None if at_once else open_transaction()
     if using is None:
-        broker_connections.publisher().publish(_free(message), timeout=timeout)
-    elif rows is not None:
-        rows.keep([message], using=using)
+        broker_connections.current.publisher.publish(_free(message), timeout=timeout)
+    elif outbox and takes(using):
+        keep_all([message], using=using)
     else:
         _free(message)
         check_writable(message)
@@ -331,7 +358,8 @@ def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = 
 
 async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
     """Send a message and await its confirm; from a handler with ``once``, as a part of its transaction."""
-    _check_timeout(timeout)
+    if timeout is not None:
+        _check_timeout(timeout)
     if broker_connections.in_once.get():
         # Its transaction is open in the thread that waits for this code.
         return await sync_to_async(dispatch)(message, timeout=timeout)
@@ -343,7 +371,7 @@ async def adispatch(message: Message, *, timeout: float | None = None) -> str:  
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, ended, result)
 
-    broker_connections.publisher().send(_free(message), done, timeout=timeout)
+    broker_connections.current.publisher.send(_free(message), done, timeout=timeout)
     result = await ended
     if not result.confirmed:
         raise result.error(message)
@@ -358,7 +386,7 @@ def _resolve(ended: "asyncio.Future[PublishResult]", result: PublishResult) -> N
 def _after_commit(message: Message, timeout: float | None) -> None:
     """What was committed stays so whatever happens here: say which message is missing, and let the others go."""
     try:
-        broker_connections.publisher().publish(message, timeout=timeout)
+        broker_connections.current.publisher.publish(message, timeout=timeout)
     except Exception as error:
         log.critical(
             "Committed, but message %r was not published: %s",
@@ -371,7 +399,7 @@ def _after_commit(message: Message, timeout: float | None) -> None:
 
 def _all_after_commit(messages: Sequence[Message], window: int, timeout: float | None) -> None:
     try:
-        broker_connections.publisher().publish_many(messages, window=window, timeout=timeout)
+        broker_connections.current.publisher.publish_many(messages, window=window, timeout=timeout)
     except Exception as error:
         log.critical(
             "Committed, but of %s messages some were not published: %s",
@@ -391,53 +419,52 @@ def _free(message: Message) -> Message:
     return message
 
 
-def _check_timeout(timeout: float | None) -> None:
-    """Before anything is sent: what is wrong with it must not be found out while a message is on its way."""
-    if timeout is not None:
-        check_seconds("timeout=…", timeout)
+def _check_timeout(timeout: float) -> None:
+    """Before anything is sent: a wrong timeout must not be found while a message is in flight."""
+    check_seconds("timeout=…", timeout)
 
 
 def call(
     data: object,
     *,
-    subscription: Subscription,
+    destination: Destination,
     timeout: float = 5.0,
     exclusive: bool = False,
     options: Options = PLAIN,
 ) -> object:
     """The handler's answer. A call leaves at once, also inside a transaction: its caller waits."""
-    message = _question(data, subscription, options, timeout)
-    answer = broker_connections.caller(exclusive=exclusive).call(message, timeout=timeout)
-    return _read(answer, subscription)
+    message = _question(data, destination, options, timeout)
+    answer = broker_connections.current.caller(exclusive=exclusive).call(message, timeout=timeout)
+    return _read(answer, destination.codec)
 
 
 async def acall(
     data: object,
     *,
-    subscription: Subscription,
+    destination: Destination,
     timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
     exclusive: bool = False,
     options: Options = PLAIN,
 ) -> object:
     """As ``call``, without blocking the event loop."""
-    message = _question(data, subscription, options, timeout)
-    caller = broker_connections.caller(exclusive=exclusive)
-    return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), subscription)
+    message = _question(data, destination, options, timeout)
+    caller = broker_connections.current.caller(exclusive=exclusive)
+    return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), destination.codec)
 
 
-def _question(data: object, subscription: Subscription, options: Options, timeout: float) -> Message:
+def _question(data: object, destination: Destination, options: Options, timeout: float) -> Message:
     check_seconds("timeout=…", timeout)
     if options.correlation_id is not None:
         raise ConfigurationError("call(…) makes its own correlation_id=…, by which it knows the answer: leave it out.")
     if options.order_key:
         raise ConfigurationError("call(…) leaves at once, and so has no order_key=…: leave it out.")
     known = replace(options, correlation_id=uuid.uuid4().hex)
-    return message_of(data, options=known, subscription=subscription)
+    return message_of(data, options=known, destination=destination)
 
 
-def _read(answer: Delivery, subscription: Subscription) -> object:
+def _read(answer: Delivery, codec: Codec) -> object:
     if answer.headers.get(ANSWER) != FAILED:
-        return subscription.codec.decode(answer.body, answer.properties)
+        return codec.decode(answer.body, answer.properties)
     # An error is JSON, whatever codec the handler's own data has.
     data = JSON.decode(answer.body, answer.properties)
     error = data.get("error") if isinstance(data, dict) else None

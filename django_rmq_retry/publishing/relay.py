@@ -11,9 +11,10 @@ from datetime import datetime, timedelta
 from django.db import Error, OperationalError, connections, transaction
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
+from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Outcome
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import OutboxMessage, server
+from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.faults import Denied, Fault
 from django_rmq_retry.publishing.outbox import Posting, lease, touched
@@ -211,8 +212,7 @@ class Relay:
         until = time.monotonic() + lease() - timeout
         posting = Posting(rows, timeout=timeout, until=until, late=self._late)
         posting.begin()
-        answers = posting.wait(lease() - GRACE, self._has_no_time)
-        self._under_way = posting.under_way()
+        answers, self._under_way = posting.wait(lease() - GRACE, self._has_no_time)
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
         return answers
 
@@ -280,7 +280,7 @@ class Relay:
 def send_left() -> int:
     """Send it all, as if the waits after failures were over; return how many were sent."""
     # Only where this test has written: it may have no database at all.
-    for one in [one for one in touched if one[1] is not broker_connections.publisher()]:
+    for one in [one for one in touched if one[1] is not broker_connections.current.publisher]:
         touched.discard(one)
     return sum(_sent(using) for using, _publisher in list(touched))
 

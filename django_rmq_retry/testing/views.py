@@ -184,7 +184,7 @@ def message_of(
         routing_key=routing_key,
         codec=codec,
         options=options_of(options),
-        subscription=subscription,
+        destination=None if handler is None else handler.destination,
     )
     delivery = Delivery(
         queue="" if subscription is None else subscription.queue.name,

@@ -40,7 +40,8 @@ QUEUES, KEYS, OUTBOX, LIST = (
 def spoken(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
     # What is released lies in the outbox.
-    monkeypatch.setattr(reach, "worth_keeping", lambda: False)
+    monkeypatch.setattr(reach, "away", True)
+    monkeypatch.setattr(reach, "probe_due", lambda: False)
     with pseudo.spoken(settings, tmp_path):
         yield
 

@@ -12,6 +12,7 @@ from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
+from django_rmq_retry.publishing import broker_connections
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -132,7 +133,7 @@ AWAY = {"URL": "amqp://guest:hidden-word@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
 def test_every_page_answers_without_a_broker_and_says_so(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq_retry.publishing.broker_connections.stands_in", lambda: False)
+    monkeypatch.setattr(broker_connections.current, "replaced", False)
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "EDITABLE": {"*": True}}
     one = made.message(business_key="PAY-1")
     run = start(Selection.of_ids([made.message().pk]), Actor(name="ann", source="cli"))

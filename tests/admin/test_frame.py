@@ -191,7 +191,7 @@ def test_a_broker_that_does_not_answer_costs_a_page_less_than_its_patience(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         settings.RMQ_RETRY = {"URL": f"amqp://guest:secret@127.0.0.1:{port}/"}
-        monkeypatch.setattr(broker_connections, "stands_in", lambda: False)
+        monkeypatch.setattr(broker_connections.current, "replaced", False)
         waited: list[float | None] = []
         join = threading.Thread.join
 

@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry import server
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.models import (
@@ -20,7 +21,6 @@ from django_rmq_retry.models import (
     RequeueItem,
     RequeueRun,
     State,
-    server,
 )
 from django_rmq_retry.parked.actions import discard, hold
 from django_rmq_retry.parked.audit import note, verify

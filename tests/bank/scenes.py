@@ -71,7 +71,9 @@ def publish_bytes(text: str) -> None:
 def publish_with_headers(raw: str) -> None:
     """Header bytes, in hex, that no decent client would write."""
     properties = Properties(headers=Headers(bytes.fromhex(raw)), delivery_mode=2)
-    broker_connections.publisher().publish(Message(body=b"{}", routing_key="payments.charge", properties=properties))
+    broker_connections.current.publisher.publish(
+        Message(body=b"{}", routing_key="payments.charge", properties=properties)
+    )
 
 
 def state(payment: int) -> str:

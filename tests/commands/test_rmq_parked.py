@@ -206,13 +206,13 @@ class TestRequeue:
         self, wired: BlockingChannel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = record()
-        publish = broker_connections.publisher().send
+        publish = broker_connections.current.publisher.send
 
         def handled(message: Any, done: Any, *, timeout: float | None = None) -> None:
             publish(message, done, timeout=timeout)
             succeeded(Ticket(record=one.pk, cycle=2), timezone.now())
 
-        monkeypatch.setattr(broker_connections.publisher(), "send", handled)
+        monkeypatch.setattr(broker_connections.current.publisher, "send", handled)
         told = parked("requeue", str(one.pk), "--reason", "INC-553")
         made = RequeueRun.objects.get()
 

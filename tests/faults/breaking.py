@@ -131,7 +131,7 @@ def after_it_is_given_back(once: Once, intake: Intake) -> Intake:
     def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
         told(self, delivery, tell)
         if once.strikes(delivery.body):
-            broker_connections.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            broker_connections.current.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     OpenLine.tell = telling  # type: ignore[method-assign]
     return intake
@@ -163,7 +163,7 @@ def the_loop_stands_still(once: Once, intake: Intake) -> Intake:
 def _on_the_loop(once: Once, intake: Intake, call: Callable[[], None]) -> Intake:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         if once.strikes(message.body):
-            broker_connections.io("rmq-io").call(call)
+            broker_connections.current.io("rmq-io").call(call)
         return inner(message)
 
     return _around(intake, run)

@@ -85,7 +85,7 @@ def test_a_message_without_a_key_is_parked_and_blocks_nobody(rmq: RmqTest, found
 
 
 def test_a_body_that_nobody_reads_is_parked_and_blocks_nobody(bank: Bank, rmq: RmqTest) -> None:
-    broker_connections.publisher().publish(Message(body=b"{", routing_key=QUEUE))
+    broker_connections.current.publisher.publish(Message(body=b"{", routing_key=QUEUE))
     bank.publish(2)
     rmq.drain()
 
@@ -124,7 +124,7 @@ def test_two_without_an_id_and_with_the_same_bytes_are_both_held(bank: Bank, rmq
     bank.closed.add(1)
     bank.publish(1)
     for _ in range(2):
-        broker_connections.publisher().publish(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
+        broker_connections.current.publisher.publish(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
     rmq.drain()
 
     assert len(held()) == 2

@@ -101,7 +101,7 @@ def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: 
     bank.closed.add(1)
     bank.publish(1)
     much = Properties(message_id="m2", headers=Headers.of({"much": "x" * 131_000}))
-    broker_connections.publisher().publish(
+    broker_connections.current.publisher.publish(
         Message(body=b'{"account": "A", "number": 2}', properties=much, routing_key=QUEUE)
     )
     bank.publish(3)

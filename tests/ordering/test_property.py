@@ -54,7 +54,7 @@ class Day:
             release(row)
             return
         (copy,) = [one for one in self.rmq.all_parked(self.bank.post) if one.message.id == row.blocker][-1:]
-        broker_connections.publisher().publish(
+        broker_connections.current.publisher.publish(
             Message(body=copy.body, properties=copy.message.properties, routing_key=QUEUE)
         )
 

@@ -45,7 +45,8 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 @pytest.fixture(autouse=True)
 def nobody_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is released lies in the outbox."""
-    monkeypatch.setattr(reach, "worth_keeping", lambda: False)
+    monkeypatch.setattr(reach, "away", True)
+    monkeypatch.setattr(reach, "probe_due", lambda: False)
 
 
 def delivery(number: int, *, name: str | None = "") -> Delivery:

@@ -19,7 +19,7 @@ def test_a_summary_that_is_not_utf_8_blocks_its_key_and_no_other(rmq: RmqTest, o
     bank.closed.add(1)
     table = b"\x11rmq-retry-summary" + VALUES["not UTF-8"]
     properties = Properties(delivery_mode=2, message_id="m1", headers=Headers(table))
-    broker_connections.publisher().publish(
+    broker_connections.current.publisher.publish(
         Message(body=b'{"account": "A", "number": 1}', routing_key=QUEUE, properties=properties)
     )
     bank.publish(2)

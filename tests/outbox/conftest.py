@@ -1,19 +1,20 @@
 """A publisher that does as a test says, and what the outbox remembers of the broker, fresh for each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from django_rmq_retry.publishing import broker_connections, faults, outbox
 from django_rmq_retry.publishing.broker_connections import Reach
 from tests.outbox.made import Post
+from tests.tooling.connections import Given
 
 
 @pytest.fixture(autouse=True)
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """No test learns from another one that the broker is away."""
     made = Reach()
-    for module in (outbox, faults, outbox, broker_connections):
+    for module in (outbox, faults, broker_connections):
         monkeypatch.setattr(module, "reach", made)
     return made
 
@@ -29,7 +30,6 @@ def clerk(monkeypatch: pytest.MonkeyPatch) -> faults.Clerk:
 @pytest.fixture
 def post(monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
     made = Post()
-    found: Callable[[], Post] = lambda: made  # noqa: E731 - as wiring has it
-    monkeypatch.setattr(broker_connections, "publisher", found)
+    monkeypatch.setattr(broker_connections, "current", Given(made))
     yield made
     made.close()

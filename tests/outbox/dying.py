@@ -25,7 +25,7 @@ def main(step: str) -> None:
     from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415 - as above
 
     if step == "before it is sent":
-        outbox.Leaving.__call__ = die  # type: ignore[method-assign]
+        outbox.Departure.__call__ = die  # type: ignore[method-assign]
     else:
         outbox_rows.delete = die
     if step == "a relay before it forgets":

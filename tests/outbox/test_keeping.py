@@ -17,6 +17,7 @@ from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import outbox as keeping
 from django_rmq_retry.publishing import outbox as leaving
+from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.outbox import keep
 from django_rmq_retry.publishing.outbox_rows import READ, row_of
 from django_rmq_retry.publishing.publish import Options, message_of, publish, publish_many
@@ -57,7 +58,7 @@ def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> 
 
 
 def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving.Leaving, "__call__", lambda _self: None)
+    monkeypatch.setattr(leaving.Departure, "__call__", lambda _self: None)
     headers = {"text": "é\0", "whole": 2**40, "list": [1, {"a": b"\xff"}], "nothing": None}
     message = message_of(
         bytes(range(256)),
@@ -191,3 +192,10 @@ def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
 
     assert begun <= written
     assert post.sent == []
+
+
+def test_the_rows_that_are_written_without_a_model_are_those_of_the_model() -> None:
+    columns = {field.column for field in OutboxMessage._meta.fields}
+
+    assert OutboxMessage._meta.db_table == outbox_rows.TABLE
+    assert {*outbox_rows.COLUMNS, "failed_at"} | {"id"} == columns

@@ -1,5 +1,6 @@
 """After a wait a handler sees where its message was first published to, and nobody else can say so."""
 
+from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.handlers.subscription import Match
 from django_rmq_retry.messages.message import Delivery
@@ -32,7 +33,7 @@ def test_a_delayed_message_is_dispatched_by_the_key_it_would_have_come_by() -> N
     bench = Bench(match=CARD, act=lambda message: seen.append(message.routing_key))
     subscription = bench.intakes()[0].subscriptions[0]
     message = message_of(
-        {}, exchange="bank", routing_key="pay.card", options=Options(delay=10), subscription=subscription
+        {}, exchange="bank", routing_key="pay.card", options=Options(delay=10), destination=destination_of(subscription)
     )
     bench.settle(delivery(headers=dict(message.headers), exchange="", routing_key="payments"))
 

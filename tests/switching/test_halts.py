@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.models import QueueControl, server
+from django_rmq_retry import server
+from django_rmq_retry.models import QueueControl
 from tests.switching.bank import Bank
 from tests.tooling.waiting import wait_until
 

@@ -12,6 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageTooLarge, MessageUnsent, UndecodableBody
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.management.command import Exit, RmqCommand, add_json, check_known
 from django_rmq_retry.management.command import Options as Given
@@ -113,8 +114,8 @@ class Command(RmqCommand):
         given = {name: options[name] for name in GIVEN}
         said = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # The bytes leave as they came: who tests a handler wants to say exactly what it gets.
-        raw = replace(subscription, codec=Raw()) if subscription else None
-        return message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, subscription=raw)
+        raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
+        return message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, destination=raw)
 
 
 def _subscription(name: str) -> Subscription:

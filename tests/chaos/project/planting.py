@@ -2,8 +2,8 @@
 
 from django.utils import timezone
 
+from django_rmq_retry import server
 from django_rmq_retry.breakers.table import Table
-from django_rmq_retry.models import server
 
 
 def deafen() -> None:
