@@ -22,6 +22,7 @@ from django_rmq_retry.consumer import assembly
 from django_rmq_retry.consumer.consumer import Limits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import Ageing
 from django_rmq_retry.management import broker_status
@@ -83,7 +84,7 @@ def handled() -> Iterator[list[str]]:
 
 
 def handle(name: str) -> None:
-    once(registry.subscription("book"), delivery(message_id=name, queue="payments"))
+    once(registry.subscription("book"), delivery(message_id=name, queue="payments"), OnceState())
 
 
 @pytest.mark.usefixtures("own_clock")

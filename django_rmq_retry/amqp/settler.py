@@ -82,7 +82,6 @@ class Settler:
         answers: Sender | None = None,
         again: Callable[[Delivery], None],
         renew: Callable[[Delivery, float], None],
-        remember: Callable[[Delivery], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._io = io
@@ -90,7 +89,6 @@ class Settler:
         self._answers = publisher if answers is None else answers
         self._again = again
         self._renew = renew
-        self._remember = remember
         self._chance = chance
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
         self._held: dict[Delivery, tuple[Timer, Settlement]] = {}
@@ -151,8 +149,6 @@ class Settler:
         if self._stopping:
             self._give_back(delivery)
             return
-        if settlement.tell is Tell.AGAIN:
-            self._remember(delivery)
         line = _line(delivery)
         if line.retired and settlement.tell is Tell.AGAIN:
             self._give_back(delivery)

@@ -42,9 +42,8 @@ class PikaSource:
         self._settler = Settler(
             *(io, publisher),
             answers=self._answers,
-            again=self._again,
+            again=self.arrived,
             renew=self._renew,
-            remember=self._remember,
         )
         self._lines: dict[str, OpenLine] = {}
         self._wanted: tuple[Line, ...] = ()
@@ -52,8 +51,6 @@ class PikaSource:
         self._granted: set[str] = set()
         self._named: dict[str, str] = {}
         """What the broker calls the queues of this connection: they outlive a pause, and end with the connection."""
-        self._halted: dict[str, tuple[bytes, str, int]] = {}
-        """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
         self._pauses = Pauses(io)
         self._forgotten: Counter[str] = Counter()
         self._quiet = False
@@ -97,20 +94,7 @@ class PikaSource:
         self._io.call(lambda: self._look(told))
 
     def arrived(self, delivery: Delivery) -> None:
-        if self._halted:
-            body, key, attempts = self._halted.pop(delivery.queue, (b"", "", 0))
-            if delivery.redelivered and (body, key) == (delivery.body, delivery.routing_key):
-                delivery.attempt = attempts + 1
-        self._hand_over(delivery)
-
-    def _again(self, delivery: Delivery) -> None:
-        """The next attempt of a message that stayed in hand."""
-        self._remember(delivery)
-        delivery.attempt += 1
-        self._hand_over(delivery)
-
-    def _hand_over(self, delivery: Delivery) -> None:
-        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        line: OpenLine = delivery.channel
         if line.line.alone:
             # It may be the copy of a message that we still have: if it kills us before our ack is heard, there are two.
             self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
@@ -197,14 +181,9 @@ class PikaSource:
             self._pauses.retire(self._lines.pop(queue))
         self._reopen(queue)
 
-    def _remember(self, delivery: Delivery) -> None:
-        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
-        if line.line.ordered:
-            self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
-
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Give an ordered line's message back, in its place, and take it again when its wait is over."""
-        line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+        line: OpenLine = delivery.channel
         line.close()
         self._lines.pop(line.line.queue, None)
         self._io.later(hold, lambda: self._reopen(line.line.queue))
@@ -222,7 +201,7 @@ class PikaSource:
 
     def _return(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
-            line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            line: OpenLine = delivery.channel
             if line.line.in_order:
                 line.drop()
             else:

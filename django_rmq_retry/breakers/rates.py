@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,14 +74,14 @@ class Pacer:
         self._take = take
         self._lock = threading.Lock()
         self._moments: deque[float] = deque()
-        self._waiting: dict[Delivery, _Waiting] = {}
+        self._waiting: dict[Hashable, _Waiting] = {}
         self._batch = 1
         self._last = 0.0
 
     def wait(self, delivery: Delivery, now: float) -> tuple[float, float]:
         """Seconds until it may run, 0 for now; and since when it waits without a moment of its own."""
         with self._lock:
-            known = self._waiting.pop(delivery, None)
+            known = self._waiting.pop(delivery.token, None)
             moment = known.moment if known is not None else None
             if moment is None or not _usable(moment, now):
                 moment = self._next(now)
@@ -89,12 +89,12 @@ class Pacer:
                 return 0.0, now
             since = known.since if known is not None else now
             again = moment if moment > 0 else now + min(max(-moment - now - AHEAD / 2, BATCH), LOOK)
-            self._waiting[delivery] = _Waiting(since, again, moment if moment > 0 else None)
+            self._waiting[delivery.token] = _Waiting(since, again, moment if moment > 0 else None)
             return again - now, now if moment > 0 else since
 
     def forget(self, delivery: Delivery) -> None:
         with self._lock:
-            self._waiting.pop(delivery, None)
+            self._waiting.pop(delivery.token, None)
 
     def _next(self, now: float) -> float:
         while self._moments and not _usable(self._moments[0], now):

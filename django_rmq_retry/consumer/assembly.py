@@ -29,7 +29,7 @@ from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.embedded.process import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gates, Journals, Surroundings, machine_fails
+from django_rmq_retry.handlers.attempt import Journals, Surroundings, machine_fails
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.inbox import retention
@@ -74,7 +74,7 @@ def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetc
         interrupted=_interrupted,
         check=check_writable,
         away=_away,
-        gate=Gates((board, pace, Order())),
+        gates=(board, pace, Order()),
     )
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
     source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(intakes))

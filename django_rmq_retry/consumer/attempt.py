@@ -1,24 +1,27 @@
-"""One attempt, from delivery to settlement."""
+"""One attempt as a pipeline: identify, decode, gate, run, judge, record, settle."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from weakref import WeakKeyDictionary
 
 from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import (
     FinishedAttempt,
     Instead,
+    OnceState,
     Surroundings,
     Unready,
     grouped,
-    left_unready,
     storied,
     tell_each,
     tell_failed,
+    tell_mishap,
 )
 from django_rmq_retry.handlers.settlement import (
+    answer_to,
     ended,
     feasible,
     lost,
@@ -28,32 +31,38 @@ from django_rmq_retry.handlers.settlement import (
     unhandled,
     waits_on,
 )
-from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, ready, restore_origin
-from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, at_origin, in_work_queue, key_of
+from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.deaths import Reason, counts_losses_only, returns
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
 from django_rmq_retry.messages.parked import ROOM
-from django_rmq_retry.messages.properties import Properties, has_headers
+from django_rmq_retry.messages.properties import has_headers
 from django_rmq_retry.messages.seconds import LONGEST
-from django_rmq_retry.messages.stamp import ANSWER, FAILED, MARK, story
+from django_rmq_retry.messages.stamp import MARK, story
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.policy import Failure, Policy
 from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
 
+log = logging.getLogger("django_rmq_retry")
+
+MISHAPS = 3
+"""Failures beside its handler after which a message is parked for them."""
+AFTER_MISHAP = 5.0
+"""Seconds that a message stays unacked after such a failure."""
 SUSPICIOUS = 3
-"""So often a message may come back before it is tried alone: a worker's orderly stop counts too (before 4.3)."""
+"""Returns after which a message is tried in quarantine: a worker's orderly stop counts too (before 4.3)."""
 STOPS = 4
-"""So many returns weigh as much as one crash where stops count too and a message cannot be tried alone."""
+"""Returns that weigh as much as one crash where stops count too and a message cannot be quarantined."""
 
 
 def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
-    """To be parked, or retried where it is tried alone; None where it is attempted as any other.
+    """The verdict on a message that may have killed its worker: park or quarantine; None for any other.
 
-    All that such a worker held comes back with the same count, so what is movable is tried alone before it is parked.
+    All unacked messages of such a worker come back with the same count, so a movable one is tried alone before it is
+    parked.
     """
     came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-    # A line that is halted gives its message back again and again, and never gives it up for that.
+    # A halted line gives its message back again and again, and never gives it up for that.
     if limit is None or not came_back or subscription.policy.ordered:
         return None
     said = f"Came back {came_back} times from workers that stopped or went away while they held it"
@@ -63,243 +72,372 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
         return retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
     own = subscription.policy.via.returns(subscription.route, delivery)
     # A line that keeps the order of keys gives back by closing its channel, which every version counts as a loss.
-    if not delivery.apart and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
+    if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
         limit *= STOPS
     if own is None or came_back < limit + own:
         return None
-    # Not as its carrier counts: to one that counts returns, stops and crashes are attempts.
-    delivery.attempt = ended(delivery) + 1
     return replace(park(Reason.CRASHED, f"{said}."), counted=False)
 
 
-log = logging.getLogger("django_rmq_retry")
+@dataclass(slots=True, eq=False)
+class AttemptState:
+    """All that the attempts of one arrival learn until it is settled. Only the steps of the pipeline write it."""
 
-MISHAPS = 3
-"""So often an attempt may fail before or after its handler; then the message is parked for it."""
+    arrival: Delivery
+    """As the source delivered it."""
+    delivery: Delivery
+    """As the handler gets it, once it is decoded."""
+    earlier: int = 0
+    """Attempts already made of it while it was unacked."""
+    began: float = 0.0
+    plain: bool = False
+    """Whether it is its first arrival, without headers: nothing about it has to be looked up."""
+    subscription: Subscription | None = None
+    number: int = 1
+    data: object = None
+    key: str | None = None
+    fresh: bool = False
+    """Whether the data were decoded for the key, and no handler has had them yet."""
+    unreadable: UndecodableBody | NoKey | None = None
+    once: OnceState | None = None
+    outcome: tuple[object, BaseException | None] | None = None
+    """The handler's answer and error: where it is set, no failure may run the handler again."""
+    error: BaseException | None = None
+    """The error that the verdict is about."""
+    verdict: Verdict = ACK
+    gates_left: tuple[int, Verdict] | None = None
+    """The first gate that has not heard of the verdict, and the verdict of those before it."""
+    settlement: Settlement = DONE
+    settled: bool = False
+    """Whether the settlement is final: no later failure changes it."""
+    mishaps: int = 0
+    """Failures beside the handler that the message itself may have caused."""
 
 
 class Attempts:
-    """Makes attempts; shared by all worker threads, and keeps nothing between two deliveries."""
+    """Makes attempts; shared by all worker threads. Keeps the state of each message that stays unacked."""
 
     def __init__(self, intakes: Sequence[Intake], surroundings: Surroundings) -> None:
         self.deadlines = Deadlines(surroundings.interrupted)
         intakes = [self.deadlines.limited(intake) for intake in intakes]
-        self._intakes: Mapping[str, Intake] = {intake.queue.name: intake for intake in intakes}
-        self._apart = {intake.suspects: intake.queue.name for intake in intakes if intake.suspects is not None}
-        self._only = {name: intake.subscriptions[0] for name, intake in self._intakes.items() if not intake.dispatches}
+        self._intakes = {intake.queue.name: intake for intake in intakes}
+        self._intakes |= {intake.suspects: intake for intake in intakes if intake.suspects is not None}
+        self._only = {one.queue.name: one.subscriptions[0] for one in intakes if not one.dispatches}
+        self._ordered = frozenset(intake.queue.name for intake in intakes if intake.ordered)
         self._out = surroundings
+        self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
+        self._halted: dict[str, tuple[bytes, str, int]] = {}
+        """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
 
-    def settlement(self, delivery: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
-        """Make the attempt and say how it is settled; ``begin`` is told before a handler is run."""
-        began = self._out.clock()
-        plain = not delivery.redelivered and not has_headers(delivery.raw)
-        subscription = self._only.get(delivery.queue) if plain else None
-        if subscription is None:
-            found = self._look(delivery)
-            if isinstance(found, Settlement):
-                return found
-            if isinstance(found, Verdict):
-                return self._unhandled(delivery, found, began)
-            subscription = found
-        return self._attempt(delivery, subscription, began, begin)
+    def settlement(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
+        """Make the attempt and return how the message is settled; ``begin`` is called before a handler runs.
 
-    def key(self, delivery: Delivery) -> tuple[str, str] | None:
-        """Of a message whose order counts its handler and its key; None for any other, and where neither is known."""
-        plain = not delivery.redelivered and not has_headers(delivery.raw)
-        subscription = self._only.get(delivery.queue) if plain else None
-        if subscription is None:
-            intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
-            try:
-                restore_origin(delivery, intake.queue.name)
-                delivery.headers.check()
-                subscription = intake.choose(delivery)
-            except UndecodableHeaders:
-                return None
-        if subscription is None or subscription.order_by is None or ready(delivery, subscription) is not None:
-            return None
-        delivery.decoded = True
-        return subscription.name, delivery.key or ""
-
-    def _look(self, delivery: Delivery) -> Subscription | Verdict | Settlement:
-        """Who takes the delivery; or why nobody shall; or, where its time has not come, how it waits on."""
-        # Noted in the delivery, for it may be looked at again after something outside its handler failed.
-        apart = delivery.apart = delivery.apart or delivery.queue in self._apart
-        intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
+        What is raised is a failure beside the handler, for ``after_mishap``.
+        """
+        state = self._state(arrival)
+        state.began = self._out.clock()
         try:
-            restore_origin(delivery, intake.queue.name)
-            delivery.headers.check()
-            subscription = intake.choose(delivery)
-        except UndecodableHeaders as error:
-            return park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
-        if subscription is None:
-            kind = f" of type {delivery.type!r}" if delivery.type else ""
-            return park(
-                Reason.UNHANDLED,
-                f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
-            )
-        suspects = None if apart else intake.suspects
-        verdict = None if subscription.order_by else self._crashed(delivery, subscription, suspects)
-        if verdict is not None and suspects is not None and verdict.kind is Kind.RETRY:
-            settlement = set_apart(delivery, suspects)
-            self._note(delivery, verdict, subscription, self._out.clock())
-            return settlement
-        if verdict is not None:
-            return verdict
-        on_its_way = waits_on(delivery, subscription) if MARK in delivery.raw else None
-        if on_its_way is not None:
-            return on_its_way
-        if delivery.attempt == 1:
-            delivery.attempt = subscription.policy.via.attempt(subscription.route, delivery)
-        return subscription
+            settlement = self._identify(state) if state.outcome is None else None
+            if settlement is None:
+                with self._out.around():
+                    settlement = self._attempt(state, begin)
+        except BaseException:
+            self._keep(state)
+            raise
+        return self._end(state, settlement)
 
-    def _attempt(
-        self, delivery: Delivery, subscription: Subscription, began: float, begin: Callable[[Delivery], None] | None
-    ) -> Settlement:
-        with self._out.around():
-            settlement = self._outcome(delivery, subscription, began, begin)
-        delivery.ended = delivery.settled = None
-        return settlement
+    def key(self, arrival: Delivery) -> tuple[str, str] | None:
+        """The handler and the ordering key of a message; None where its order counts for nothing, or is unknown."""
+        state = self._state(arrival)
+        self._keep(state)
+        try:
+            subscription = self._find(state)
+            if subscription is None or subscription.order_by is None:
+                return None
+            self._read(state, subscription)
+        except (UndecodableHeaders, UndecodableBody, NoKey):
+            return None
+        state.fresh = True
+        return subscription.name, state.key or ""
 
-    def _outcome(
-        self, delivery: Delivery, subscription: Subscription, began: float, begin: Callable[[Delivery], None] | None
-    ) -> Settlement:
-        ended, answer = delivery.ended, None
-        error: BaseException | None = ready(delivery, subscription) if ended is None else None
-        gate = self._out.gate if subscription.gated and error is None else None
-        instead = None if gate is None or ended is not None else gate.enter(delivery, subscription)
-        if instead is not None:
-            return _unattempted(instead, delivery)
-        if error is None:
-            answer, error = ended or self._run(delivery, subscription, begin)
-            if isinstance(error, Unready):
-                raise left_unready(gate, delivery, subscription, error)
-            # From here on, no failure may run the handler again.
-            delivery.ended = answer, error
-        verdict, settlement = ACK, DONE
-        if error is not None:
-            verdict, error = self._ended(delivery, subscription, error)
-        # Before anybody is told: what cannot be carried out is parked, and only that is noted.
-        if verdict is not ACK:
-            verdict, settlement = self._settled(verdict, delivery, subscription, error)
-        if gate is not None:
-            left = gate.leave(delivery, subscription, verdict, error)
-            if left is not verdict:
-                verdict, settlement = self._settled(left, delivery, subscription, error)
-        self._note(delivery, verdict, subscription, began, error=error)
-        if not verdict.counted:
-            settlement = _unattempted(settlement, delivery)
-        settlement = delivery.settled = self._told(
-            settlement, delivery, subscription, answer if error is None else error
-        )
-        return settlement
+    def after_mishap(self, arrival: Delivery, mishap: BaseException) -> Settlement:
+        """How a message is settled whose attempt failed beside its handler: a few tries, unless all would fare as ill.
 
-    def known(self, delivery: Delivery) -> Settlement | None:
-        """The settlement of an attempt that failed only after it was known, such as at the end of ``around``."""
-        settlement: Settlement | None = delivery.settled
-        if settlement is not None:
-            delivery.ended = delivery.settled = None
-        return settlement
+        It stays unacked, for a return would count as a crash; and it was no attempt of the message's.
+        """
+        state = self._state(arrival)
+        if state.settled:
+            tell_failed("An attempt failed after its end; its message is settled all the same", mishap)
+            return self._end(state, state.settlement)
+        state.mishaps += not self._out.away(mishap)
+        if state.mishaps >= MISHAPS:
+            try:
+                return self._end(state, self._give_up(state, mishap))
+            except BaseException as another:  # noqa: BLE001 - whatever it is, the worker must live on
+                mishap = another
+        tell_mishap(mishap, AFTER_MISHAP)
+        self._keep(state)
+        return Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
 
     def abandoned(self, run: Run) -> Settlement:
         """How a message is settled whose handler hangs: as if that had raised DeadlineExceeded."""
-        delivery, subscription, error = run.delivery, run.subscription, run.error()
-        began = self._out.clock() - HUNG * run.seconds
+        state = AttemptState(run.delivery, run.delivery)
+        state.subscription, state.outcome = run.subscription, (None, run.error())
+        state.began = self._out.clock() - HUNG * run.seconds
         with self._out.around():
-            verdict, _ = self._ended(delivery, subscription, error)
-            verdict, settlement = self._settled(verdict, delivery, subscription, error)
-            if subscription.gated and self._out.gate is not None:
-                left = self._out.gate.leave(delivery, subscription, verdict, error)
-                if left is not verdict:
-                    verdict, settlement = self._settled(left, delivery, subscription, error)
-            self._note(delivery, verdict, subscription, began, error=error)
-        if not verdict.counted:
-            settlement = _unattempted(settlement, delivery)
-        settlement = self._told(settlement, delivery, subscription, error)
-        # The process ends: a copy that would have waited in its hand leaves now, or its attempt would not be counted.
+            settlement = self._attempt(state, None)
+        # The process ends: a copy that would have waited here leaves now, or its attempt would not be counted.
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
-    def _told(
-        self, settlement: Settlement, delivery: Delivery, subscription: Subscription, answer: object
-    ) -> Settlement:
-        """The settlement, with the answer or the error that a caller waits for."""
-        if (answer is None or isinstance(answer, BaseException)) and not subscription.policy.answers:
-            return settlement
+    def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> Settlement:
+        """The steps of an attempt; one that was interrupted after its handler had run resumes behind that."""
+        subscription = state.subscription
+        assert subscription is not None  # noqa: S101 - identified before
+        if state.outcome is None:
+            self._decode(state, subscription)
+            gated = subscription.gated and state.unreadable is None
+            turned_away = self._enter(state, subscription) if gated else None
+            if turned_away is not None:
+                return turned_away
+            if state.unreadable is None:
+                self._run(state, subscription, begin)
+        self._judge(state, subscription)
+        if subscription.gated and state.unreadable is None:
+            self._leave(state, subscription)
+        self._record(state)
+        return self._settle(state, subscription)
+
+    def _identify(self, state: AttemptState) -> Settlement | None:
+        """Find the handler and number the attempt; or settle a message of which no attempt is to be made."""
         try:
-            return self._answered(settlement, delivery, subscription, answer)
-        except BaseException:  # noqa: BLE001 - the handler has done its work: it must not be done again
-            tell_failed("The answer cannot be written; its message is settled without it")
+            subscription = self._find(state)
+        except UndecodableHeaders as error:
+            return self._unattempted(state, park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error)))
+        if subscription is None:
+            return self._unattempted(state, _unhandled(state.delivery))
+        if not state.plain:
+            settlement = self._returned(state, subscription)
+            if settlement is None and MARK in state.delivery.raw:
+                settlement = waits_on(state.delivery, subscription)
+            if settlement is not None:
+                return settlement
+        state.number = self._number(state, subscription)
+        return None
+
+    def _find(self, state: AttemptState) -> Subscription | None:
+        """The handler that takes the message; its properties are only read where that, or its past, may matter."""
+        arrival = state.arrival
+        subscription = None
+        if not arrival.redelivered and not has_headers(arrival.raw):
+            subscription = self._only.get(arrival.queue)
+        state.plain = subscription is not None
+        if subscription is None:
+            intake = self._intakes[arrival.queue]
+            state.subscription, state.delivery = None, in_work_queue(arrival, intake.queue.name)
+            state.delivery = at_origin(state.delivery, came_by=arrival)
+            state.delivery.headers.check()
+            subscription = intake.choose(state.delivery)
+        state.subscription = subscription
+        return subscription
+
+    def _returned(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
+        """Quarantine or park a message that may have killed its worker."""
+        delivery = state.delivery
+        lane = None if delivery.quarantined else self._intakes[delivery.queue].suspects
+        # Where order counts, a message that waits for another one is not parked for its returns.
+        verdict = None if subscription.order_by else self._crashed(delivery, subscription, movable=lane is not None)
+        if verdict is None:
+            return None
+        if lane is not None and verdict.kind is Kind.RETRY:
+            settlement = set_apart(delivery, lane)
+            self._note(state, verdict, since=self._out.clock())
             return settlement
+        state.number = self._number(state, subscription, crash=True)
+        state.delivery = replace(delivery, attempt=state.number)
+        state.subscription = None
+        return self._unattempted(state, verdict)
 
-    def _settled(
-        self, verdict: Verdict, delivery: Delivery, subscription: Subscription, error: BaseException | None
-    ) -> tuple[Verdict, Settlement]:
-        """The verdict as it stands, and how it is carried out; what the message keeps from both is parked."""
-        if verdict.kind is Kind.PARK:
-            verdict = grouped(verdict, delivery, subscription, error)
-        try:
-            settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
-            return verdict, self._writable(settlement)
-        except Exception as broken:  # noqa: BLE001 - whatever a message holds, it must not stay
-            return self._in_bytes(_unsettled(broken, verdict), delivery, subscription.park, subscription)
+    def _crashed(self, delivery: Delivery, subscription: Subscription, *, movable: bool) -> Verdict | None:
+        return crashed(delivery, subscription, self._out.crash_limit, movable=movable)
 
-    def _in_bytes(
-        self, verdict: Verdict, delivery: Delivery, park: str, subscription: Subscription | None
-    ) -> tuple[Verdict, Settlement]:
-        verdict = grouped(verdict, delivery, subscription, None)
-        name = "" if subscription is None else subscription.name
-        now, nonce = self._out.today(), self._nonce()
-        return verdict, parked_in_bytes(verdict, delivery, park, handler=name, now=now, nonce=nonce)
+    def _number(self, state: AttemptState, subscription: Subscription, *, crash: bool = False) -> int:
+        """The number of this attempt: after those that its carrier counts, and those made while it was unacked."""
+        if crash:
+            # Not as its carrier counts: to one that counts returns, stops and crashes are attempts.
+            return ended(state.delivery) + 1
+        if state.plain:
+            return state.earlier + 1
+        return state.earlier + subscription.policy.via.attempt(subscription.route, state.delivery)
 
-    def _crashed(self, delivery: Delivery, subscription: Subscription, suspects: str | None) -> Verdict | None:
-        return crashed(delivery, subscription, self._out.crash_limit, movable=suspects is not None)
+    def _decode(self, state: AttemptState, subscription: Subscription) -> None:
+        """Make the delivery that the handler gets."""
+        state.unreadable = None
+        if state.fresh:
+            # Once: a handler may change the data, and its next attempt gets them anew.
+            state.fresh = False
+        else:
+            try:
+                self._read(state, subscription)
+            except (UndecodableBody, NoKey) as error:
+                state.unreadable = error
+        state.delivery = state.delivery.ready(attempt=state.number, data=state.data, key=state.key)
 
-    def _run(
-        self, delivery: Delivery, subscription: Subscription, begin: Callable[[Delivery], None] | None
-    ) -> tuple[object, BaseException | None]:
-        """The handler's answer, or what it raised."""
-        # Where order counts, what waits for another message is not parked for its returns.
-        crash = self._crashed(delivery, subscription, None) if subscription.order_by else None
+    def _read(self, state: AttemptState, subscription: Subscription) -> None:
+        state.data = None
+        state.data = decoded(state.delivery, subscription.codec)
+        if subscription.order_by is not None and state.key is None:
+            state.key = key_of(subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data))
+
+    def _enter(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
+        """Ask the gates; how the message is settled where one of them turns it away, which is no attempt."""
+        state.gates_left = None
+        for gate in self._out.gates:
+            settlement = gate.enter(state.delivery, subscription)
+            if settlement is not None:
+                return settlement
+        return None
+
+    def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
+        """Run the handler, and keep its answer or what it raised."""
+        crash = self._crashed(state.delivery, subscription, movable=False) if subscription.order_by else None
         if crash is not None:
-            return None, Instead(crash)
+            state.number = self._number(state, subscription, crash=True)
+            state.delivery = replace(state.delivery, attempt=state.number)
+            state.outcome = None, Instead(crash)
+            return
+        outcome: tuple[object, BaseException | None]
         try:
             if begin is not None:
-                begin(delivery)
+                begin(state.arrival)
             if subscription.once:
-                return self._out.once(subscription, delivery), None
-            return subscription.run(delivery), None
+                state.once = state.once or OnceState()
+                outcome = self._out.once(subscription, state.delivery, state.once), None
+            else:
+                outcome = subscription.run(state.delivery), None
         except HandlerAbandoned:
             raise
         except BaseException as raised:  # noqa: BLE001 - SystemExit of one handler must not end the worker
-            return None, raised
+            outcome = None, raised
+        if isinstance(outcome[1], Unready):
+            if subscription.gated:
+                self._told_gates(state, subscription, retry(0.0, detail=str(outcome[1]), counted=False), outcome[1])
+            raise outcome[1]
+        state.outcome = outcome
 
-    def _ended(
-        self, delivery: Delivery, subscription: Subscription, error: BaseException
-    ) -> tuple[Verdict, BaseException | None]:
-        """The verdict on what was raised; where the handler was not run, that it stands for itself."""
-        if isinstance(error, Instead):
-            return error.verdict, None
-        return feasible(self._judge(subscription, delivery, error), delivery, subscription), error
-
-    def _note(
-        self,
-        delivery: Delivery,
-        verdict: Verdict,
-        subscription: Subscription | None,
-        began: float,
-        *,
-        error: BaseException | None = None,
-    ) -> None:
-        if verdict is ACK and not self._out.journal.notes_acks and not storied(delivery):
+    def _judge(self, state: AttemptState, subscription: Subscription) -> None:
+        """The verdict on what was raised, and its settlement."""
+        error = state.unreadable if state.outcome is None else state.outcome[1]
+        state.verdict, state.settlement, state.error = ACK, DONE, error
+        if error is None:
             return
-        seconds = self._out.clock() - began
-        tell_each(
-            (self._out.journal.note,),
-            FinishedAttempt(
-                delivery=delivery, verdict=verdict, subscription=subscription, seconds=seconds, error=error
-            ),
-        )
+        if isinstance(error, Instead):
+            # The handler was not run: the verdict stands for itself.
+            state.verdict, state.error = error.verdict, None
+        else:
+            state.verdict = feasible(self._judged(state.delivery, subscription, error), state.delivery, subscription)
+        # Before anybody is told: what cannot be carried out is parked, and only that is noted.
+        self._carry_out(state, subscription)
 
-    def _judge(self, subscription: Subscription, delivery: Delivery, error: BaseException) -> Verdict:
+    def _leave(self, state: AttemptState, subscription: Subscription) -> None:
+        """Tell the gates how the attempt ends; each may change the verdict."""
+        verdict = self._told_gates(state, subscription, state.verdict, state.error)
+        if verdict is not state.verdict:
+            state.verdict = verdict
+            self._carry_out(state, subscription)
+
+    def _record(self, state: AttemptState) -> None:
+        """Note the attempt; a first one that has succeeded only where somebody wants to know."""
+        if state.verdict is not ACK or self._out.journal.notes_acks or storied(state.delivery):
+            self._note(state, state.verdict, since=state.began)
+
+    def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
+        """The settlement, with the answer that a caller waits for; it is final."""
+        answer: object = state.error
+        if answer is None and state.outcome is not None:
+            answer = state.outcome[0]
+        if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
+            state.settlement = self._told_caller(state, subscription, answer)
+        if state.settlement.tell is Tell.AGAIN and state.verdict.counted:
+            state.earlier += 1
+        state.settled = True
+        return state.settlement
+
+    def _state(self, arrival: Delivery) -> AttemptState:
+        """The state of a message that stayed unacked, or a new one."""
+        state = self._unacked.get(arrival) if self._unacked else None
+        if state is None:
+            state = AttemptState(arrival, arrival)
+            if self._halted:
+                body, key, attempts = self._halted.pop(arrival.queue, (b"", "", 0))
+                if arrival.redelivered and (body, key) == (arrival.body, arrival.routing_key):
+                    state.earlier = attempts
+        return state
+
+    def _keep(self, state: AttemptState) -> None:
+        arrival = state.arrival
+        self._unacked[arrival] = state
+        if arrival.queue in self._ordered:
+            self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
+
+    def _end(self, state: AttemptState, settlement: Settlement) -> Settlement:
+        """Keep the state of a message that stays unacked, for its next attempt."""
+        if settlement.tell is Tell.AGAIN:
+            state.outcome, state.error, state.settled = None, None, False
+            self._keep(state)
+        elif self._unacked:
+            self._unacked.pop(state.arrival, None)
+        return settlement
+
+    def _told_gates(
+        self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
+    ) -> Verdict:
+        """The verdict once each gate has heard of it; one that has heard is not told again after another's failure."""
+        first, verdict = state.gates_left or (0, verdict)
+        for number, gate in enumerate(self._out.gates[first:], first):
+            try:
+                verdict = gate.leave(state.delivery, subscription, verdict, error)
+            except BaseException:
+                state.gates_left = number, verdict
+                raise
+        state.gates_left = None
+        return verdict
+
+    def _told_caller(self, state: AttemptState, subscription: Subscription, answer: object) -> Settlement:
+        try:
+            return self._answered(state.settlement, state.delivery, subscription, answer)
+        except BaseException:  # noqa: BLE001 - the handler has done its work: it must not be done again
+            tell_failed("The answer cannot be written; its message is settled without it")
+            return state.settlement
+
+    def _carry_out(self, state: AttemptState, subscription: Subscription) -> None:
+        """Make the settlement of the verdict; a message that keeps it from being made is parked."""
+        verdict, delivery = state.verdict, state.delivery
+        if verdict.kind is Kind.PARK:
+            verdict = state.verdict = grouped(verdict, delivery, subscription, state.error)
+        try:
+            settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
+            state.settlement = self._writable(settlement)
+        except Exception as broken:  # noqa: BLE001 - whatever a message holds, it must not stay
+            self._park_in_bytes(state, _unsettled(broken, verdict), subscription.park)
+
+    def _park_in_bytes(self, state: AttemptState, verdict: Verdict, park: str) -> None:
+        subscription, delivery = state.subscription, state.delivery
+        verdict = state.verdict = grouped(verdict, delivery, subscription, None)
+        name = "" if subscription is None else subscription.name
+        now, nonce = self._out.today(), self._nonce()
+        state.settlement = parked_in_bytes(verdict, delivery, park, handler=name, now=now, nonce=nonce)
+
+    def _note(self, state: AttemptState, verdict: Verdict, *, since: float) -> None:
+        finished = FinishedAttempt(
+            delivery=state.delivery,
+            verdict=verdict,
+            subscription=state.subscription,
+            seconds=self._out.clock() - since,
+            error=state.error,
+        )
+        tell_each((self._out.journal.note,), finished)
+
+    def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """The policy's verdict; a policy that fails itself costs no message, and no policy makes a body readable."""
         if isinstance(error, UndecodableBody):
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
@@ -313,22 +451,22 @@ class Attempts:
         except BaseException as broken:  # noqa: BLE001 - a predicate or back-off of the project's
             return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
-    def _unhandled(self, delivery: Delivery, verdict: Verdict, began: float) -> Settlement:
-        intake = self._intakes[delivery.queue]
+    def _unattempted(self, state: AttemptState, verdict: Verdict) -> Settlement:
+        """Park a message of which no attempt is made."""
+        intake = self._intakes[state.arrival.queue]
         if intake.lossy:
-            verdict, settlement = lost(verdict), DONE
+            state.verdict, state.settlement = lost(verdict), DONE
         else:
-            verdict, settlement = self._unhandled_kept(grouped(verdict, delivery, None, None), delivery, intake)
+            state.verdict = grouped(verdict, state.delivery, None, None)
+            try:
+                now, nonce = self._out.today(), self._nonce()
+                made = unhandled(state.verdict, state.delivery, intake, now=now, nonce=nonce)
+                state.settlement = self._writable(made)
+            except Exception as broken:  # noqa: BLE001 - as above
+                self._park_in_bytes(state, _unsettled(broken, state.verdict), intake.park)
         with self._out.around():
-            self._note(delivery, verdict, None, began)
-        return settlement
-
-    def _unhandled_kept(self, verdict: Verdict, delivery: Delivery, intake: Intake) -> tuple[Verdict, Settlement]:
-        try:
-            made = unhandled(verdict, delivery, intake, now=self._out.today(), nonce=self._nonce())
-            return verdict, self._writable(made)
-        except Exception as broken:  # noqa: BLE001 - as above
-            return self._in_bytes(_unsettled(broken, verdict), delivery, intake.park, None)
+            self._note(state, state.verdict, since=state.began)
+        return state.settlement
 
     def _writable(self, settlement: Settlement) -> Settlement:
         """Checked here: a copy that fails in the connection would be tried again without an end."""
@@ -336,35 +474,30 @@ class Attempts:
             self._out.check(settlement.copy)
         return settlement
 
-    def at_fault(self, delivery: Delivery, mishap: BaseException) -> bool:
-        """Whether the message itself has kept its attempt from being made, and so often that it is given up."""
-        delivery.mishaps += not self._out.away(mishap)
-        return delivery.mishaps >= MISHAPS
-
-    def give_up(self, delivery: Delivery, mishap: BaseException) -> Settlement:
+    def _give_up(self, state: AttemptState, mishap: BaseException) -> Settlement:
         """Park, as it came, what can be neither attempted nor settled otherwise."""
         began = self._out.clock()
-        intake = self._intakes[self._apart.get(delivery.queue, delivery.queue)]
-        subscription = _taker(intake, delivery)
-        said = f"{_begun(delivery)}: {ErrorNote.of(mishap)}"
+        intake = self._intakes[state.arrival.queue]
+        subscription = state.subscription = _taker(intake, state.delivery)
+        state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
+        said = f"{_begun(state)}: {ErrorNote.of(mishap)}"
         verdict = replace(park(Reason.UNSETTLED, said, ErrorNote.of(mishap)), counted=False)
         if intake.lossy:
-            verdict, settlement = lost(verdict), DONE
+            state.verdict, state.settlement = lost(verdict), DONE
         else:
-            verdict, settlement = self._in_bytes(verdict, delivery, intake.park, subscription)
+            self._park_in_bytes(state, verdict, intake.park)
+        state.error = mishap
         with self._out.around():
-            if subscription is not None and subscription.order_by is not None and delivery.key is not None:
-                self._left(delivery, subscription, verdict, mishap)
-            self._note(delivery, verdict, subscription, began, error=mishap)
-        return settlement
+            if subscription is not None and subscription.order_by is not None and state.key is not None:
+                self._leave_for_good(state, subscription)
+            self._note(state, state.verdict, since=began)
+        return state.settlement
 
-    def _left(self, delivery: Delivery, subscription: Subscription, verdict: Verdict, mishap: BaseException) -> None:
-        """Have those of its key wait behind it; where the message keeps the gate from that as well, they go on."""
-        if self._out.gate is None:
-            return
-        delivery.left = None
+    def _leave_for_good(self, state: AttemptState, subscription: Subscription) -> None:
+        """Have those of its key wait behind it; where the message keeps the gates from that as well, they resume."""
+        state.gates_left = None
         try:
-            self._out.gate.leave(delivery, subscription, verdict, mishap)
+            self._told_gates(state, subscription, state.verdict, state.error)
         except Exception as error:
             if self._out.away(error):
                 raise
@@ -383,29 +516,27 @@ class Attempts:
         if not any(fnmatchcase(to, pattern) for pattern in self._out.reply_to):
             self._out.refused(to)
             return settlement
-        failed, content_type, body = _written(answer, subscription.codec)
-        properties = Properties(
-            content_type=content_type,
-            correlation_id=delivery.correlation_id,
-            delivery_mode=2,
-            headers=Headers.of({ANSWER: FAILED if failed else "ok"}),
-        )
-        # Direct reply-to queues answer 'mandatory' wrongly: before RabbitMQ 4.1 they return what was delivered.
-        mandatory = not to.startswith("amq.rabbitmq.reply-to.")
-        message = Message(body=body, routing_key=to, properties=properties, mandatory=mandatory)
-        return replace(settlement, answer=message)
+        return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
+
+
+def _unhandled(delivery: Delivery) -> Verdict:
+    kind = f" of type {delivery.type!r}" if delivery.type else ""
+    return park(
+        Reason.UNHANDLED,
+        f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
+    )
 
 
 def _unsettled(broken: Exception, verdict: Verdict) -> Verdict:
-    """What becomes of a message whose verdict cannot be carried out."""
+    """The verdict on a message whose verdict cannot be carried out."""
     wanted = verdict.error or verdict.detail or verdict.kind.value
     said = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
     return replace(park(Reason.UNSETTLED, said, ErrorNote.of(broken)), counted=verdict.counted)
 
 
-def _begun(delivery: Delivery) -> str:
+def _begun(state: AttemptState) -> str:
     """The outcome of the handler of a message that is given up."""
-    error = Instead(ACK) if delivery.ended is None else delivery.ended[1]
+    error = Instead(ACK) if state.outcome is None else state.outcome[1]
     if error is None:
         return "Its handler succeeded, but what follows cannot be done"
     if isinstance(error, Instead):
@@ -420,27 +551,8 @@ def _taker(intake: Intake, delivery: Delivery) -> Subscription | None:
         return None if intake.dispatches else intake.subscriptions[0]
 
 
-def _unattempted(settlement: Settlement, delivery: Delivery) -> Settlement:
-    """What stays in hand is attempted again, and counted then: this was no attempt."""
-    if settlement.tell is Tell.AGAIN:
-        delivery.attempt -= 1
-    return settlement
-
-
 def _judged(policy: Policy, failure: Failure) -> Verdict:
     verdict = policy.judge(failure)
     if not 0 <= verdict.after <= LONGEST:
         raise ValueError(f"it waits {verdict.after!r} s")
     return verdict
-
-
-def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
-    """Whether it is an error, its content type, and its body. An error is JSON whatever codec a handler has."""
-    error = answer if isinstance(answer, BaseException) else None
-    if error is None:
-        try:
-            return False, codec.content_type, codec.encode(answer)
-        except Exception as broken:  # noqa: BLE001 - the handler has done its work: it must not be done again
-            error = broken
-    note = ErrorNote.of(error)
-    return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})

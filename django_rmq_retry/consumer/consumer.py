@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -16,10 +16,10 @@ from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.deadlines import Run
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
-from django_rmq_retry.handlers.attempt import tell_failed, tell_mishap
+from django_rmq_retry.handlers.attempt import tell_failed
 from django_rmq_retry.handlers.layout import parks, temporary
 from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.messages.message import Delivery, Tell
 from django_rmq_retry.topology.versions import Server
 
 Job = TypeVar("Job")
@@ -226,8 +226,6 @@ class Limits:
 log = logging.getLogger("django_rmq_retry")
 
 TICK = 0.5
-AFTER_MISHAP = 5.0
-"""Seconds that a message stays in hand when something outside its handler failed."""
 LAST_WORDS = 5.0
 LAST_ATTEMPTS = 5.0
 """Seconds to record the attempts of handlers that hang."""
@@ -274,7 +272,7 @@ class Consumer:
         self._drained = threading.Event()
         self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
         # Those that hang: whose message is settled, and those that are in the log with their place.
-        self._abandoned, self._located = set[Delivery](), set[Run]()
+        self._abandoned, self._located = set[Hashable](), set[Run]()
         self.why = ""
         """Why it stops, once it does."""
         self.server: Server | None = None
@@ -381,9 +379,9 @@ class Consumer:
         try:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
         except BaseException as mishap:  # noqa: BLE001 - whatever it is, the worker must live on
-            if delivery in self._abandoned:
+            if delivery.token in self._abandoned:
                 return None
-            settlement = self._unmade(delivery, mishap)
+            settlement = self._attempts.after_mishap(delivery, mishap)
         stays = settlement.tell is Tell.AGAIN
         # Before it can come again.
         following = self._sequencer.keep(delivery) if stays else None
@@ -396,22 +394,6 @@ class Consumer:
             if quota.used:
                 self.stop(f"{quota.most} messages were asked for")
         return following
-
-    def _unmade(self, delivery: Delivery, mishap: BaseException) -> Settlement:
-        """What becomes of a message of which no attempt could be made: a few tries, unless others would fare as ill."""
-        known = self._attempts.known(delivery)
-        if known is not None:
-            tell_failed("An attempt failed after its end; its message is settled all the same", mishap)
-            return known
-        if self._attempts.at_fault(delivery, mishap):
-            try:
-                return self._attempts.give_up(delivery, mishap)
-            except BaseException as another:  # noqa: BLE001 - as above
-                mishap = another
-        tell_mishap(mishap, AFTER_MISHAP)
-        # It stays in hand, for a return would count as a crash; and it was no attempt of the message's.
-        delivery.attempt -= 1
-        return Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
 
     def _last_begun(self) -> None:
         """Before it is acknowledged: what the broker would send in its place could only go back."""
@@ -488,10 +470,10 @@ class Consumer:
 
     def _abandon(self, run: Run) -> None:
         """Settle the message of a handler that hangs; what that does afterwards counts for nothing."""
-        self._abandoned.add(run.delivery)
+        self._abandoned.add(run.delivery.token)
         if not self._attempts.deadlines.abandon(run):
             # It has ended in this moment, and its worker settles the message.
-            self._abandoned.discard(run.delivery)
+            self._abandoned.discard(run.delivery.token)
             return
         try:
             self._source.settle(run.delivery, self._attempts.abandoned(run))

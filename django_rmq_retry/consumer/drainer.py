@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.messages.message import DONE, Delivery
@@ -273,11 +273,8 @@ class Drainer:
 
     def _again(self, batch: Sequence[tuple[int, Delivery]], left: Sequence[Delivery]) -> list[Delivery]:
         """What is still ours. It may have been stored although nobody heard of it, as if it were delivered twice."""
-        waiting = set(left)
-        ours = [one for one in self._ours(batch) if one in waiting]
-        for one in ours:
-            one.redelivered = True
-        return ours
+        waiting = {one.token for one in left}
+        return [replace(one, redelivered=True) for one in self._ours(batch) if one.token in waiting]
 
     def _ours(self, batch: Sequence[tuple[int, Delivery]]) -> list[Delivery]:
         return [delivery for session, delivery in batch if session == self._session]

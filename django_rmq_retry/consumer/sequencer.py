@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 
-from django_rmq_retry.handlers.attempt import channel_of
 from django_rmq_retry.messages.message import Delivery
 
 Key = Hashable
@@ -74,7 +73,7 @@ class Sequencer:
     def keep(self, delivery: Delivery) -> Delivery | None:
         """A message stays in hand and keeps its key; one whose channel is gone is given up, as ``done``."""
         with self._lock:
-            if self._channels.get(delivery.queue) is not channel_of(delivery):
+            if self._channels.get(delivery.queue) is not delivery.channel:
                 return self._passed_on(delivery)
             if delivery in self._keys:
                 self._kept.add(delivery)
@@ -100,7 +99,7 @@ class Sequencer:
 
     def _lives(self, delivery: Delivery) -> bool:
         """Whether its channel is the newest of its queue; what came by an older one comes again by this."""
-        channel, known = channel_of(delivery), self._channels.get(delivery.queue)
+        channel, known = delivery.channel, self._channels.get(delivery.queue)
         if channel is known:
             return True
         if getattr(channel, "open", True) is False:
@@ -112,7 +111,7 @@ class Sequencer:
     def _forget(self, queue: str, channel: object) -> None:
         """What has not begun of older channels would run twice; what runs holds its key until it ends."""
         for behind in self._behind.values():
-            left = [one for one in behind if one.queue != queue or channel_of(one) is channel]
+            left = [one for one in behind if one.queue != queue or one.channel is channel]
             behind.clear()
             behind.extend(left)
         for delivery in [one for one in self._kept if one.queue == queue]:

@@ -6,21 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, short, trace, traced, untraced
-from django_rmq_retry.policies.verdict import Verdict, retry
-
-
-def channel_of(delivery: Delivery) -> object:
-    """What a delivery came by: another one after each connection."""
-    token: Any = delivery.token
-    return token[0] if token else None
-
+from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -129,35 +122,6 @@ class Gate(Protocol):
         ...
 
 
-class Gates:
-    """Several as one: passed and left in their order, so that each is told the verdict of those before it."""
-
-    def __init__(self, gates: Sequence[Gate]) -> None:
-        self._gates = tuple(gates)
-
-    def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
-        delivery.left = None
-        for gate in self._gates:
-            settlement = gate.enter(delivery, subscription)
-            if settlement is not None:
-                return settlement
-        return None
-
-    def leave(
-        self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
-    ) -> Verdict:
-        heard, verdict = delivery.left or (0, verdict)
-        for number, gate in enumerate(self._gates[heard:], heard):
-            try:
-                verdict = gate.leave(delivery, subscription, verdict, error)
-            except BaseException:
-                # Those before it have heard: told once more, they would count the run twice.
-                delivery.left = number, verdict
-                raise
-        delivery.left = None
-        return verdict
-
-
 def grouped(
     verdict: Verdict, delivery: Delivery, subscription: Subscription | None, error: BaseException | None
 ) -> Verdict:
@@ -203,11 +167,14 @@ class Unready(Exception):
     """Raised by ``once`` where nothing can be attempted now: the message stays in hand, and no attempt is counted."""
 
 
-def left_unready(gate: Gate | None, delivery: Delivery, subscription: Subscription, unready: Unready) -> Unready:
-    """To be raised, once the gate that let the delivery in has heard of it."""
-    if gate is not None:
-        gate.leave(delivery, subscription, retry(0.0, detail=str(unready), counted=False), unready)
-    return unready
+@dataclass(slots=True)
+class OnceState:
+    """What ``once`` learns of a message that stays unacked, for its next attempt."""
+
+    begun: bool = False
+    """Whether a run of it has come to its commit."""
+    losses: int = 0
+    """How many runs in a row have lost a database that was there again at once."""
 
 
 def tell_mishap(mishap: BaseException, seconds: float) -> None:
@@ -223,7 +190,7 @@ def machine_fails(error: BaseException) -> bool:
     return isinstance(error, Unready | OSError)
 
 
-def no_inbox(subscription: Subscription, _delivery: Delivery) -> object:
+def no_inbox(subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
     """Where no inbox is wired in, a handler that asks for it must not run as if it had one."""
     raise RuntimeError(f"Handler {subscription.name} runs once for each message, and there is no inbox here.")
 
@@ -253,11 +220,11 @@ class Surroundings:
     """Queues that may be answered, as patterns: a sender must not choose where we write with our rights."""
     refused: Callable[[str], None] = unheard
     """Called with each address that an answer would have gone to, were it allowed."""
-    gate: Gate | None = None
-    """Asked before each run of a subscription that is gated."""
+    gates: Sequence[Gate] = ()
+    """Asked in their order before each run of a subscription that is gated."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: its connections may be in any state."""
-    once: Callable[[Subscription, Delivery], object] = no_inbox
+    once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers that ask for ``once``; raises what they raise, or Instead, or Unready."""
 
 

@@ -5,12 +5,25 @@ from dataclasses import replace
 
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers.subscription import SUSPECTS, Intake, Subscription
+from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.deaths import BROKERS_OWN, Reason, brokers_part, first_rejected, rejections
 from django_rmq_retry.messages.headers import SHORT_STRING_LIMIT, Headers, encode_entry
 from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
 from django_rmq_retry.messages.parked import KEPT, ROOM, kept_properties
 from django_rmq_retry.messages.properties import Properties, lasting
-from django_rmq_retry.messages.stamp import BROKERS, HANDLER_LIMIT, MARK, MOST, OURS, PREFIX, Stamp, copy_of, story
+from django_rmq_retry.messages.stamp import (
+    ANSWER,
+    BROKERS,
+    FAILED,
+    HANDLER_LIMIT,
+    MARK,
+    MOST,
+    OURS,
+    PREFIX,
+    Stamp,
+    copy_of,
+    story,
+)
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
@@ -99,7 +112,7 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
     """To its queue again, with nothing counted by anybody; in its place it goes when its channel closes."""
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM:
         return Settlement(tell=Tell.AGAIN, hold=HELD)
-    lane = subscription.queue.name + (SUSPECTS if delivery.apart else "")
+    lane = subscription.queue.name + (SUSPECTS if delivery.quarantined else "")
     try:
         return set_apart(delivery, lane)
     except UndecodableHeaders:
@@ -181,6 +194,33 @@ def _id(delivery: Delivery) -> str | None:
         return delivery.id
     except UndecodableHeaders:
         return None
+
+
+def answer_to(delivery: Delivery, answer: object, codec: Codec) -> Message:
+    """The message with the answer or the error that the caller of a delivery waits for."""
+    to = delivery.reply_to or ""
+    failed, content_type, body = _written(answer, codec)
+    properties = Properties(
+        content_type=content_type,
+        correlation_id=delivery.correlation_id,
+        delivery_mode=2,
+        headers=Headers.of({ANSWER: FAILED if failed else "ok"}),
+    )
+    # Direct reply-to queues answer 'mandatory' wrongly: before RabbitMQ 4.1 they return what was delivered.
+    mandatory = not to.startswith("amq.rabbitmq.reply-to.")
+    return Message(body=body, routing_key=to, properties=properties, mandatory=mandatory)
+
+
+def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
+    """Whether it is an error, its content type, and its body. An error is JSON whatever codec a handler has."""
+    error = answer if isinstance(answer, BaseException) else None
+    if error is None:
+        try:
+            return False, codec.content_type, codec.encode(answer)
+        except Exception as broken:  # noqa: BLE001 - the handler has done its work: it must not be done again
+            error = broken
+    note = ErrorNote.of(error)
+    return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
 def _failed(delivery: Delivery, *, now: int) -> Stamp:

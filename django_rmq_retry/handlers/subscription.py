@@ -1,18 +1,18 @@
 """Subscriptions: a handler joined with its queue and policy, and all subscriptions of one queue."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from itertools import combinations
 from typing import Literal
 from uuid import UUID
 
-from django_rmq_retry.errors import ConfigurationError, RmqRetryError, UndecodableBody
+from django_rmq_retry.errors import ConfigurationError, RmqRetryError
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.stamp import story
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
+from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.policies.breaker import Breaker, unbreakable
 from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
 from django_rmq_retry.policies.policy import Policy
@@ -300,48 +300,17 @@ def _agree(first: Subscription, other: Subscription) -> None:
             )
 
 
-ENCODED = 0x40
-"""The flag of the property content-encoding, in the first byte of the properties."""
+def in_work_queue(delivery: Delivery, work: str) -> Delivery:
+    """The delivery as one of its work queue, wherever it is tried."""
+    return delivery if delivery.queue == work else replace(delivery, queue=work, quarantined=True)
 
 
-def restore_origin(delivery: Delivery, work: str) -> None:
+def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     """After a wait a message arrives by the default exchange; handlers see where it was first published to.
 
     One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
     """
-    by_name = not delivery.exchange and delivery.routing_key == delivery.queue
-    delivery.queue = work
     stamp = story(delivery)
-    if by_name and stamp.queue:
-        delivery.exchange, delivery.routing_key = stamp.exchange, stamp.routing_key
-
-
-def ready(delivery: Delivery, subscription: Subscription) -> UndecodableBody | NoKey | None:
-    """Set the data and the key; what keeps us from it."""
-    if delivery.decoded:
-        # Once: a handler may change the data, and its next attempt gets them anew.
-        delivery.decoded = False
-        return None
-    error = _decode(delivery, subscription)
-    if error is not None or subscription.order_by is None or delivery.key is not None:
-        return error
-    try:
-        delivery.key = key_of(subscription.order_by, delivery)
-    except NoKey as unknown:
-        return unknown
-    return None
-
-
-def _decode(delivery: Delivery, subscription: Subscription) -> UndecodableBody | None:
-    """Set the data; whatever keeps a codec from reading a body, no retry will mend."""
-    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
-    properties = delivery.properties if delivery.raw[0] & ENCODED else None
-    try:
-        delivery.data = subscription.codec.decode(delivery.body, properties)
-    except UndecodableBody as unreadable:
-        return unreadable
-    except Exception as broken:  # noqa: BLE001 - a codec of the project's
-        found = UndecodableBody(str(ErrorNote.of(broken)), size=len(delivery.body))
-        found.__cause__ = broken
-        return found
-    return None
+    if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:
+        return delivery
+    return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)

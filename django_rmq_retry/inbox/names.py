@@ -99,9 +99,9 @@ def digest_of(body: bytes) -> UUID:
     return UUID(_digest(body))
 
 
-def came_before(delivery: Delivery) -> bool:
+def came_before(delivery: Delivery, *, begun: bool) -> bool:
     """Whether this is surely not the message's first arrival: then one with the same bytes is most likely itself."""
-    if delivery.begun or delivery.redelivered or delivery.apart or delivery.attempt > 1:
+    if begun or delivery.redelivered or delivery.quarantined or delivery.attempt > 1:
         return True
     return story(delivery).attempts > 0
 

@@ -1,7 +1,7 @@
 """Runs a handler with ``once=True`` in one transaction with its inbox entry."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -10,9 +10,10 @@ from django.db import DEFAULT_DB_ALIAS, DataError, Error, connections, router, t
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_rmq_retry.errors import EffectsLost
-from django_rmq_retry.handlers.attempt import Instead, Unready
-from django_rmq_retry.handlers.subscription import Subscription, ready
+from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
+from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.names import DECIDED, Name, alike, came_before, conflict, insert, name_for, present, same
+from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
@@ -97,13 +98,13 @@ class SentBack:
     at: datetime | None
 
 
-def once(subscription: Subscription, delivery: Delivery) -> object:
+def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
     """The handler's answer, with its effects committed; or what it raised, with all rolled back."""
     try:
         connection = connections[alias_of(subscription)]
     except ConnectionDoesNotExist as error:
         raise Unready(f"Handler {subscription.name} has using={subscription.using!r}: {error}") from error
-    run = Run(subscription, delivery, connection)
+    run = Run(subscription, delivery, connection, state)
     for left in reversed(range(AGAIN + 1)):
         try:
             return run()
@@ -131,12 +132,13 @@ def alias_of(subscription: Subscription) -> str:
 class Run:
     """A handler, its message and the transaction about them."""
 
-    def __init__(self, subscription: Subscription, delivery: Delivery, connection: Any) -> None:
+    def __init__(self, subscription: Subscription, delivery: Delivery, connection: Any, state: OnceState) -> None:
         self._subscription = subscription
         self._delivery = delivery
         self._connection = connection
         self._name = self._entered = name_for(subscription, delivery)
-        self._begun = delivery.begun
+        self._state = state
+        self._begun = state.begun
         self._lost = False
         self._kept: Any = None
         self.stage = Stage.ENTERING
@@ -163,13 +165,13 @@ class Run:
             self.stage = Stage.COMMITTING
             guard(connection, self._subscription.name, name)
             # Only now: what was never to be committed is no earlier arrival of the message.
-            self._delivery.begun = True
+            self._state.begun = True
         return self.answer
 
     def refuse(self, error: BaseException, *, last: bool) -> None:
         """Raise what becomes of it; nothing where the same is to be done again."""
         if clashed(error):
-            self._delivery.begun = self._begun
+            self._state.begun = self._begun
         if not last and self.stage is Stage.ENTERING and self._had_died():
             return
         if not last and (clashed(error) or isinstance(error, Gone)):
@@ -182,7 +184,7 @@ class Run:
             raise Unready(f"Database {name!r} was lost while handler {self._subscription.name} ran.") from error
         # What a database cannot store, such as a name in letters that it has not, no waiting mends.
         if self.stage is Stage.ENTERING and isinstance(error, (Error, Gone)) and not isinstance(error, DataError):
-            self._delivery.losses = 0
+            self._state.losses = 0
             raise Unready(f"Database {name!r} cannot be used: {ErrorNote.of(error)}.") from error
         if self.stage is Stage.COMMITTING and uncertain(error):
             if self._loses_each_time():
@@ -197,15 +199,15 @@ class Run:
 
         What was committed all the same is no loss: the next run finds its entry.
         """
-        delivery = self._delivery
+        state = self._state
         kept = asked_anew(self._connection, lambda: present(self._connection, self._entered))
         if kept is None:
-            delivery.losses = 0
+            state.losses = 0
             return False
-        delivery.losses += 1
-        if kept or delivery.losses < LOSSES:
+        state.losses += 1
+        if kept or state.losses < LOSSES:
             return False
-        delivery.losses = 0
+        state.losses = 0
         log.warning(
             "Handler %s has lost its connection to database %r %s times with the same message, and a new one was to be "
             "had at once each time: this attempt counts",
@@ -225,9 +227,7 @@ class Run:
 
     def _restore(self) -> None:
         """The data as they came: what a run that was rolled back has changed in them must not reach the next one."""
-        unreadable = ready(self._delivery, self._subscription)
-        if unreadable is not None:
-            raise unreadable
+        self._delivery = replace(self._delivery, data=decoded(self._delivery, self._subscription.codec))
 
     def _enter(self, name: Name) -> Name:
         """Add the entry; Instead where the message was handled, or a person has to look at it."""
@@ -240,7 +240,8 @@ class Run:
             raise Instead(DUPLICATE)
         sent_back = self._sent_back()
         if sent_back is None or not sent_back.decided:
-            if equal and came_before(self._delivery) and not self._handled_before(sent_back, name):
+            came = came_before(self._delivery, begun=self._state.begun)
+            if equal and came and not self._handled_before(sent_back, name):
                 raise Instead(DUPLICATE)
             raise alike(self._subscription.name) if equal else conflict(self._subscription.name, name.text)
         name = name.again(sent_back.which)

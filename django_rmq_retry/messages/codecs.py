@@ -8,7 +8,9 @@ from decimal import Decimal
 from typing import Protocol
 
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
+from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
 
 SHOWN = 80
 DEPTH_LIMIT = 64
@@ -66,6 +68,22 @@ class Raw:
 
     def decode(self, body: bytes, properties: Properties | None = None) -> object:
         return body
+
+
+ENCODED = 0x40
+"""The flag of the property content-encoding, in the first byte of the properties."""
+
+
+def decoded(delivery: Delivery, codec: Codec) -> object:
+    """The data of a message; UndecodableBody where the codec cannot read the body, which no retry will mend."""
+    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
+    properties = delivery.properties if delivery.raw[0] & ENCODED else None
+    try:
+        return codec.decode(delivery.body, properties)
+    except UndecodableBody:
+        raise
+    except Exception as broken:
+        raise UndecodableBody(str(ErrorNote.of(broken)), size=len(delivery.body)) from broken
 
 
 def _plain(value: object) -> object:

@@ -6,11 +6,12 @@ Which keys are blocked is known here without a question, for only the active con
 import logging
 import threading
 import time
+from collections.abc import Hashable
 
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from django_rmq_retry.errors import HeadersTooLarge
-from django_rmq_retry.handlers.attempt import Unready, channel_of
+from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.deaths import Reason
@@ -56,8 +57,8 @@ class Order:
         self._blocked: dict[str, set[str]] = {}
         """The digests of blocked keys, by queue; freed ones may still be among them."""
         self._channels: dict[str, object] = {}
-        self._slowed: set[Delivery] = set()
-        """What has waited in hand for want of room."""
+        self._slowed: dict[Hashable, str] = {}
+        """The arrivals that have waited in hand for want of room, and their queues."""
         self._said = 0.0
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
@@ -92,7 +93,7 @@ class Order:
 
     def _known(self, delivery: Delivery) -> set[str]:
         """The blocked keys of its queue; asked for anew by each channel, before which another process had the queue."""
-        channel, queue = channel_of(delivery), delivery.queue
+        channel, queue = delivery.channel, delivery.queue
         if queue in self._blocked and self._channels.get(queue) is channel:
             return self._blocked[queue]
         with self._lock:
@@ -100,13 +101,12 @@ class Order:
                 rows = BlockedKey.objects.using(database()).filter(queue=queue)
                 self._blocked[queue] = set(rows.values_list("digest", flat=True))
                 self._channels[queue] = channel
-                self._slowed = {one for one in self._slowed if one.queue != queue}
+                self._slowed = {one: where for one, where in self._slowed.items() if where != queue}
             return self._blocked[queue]
 
     def _behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
         """Keep it behind the message that goes first; None where it is this one, or there is none any more."""
-        slowed = delivery in self._slowed
-        self._slowed.discard(delivery)
+        slowed = self._slowed.pop(delivery.token, None) is not None
         try:
             with transaction.atomic(using=database()):
                 known = locked(key)
@@ -115,7 +115,7 @@ class Order:
                     return DONE
         except Full as full:
             self._say(full)
-            self._slowed.add(delivery)
+            self._slowed[delivery.token] = delivery.queue
             return Settlement(tell=Tell.AGAIN, hold=FULL)
         except (HeadersTooLarge, ValueError) as error:
             said = f"It cannot wait behind a message of its key that has failed: {error}"
@@ -187,4 +187,4 @@ def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
 
 def _gone(delivery: Delivery) -> bool:
     """Whether its channel has closed: then it comes again, and whoever gets it says how it ends."""
-    return getattr(channel_of(delivery), "open", True) is False
+    return getattr(delivery.channel, "open", True) is False

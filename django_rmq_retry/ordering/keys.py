@@ -15,7 +15,7 @@ from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import set_apart
-from django_rmq_retry.handlers.subscription import restore_origin
+from django_rmq_retry.handlers.subscription import at_origin
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked import identity, name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
@@ -255,10 +255,10 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
     for row in rows:
         if row.exchange or row.routing_key not in blocked or MARK not in bytes(row.properties):
             continue
-        gone = Delivery(
+        came = Delivery(
             queue=row.routing_key, routing_key=row.routing_key, body=bytes(row.body), raw=bytes(row.properties)
         )
-        restore_origin(gone, row.routing_key)
+        gone = at_origin(came, came_by=came)
         for known in BlockedKey.objects.using(database()).filter(queue=gone.queue, identity=Said.of(gone).identity):
             if not known.parked:
                 release(known)

@@ -14,7 +14,7 @@ from django_rmq_retry.breakers.gate import Board
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import asked, lanes_of, lines_of
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.handlers.attempt import Surroundings
+from django_rmq_retry.handlers.attempt import OnceState, Surroundings
 from django_rmq_retry.handlers.subscription import Intake, Subscription
 from django_rmq_retry.messages.message import Delivery, Tell
 from django_rmq_retry.testing.broker import Fault, Faults, Hands, Place
@@ -93,6 +93,7 @@ class Driver:
         self._ready: deque[Delivery] = deque()
         self._source: Hands | None = None
         self._lines: tuple[Line, ...] = ()
+        self._made: Callable[[], Attempts | None] = lambda: None
         self._attempts: Attempts | None = None
         self._board: Board | None = None
         self._valves = Valves(())
@@ -108,7 +109,8 @@ class Driver:
         self._valves = Valves(intakes)
         self._board, board.hands = board, self._valves
         meddled = [replace(intake, subscriptions=tuple(map(self._meddled, intake.subscriptions))) for intake in intakes]
-        self._attempts = Attempts(meddled, surroundings)
+        self._made = lambda: Attempts(meddled, surroundings)
+        self._attempts = self._made()
         self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
         self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
         if self._source is not None:
@@ -187,6 +189,7 @@ class Driver:
         """A new process: what the old one had in hand goes back, and what it knew is gone."""
         if self._source is not None:
             self._source.die()
+            self._attempts = self._made()
         self._ready.clear()
         self._following = None
         if self._attempts is not None:
@@ -302,13 +305,13 @@ class Inbox:
     def __init__(self, end: Callable[[BaseException], None]) -> None:
         self._end = end
 
-    def __call__(self, subscription: Subscription, delivery: Delivery) -> object:
+    def __call__(self, subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
         lack = _lack(subscription)
         if lack is not None:
             self._end(lack)
             raise lack
-        run: Callable[[Subscription, Delivery], object] = import_string(ONCE)
-        return run(subscription, delivery)
+        run: Callable[[Subscription, Delivery, OnceState], object] = import_string(ONCE)
+        return run(subscription, delivery, state)
 
 
 def _lack(subscription: Subscription) -> NoDatabase | None:

@@ -6,6 +6,7 @@ import time
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from django.db import connections
@@ -20,7 +21,7 @@ from django_rmq_retry.consumer.events import Announcer, Events
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.errors import BrokerUnfit
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate, Gates, Surroundings
+from django_rmq_retry.handlers.attempt import Gate, Surroundings
 from django_rmq_retry.handlers.handler import Handler
 from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.messages.message import Delivery, Message
@@ -166,9 +167,7 @@ class RmqTest:
         name = subscription.queue.name
         arrivals = [arriving(message, name) for message, queues in found if name in queues]
         fitting = [one for one in arrivals if taken(one, self._intakes[name], subscription)]
-        for delivery in fitting:
-            delivery.data = decoded(delivery, subscription.codec)
-        return fitting
+        return [replace(one, data=decoded(one, subscription.codec)) for one in fitting]
 
     def parked(self, handler: Named) -> Parked:
         """The message of this handler that was parked; of several, the last."""
@@ -233,10 +232,10 @@ class RmqTest:
         self._place.declare(registry.topology())
         clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
         board = Board(intakes, None, now=clock, chance=self._chance)
-        gate = Gates((board, Pace(intakes, None, now=clock), *orders(intakes)))
-        self._driver.employ(intakes, self._surroundings(gate), board, prefetch=settings().prefetch)
+        gates: Sequence[Gate] = (board, Pace(intakes, None, now=clock), *orders(intakes))
+        self._driver.employ(intakes, self._surroundings(gates), board, prefetch=settings().prefetch)
 
-    def _surroundings(self, gate: Gate) -> Surroundings:
+    def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
         clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
         now = settings()
         events = Events(clock, [self._recorder, Announcer()])
@@ -250,7 +249,7 @@ class RmqTest:
             reply_to=now.reply_to,
             refused=events.refuse_answer,
             check=check_writable,
-            gate=gate,
+            gates=gates,
             once=Inbox(self._driver.failed),
         )
 
@@ -278,8 +277,7 @@ def _forget(_message: Message) -> None:
 
 
 def _read(delivery: Delivery) -> Delivery:
-    delivery.data = decoded(delivery)
-    return delivery
+    return replace(delivery, data=decoded(delivery))
 
 
 def _name(handler: Named) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,6 @@ def parked(delivery: Delivery, codec: Codec) -> Parked:
     died = deaths(headers)
     code = _text(headers, "reason") or str(reason_of(headers) or "")
     kind = _text(headers, "error")
-    delivery.data = decoded(delivery, codec)
     return Parked(
         reason=_text(headers, "detail") or f"The broker gave it up: {code}",
         code=code,
@@ -73,7 +72,7 @@ def parked(delivery: Delivery, codec: Codec) -> Parked:
         attempts=stamp.attempts,
         handler=_text(headers, "handler"),
         queue=stamp.queue or (died[-1].queue if died else ""),
-        message=delivery,
+        message=replace(delivery, data=decoded(delivery, codec)),
     )
 
 
@@ -186,17 +185,16 @@ def message_of(
         options=options_of(options),
         destination=None if handler is None else handler.destination,
     )
-    delivery = Delivery(
+    return Delivery(
         queue="" if subscription is None else subscription.queue.name,
         body=message.body,
         raw=encode_properties(message.properties),
         exchange=message.exchange,
         routing_key=message.routing_key,
         redelivered=redelivered,
+        attempt=attempt,
+        data=codec.decode(message.body, message.properties),
     )
-    delivery.attempt = attempt
-    delivery.data = codec.decode(message.body, message.properties)
-    return delivery
 
 
 UPDATE = "RMQ_UPDATE_SNAPSHOTS"

@@ -1,6 +1,6 @@
 """A consumer in slow motion: one delivery, one failure, settled on a plain channel as the I/O thread would."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -30,8 +30,9 @@ class AtHand:
 
     def fail(self) -> Verdict:
         """Take the next message, fail with it, and carry out the verdict."""
-        tag, delivery, _ = self.take(self.subscription.queue.name)
-        delivery.attempt = self.subscription.policy.via.attempt(self.subscription.route, delivery)
+        tag, arrival, _ = self.take(self.subscription.queue.name)
+        attempt = self.subscription.policy.via.attempt(self.subscription.route, arrival)
+        delivery = replace(arrival, attempt=attempt)
         verdict = self.subscription.policy.judge(Failure(delivery=delivery, error=Broken("again"), chance=0.5))
         self.carry_out(tag, settle(verdict, delivery, self.subscription, now=1_800_000_000_000))
         return verdict

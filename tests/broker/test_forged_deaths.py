@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pika
@@ -96,8 +97,8 @@ def gone_round(vhost: Vhost, amqp: BlockingChannel, found: Subscription, message
     told, parked = [], 0
     with consuming(vhost.url, Line(queue="work", prefetch=1)) as (source, seen):
         while parked < messages:
-            delivery = seen.next()
-            delivery.attempt = found.policy.via.attempt(found.route, delivery)
+            arrival = seen.next()
+            delivery = replace(arrival, attempt=found.policy.via.attempt(found.route, arrival))
             verdict = found.policy.judge(Failure(delivery=delivery, error=ValueError("again"), chance=0.5))
             settlement = settle(verdict, delivery, found, now=1_800_000_000_000)
             told.append(settlement.tell)

@@ -175,7 +175,7 @@ def test_copies_that_failed_together_are_not_tried_again_together(
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 6.0), (0.5, 8.0), (1.0, 10.0)])
 def test_a_pause_is_shorter_or_longer_by_chance(chance: float, pause: float) -> None:
     unused: Any = None
-    settler = room.Settler(unused, unused, again=unused, renew=unused, remember=unused, chance=lambda: chance)
+    settler = room.Settler(unused, unused, again=unused, renew=unused, chance=lambda: chance)
 
     assert settler._about(8.0) == pause
 

@@ -29,16 +29,15 @@ def delivery(
 ) -> Delivery:
     """One arrival; by the default exchange unless told otherwise."""
     table = headers if isinstance(headers, Headers) else Headers.of(headers or {})
-    made = Delivery(
+    return Delivery(
         queue=queue,
         body=body,
         raw=encode_properties(Properties(headers=table, **properties)) if raw is None else raw,
         exchange=exchange,
         routing_key=queue if routing_key is None else routing_key,
         redelivered=redelivered,
+        attempt=attempt,
     )
-    made.attempt = attempt
-    return made
 
 
 def arrived(copy: Message, *, queue: str, exchange: str = "", routing_key: str | None = None) -> Delivery:

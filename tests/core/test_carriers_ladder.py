@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -302,7 +302,7 @@ def test_attempts_are_counted_in_a_header_of_our_own() -> None:
     counted = []
     one = delivery()
     for _ in range(4):
-        one.attempt = charge.policy.via.attempt(charge.route, one)
+        one = replace(one, attempt=charge.policy.via.attempt(charge.route, one))
         counted.append(one.attempt)
         copy = settle(retry(30), one, charge, now=NOW).copy
         assert copy is not None

@@ -1,6 +1,7 @@
 """The broker's own loops: attempts read from x-death, and no message that loses its way back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ def test_what_was_copied_once_is_copied_on_and_its_attempts_go_on() -> None:
     charge = looping()
     counted, one = [], delivery(routing_key="payments")
     for _ in range(4):
-        one.attempt = charge.policy.via.attempt(charge.route, one)
+        one = replace(one, attempt=charge.policy.via.attempt(charge.route, one))
         counted.append(one.attempt)
         copy = copied(settle(retry(30), one, charge, now=NOW))
         one = arrived(copy, queue="payments", exchange="main", routing_key=copy.routing_key)

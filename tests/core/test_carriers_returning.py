@@ -109,7 +109,7 @@ def test_each_copy_counts_one_attempt_more(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=9, backoff=backoff, via=via), queue=BOUND)
     counted, one = [], delivery()
     for _ in range(5):
-        one.attempt = via.attempt(charge.route, one)
+        one = replace(one, attempt=via.attempt(charge.route, one))
         counted.append(one.attempt)
         copy = settle(retry(30), one, charge, now=NOW).copy
         assert copy is not None
@@ -226,10 +226,10 @@ def test_a_wait_left_over_from_another_carrier_holds_no_message_for_ever(via: Ca
     assert waits_on(delivery(headers={"rmq-retry-wait": 60_000}), charge) is None
 
 
-def test_in_place_attempts_are_those_of_the_consumer_that_holds_the_message() -> None:
-    held = delivery(attempt=3, headers={"rmq-retry-attempts": 9})
+def test_in_place_counts_no_attempts_because_the_consumer_that_holds_the_message_does() -> None:
+    held = delivery(headers={"rmq-retry-attempts": 9})
 
-    assert InPlace().attempt(route(), held) == 3
+    assert InPlace().attempt(route(), held) == 1
     assert InPlace().carry(route(), held, hop(5)) == Settlement(tell=Tell.AGAIN, hold=5)
 
 

@@ -1,6 +1,7 @@
 """A message on its way, and one arrival of it."""
 
 import struct
+from dataclasses import FrozenInstanceError
 
 import pytest
 
@@ -47,6 +48,34 @@ def test_an_arrival_whose_headers_cannot_be_read_is_still_an_arrival() -> None:
     assert repr(one) == "<Delivery queue='payments' attempt=1 bytes=2>"
     with pytest.raises(UndecodableHeaders, match="the header table is cut off"):
         _ = one.headers
+
+
+@pytest.mark.parametrize("name", ["attempt", "data", "redelivered", "anything"])
+def test_an_arrival_cannot_be_changed(name: str) -> None:
+    one = delivery()
+    with pytest.raises(FrozenInstanceError):
+        setattr(one, name, 7)
+    with pytest.raises(FrozenInstanceError):
+        delattr(one, name)
+
+    assert one.attempt == 1
+
+
+def test_what_a_handler_gets_is_the_same_arrival_with_its_attempt_and_data() -> None:
+    one = delivery(message_id="m-1", redelivered=True, exchange="bank", routing_key="pay.card")
+    ready = one.ready(attempt=3, data={"a": 1}, key="A")
+
+    assert (ready.attempt, ready.data, ready.key) == (3, {"a": 1}, "A")
+    assert (ready.token, ready.raw, ready.body) == (one.token, one.raw, one.body)
+    assert (ready.exchange, ready.routing_key, ready.redelivered) == ("bank", "pay.card", True)
+    assert (one.attempt, one.data, one.key) == (1, None, None)
+
+
+def test_two_arrivals_are_never_the_same() -> None:
+    one, other = delivery(), delivery()
+
+    assert one != other
+    assert one.token != other.token
 
 
 def test_what_is_shown_of_an_arrival_never_holds_its_body() -> None:

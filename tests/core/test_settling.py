@@ -3,6 +3,7 @@
 import random
 import struct
 import zlib
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,7 +47,7 @@ def parked_copy(one: Delivery, verdict: Verdict = GAVE_UP) -> Message:
 
 def failing(error: BaseException, policy: Policy, one: Delivery) -> Message:
     """The parked copy of a delivery whose handler raised this, by the policy's own judgement."""
-    one.attempt = 10**6
+    one = replace(one, attempt=10**6)
     verdict = policy.judge(Failure(delivery=one, error=error))
     copy = settle(verdict, one, subscription(policy), now=NOW).copy
     assert copy is not None
@@ -186,11 +187,11 @@ class TestParking:
     def test_the_summary_tells_the_whole_way(self) -> None:
         one = delivery()
         for attempt in range(1, 5):
-            one.attempt = attempt
+            one = replace(one, attempt=attempt)
             copy = settle(retry(30, GAVE_UP.error), one, CHARGE, now=NOW + attempt).copy
             assert copy is not None
             one = arrived(copy, queue="payments")
-        one.attempt = 5
+        one = replace(one, attempt=5)
 
         assert parked_copy(one).headers["rmq-retry-summary"] == (
             "#1 BankDown: timeout, waits 30 s\n"
@@ -346,8 +347,7 @@ class TestHostileContent:
     ) -> None:
         error: BaseException = Park(text) if via_handler else type("E" * 400, (Exception,), {})(text)
         headers = {"rmq-retry-summary": summary, "rmq-retry-queue": "payments"}
-        one = delivery(exchange="e" * 255, routing_key=queue_key, headers=headers)
-        one.attempt = 5
+        one = delivery(exchange="e" * 255, routing_key=queue_key, headers=headers, attempt=5)
         verdict = RetryThenPark().judge(Failure(delivery=one, error=error))
         copy = settle(verdict, one, subscription(RetryThenPark(), name="h" * 5000), now=NOW).copy
 

@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.handlers.attempt import Instead, Surroundings, Unready, tell_mishap
+from django_rmq_retry.handlers.attempt import Instead, OnceState, Surroundings, Unready, tell_mishap
 from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement
@@ -47,7 +47,7 @@ def attempts(
 ) -> Callable[[Delivery], Settlement]:
     """Of an inbox that raises this, or answers it."""
 
-    def once(_subscription: Subscription, _delivery: Delivery) -> object:
+    def once(_subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
         if isinstance(says, BaseException):
             raise says
         return says
@@ -63,7 +63,7 @@ def attempts(
         clock=lambda: 1.0,
         today=lambda: NOW,
         chance=lambda: 0.0,
-        gate=gate,
+        gates=() if gate is None else (gate,),
         once=once,
     )
     return Attempts(intakes([one]), surroundings).settlement
@@ -78,7 +78,7 @@ def test_a_duplicate_is_acknowledged_and_counted() -> None:
 
 def test_what_was_run_is_no_duplicate() -> None:
     events = Events(lambda: 1.0)
-    attempts(None, events=events)(delivery(attempt=2))
+    attempts(None, events=events)(delivery(headers={"rmq-retry-attempts": 1}))
 
     assert (events.duplicates, events.counts[Kind.ACK]) == (0, 1)
 

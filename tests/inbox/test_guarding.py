@@ -12,6 +12,7 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 from django_rmq_retry import Delivery
 from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
@@ -26,7 +27,7 @@ MARIADB, POSTGRESQL, SQLITE = "mysql", "postgresql", "sqlite"
 def run(does: Callable[[Delivery], object]) -> object:
     policy = RetryThenPark(attempts=1)
     subscription = Subscription(name="h", run=does, queue=Queue("q"), policy=policy, park="q.parked", once=True)
-    return once(subscription, delivery(message_id="m"))
+    return once(subscription, delivery(message_id="m"), OnceState())
 
 
 def only_on(vendor: str) -> None:

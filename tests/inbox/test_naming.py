@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_rmq_retry import Delivery
-from django_rmq_retry.handlers.attempt import Instead, Unready
+from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named, Subscription
 from django_rmq_retry.inbox.names import LONGEST, insert, name_for, present
 from django_rmq_retry.inbox.once import once
@@ -39,9 +40,7 @@ def subscribed(
 
 
 def arrival(**told: Any) -> Delivery:
-    made = delivery(queue="q", **told)
-    made.data = 7
-    return made
+    return replace(delivery(queue="q", **told), data=7)
 
 
 def handled(named: bool | Named = True, **told: Any) -> bool:
@@ -58,7 +57,7 @@ class Duplicate(Exception):
 
 def once_or_duplicate(subscription: Subscription, message: Delivery) -> None:
     try:
-        once(subscription, message)
+        once(subscription, message, OnceState())
     except Instead as instead:
         if instead.verdict is DUPLICATE:
             raise Duplicate from instead
@@ -67,7 +66,7 @@ def once_or_duplicate(subscription: Subscription, message: Delivery) -> None:
 
 def parked(named: bool | Named = True, **told: Any) -> tuple[Reason | None, str]:
     with pytest.raises(Instead) as found:
-        once(subscribed(named, lambda _: pytest.fail("it must not run")), arrival(**told))
+        once(subscribed(named, lambda _: pytest.fail("it must not run")), arrival(**told), OnceState())
     assert not found.value.verdict.counted
 
     return found.value.verdict.reason, found.value.verdict.detail
@@ -161,24 +160,24 @@ def test_without_an_id_another_body_way_in_or_property_is_another_message() -> N
 
 
 def test_what_was_begun_here_and_whose_end_nobody_knows_is_the_same_message() -> None:
-    message = arrival(body=b"1")
-    once(subscribed(), message)
+    message, state = arrival(body=b"1"), OnceState()
+    once(subscribed(), message, state)
 
     with pytest.raises(Instead) as found:
-        once(subscribed(), message)
+        once(subscribed(), message, state)
     assert found.value.verdict is DUPLICATE
 
 
 def test_without_an_id_what_found_no_database_at_first_has_not_come_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handled(body=b"1")
-    fresh = arrival(body=b"1")
+    fresh, state = arrival(body=b"1"), OnceState()
     with monkeypatch.context() as away:
         away.setattr("django_rmq_retry.inbox.once.insert", Mock(side_effect=OperationalError("away")))
         with pytest.raises(Unready):
-            once(subscribed(), fresh)
+            once(subscribed(), fresh, state)
 
     with pytest.raises(Instead) as found:
-        once(subscribed(), fresh)
+        once(subscribed(), fresh, state)
     assert found.value.verdict.reason is Reason.ALIKE
 
 
@@ -215,6 +214,6 @@ def test_without_an_id_what_was_sent_back_and_then_handled_is_a_duplicate_when_i
 
 def test_properties_that_cannot_be_read_park_it() -> None:
     with pytest.raises(Instead) as found:
-        once(subscribed(), Delivery(queue="q", body=b"", raw=b"\xff\xff\x01"))
+        once(subscribed(), Delivery(queue="q", body=b"", raw=b"\xff\xff\x01"), OnceState())
 
     assert found.value.verdict.reason is Reason.UNDECODABLE_HEADERS

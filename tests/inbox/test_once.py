@@ -134,8 +134,7 @@ def test_what_an_async_handler_publishes_leaves_with_its_commit(rmq: RmqTest, ch
 
 
 def test_called_directly_it_is_the_plain_function(charge: Handler[None]) -> None:
-    message = Delivery(queue="payments", body=b"")
-    message.data = "a"
+    message = Delivery(queue="payments", body=b"", data="a")
     charge(message)
     charge(message)
 

@@ -1,8 +1,10 @@
 """What goes wrong with the database itself costs no attempt: the same again at once, or the message stays in hand."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +13,7 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, DataError, OperationalError, connection, connections, transaction
 
 from django_rmq_retry import Delivery, Park
-from django_rmq_retry.handlers.attempt import Instead, Unready
+from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox import once as running
 from django_rmq_retry.inbox.once import once
@@ -32,6 +34,8 @@ KILLS = {
 }
 
 
+STATES: defaultdict[Hashable, OnceState] = defaultdict(OnceState)
+"""Of each message, as an attempt keeps it."""
 OWN_END = {POSTGRESQL: "SELECT pg_terminate_backend(pg_backend_pid())", MARIADB: "KILL CONNECTION_ID()"}
 
 
@@ -40,7 +44,8 @@ def run(
 ) -> object:
     policy = RetryThenPark(attempts=1)
     told: dict[str, Any] = {"queue": Queue("q"), "policy": policy, "park": "q.parked", "once": True, "using": using}
-    return once(Subscription(name="h", run=does, **told), message or delivery(message_id=name))
+    found = message or delivery(message_id=name)
+    return once(Subscription(name="h", run=does, **told), found, STATES[found.token])
 
 
 def not_on(vendor: str) -> None:
@@ -145,9 +150,8 @@ def test_a_run_that_was_rolled_back_leaves_the_data_as_they_came() -> None:
 
     policy = RetryThenPark(attempts=1)
     subscription = Subscription(name="h", run=changes, queue=Queue("q"), policy=policy, park="q.parked", once=True)
-    message = delivery(message_id="m", body=b'{"amount": 5}')
-    message.data = {"amount": 5}
-    once(subscription, message)
+    message = replace(delivery(message_id="m", body=b'{"amount": 5}'), data={"amount": 5})
+    once(subscription, message, OnceState())
 
     assert seen == [500, 500, 500]
 

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, connections
 from django_rmq_retry.consumer.assembly import _away
 from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message, Settlement, Tell
+from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering import gate, keys
@@ -85,14 +85,11 @@ class Patient:
         attempts._out = replace(attempts._out, away=_away)
         settlement = attempts.settlement
 
-        def settled(delivery: Delivery, begin: Any = None) -> Any:
+        def settled(arrival: Delivery, begin: Any = None) -> Settlement:
             try:
-                return settlement(delivery, begin)
+                return settlement(arrival, begin)
             except (OperationalError, gate.Unkept, Unready) as mishap:
-                if attempts.at_fault(delivery, mishap):
-                    return attempts.give_up(delivery, mishap)
-                delivery.attempt -= 1
-                return Settlement(tell=Tell.AGAIN, hold=5.0)
+                return attempts.after_mishap(arrival, mishap)
 
         attempts.settlement = settled  # type: ignore[method-assign]
 

@@ -51,15 +51,14 @@ def nobody_sends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def delivery(number: int, *, name: str | None = "") -> Delivery:
     said = f"m{number}" if name == "" else name
-    made = Delivery(
+    return Delivery(
         queue=QUEUE,
         body=b'{"number": %d}' % number,
         raw=encode_properties(Properties(message_id=said)),
         exchange="payments",
         routing_key="charge.card",
+        key="A",
     )
-    made.key = "A"
-    return made
 
 
 def post(_message: Delivery) -> None: ...
@@ -215,8 +214,7 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
     body = b'{"number": 1, "mended": true}'
     ticket = Ticket(record=known.pk, cycle=1).signed(bearer(QUEUE, new_id, body))
     properties = Properties(message_id=new_id, headers=Headers.of({TICKET: ticket}))
-    copy = Delivery(queue=QUEUE, body=body, raw=encode_properties(properties))
-    copy.key = "A"
+    copy = Delivery(queue=QUEUE, body=body, raw=encode_properties(properties), key="A")
     first = goes_first(row, copy)
     with transaction.atomic():
         block(copy, handler="charge", digest=row.digest, parked=True)

@@ -1,5 +1,6 @@
 """Copies as they are delivered from a parked queue, and a parker to hand them to."""
 
+from dataclasses import replace
 from typing import Any
 
 from django_rmq_retry.handlers.settlement import parked as parking
@@ -32,9 +33,7 @@ def by_us(*, at: int = DAWN, again: bool = False, ticket: tuple[int, int] | None
     failed = delivery(message_id=id, headers=headers, attempt=5, **told)
     copy = parking(verdict, failed, "payments.parked", handler="payments.charge", now=at).copy
     assert copy is not None
-    made = arrived(copy, queue="payments.parked")
-    made.redelivered = again
-    return made
+    return replace(arrived(copy, queue="payments.parked"), redelivered=again)
 
 
 def untaken() -> Delivery:

@@ -257,7 +257,9 @@ def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
     arrival = delivery(queue="payments.suspects", redelivered=True, headers={"x-delivery-count": 4, **told})
     copy = copy_in(bench.settle(arrival))
 
-    assert (arrival.queue, arrival.routing_key, arrival.attempt) == ("payments", "pay.card", 2)
+    tried = bench.book.notes[0].delivery
+    assert (tried.queue, tried.routing_key, tried.attempt) == ("payments", "pay.card", 2)
+    assert (arrival.queue, arrival.attempt) == ("payments.suspects", 1)
     assert copy.routing_key.startswith("payments.retry.")
 
 
@@ -365,7 +367,7 @@ def test_the_third_of_three_attempts_is_the_last() -> None:
     arrival = delivery(headers={"rmq-retry-attempts": 2, "rmq-retry-queue": "payments"})
 
     assert reason_in(bench.settle(arrival)) == "retries exhausted"
-    assert arrival.attempt == 3
+    assert bench.book.notes[0].delivery.attempt == 3
 
 
 @pytest.mark.parametrize(
@@ -654,3 +656,63 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
     assert attempts.settlement(delivery()) == DONE
     assert attempts.settlement(delivery(body=b"no json")) == DONE
     assert [note.verdict.kind for note in bench.book.notes] == [Kind.DISCARD, Kind.DISCARD]
+
+
+def test_attempts_of_a_message_that_stays_unacked_count_on_by_its_arrival() -> None:
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery()
+    attempts = bench.attempts()
+    for _ in range(3):
+        attempts.settlement(arrival)
+
+    assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("back", "number"),
+    [
+        (delivery(body=b"1", redelivered=True), 3),
+        (delivery(body=b"2", redelivered=True), 1),
+        (delivery(body=b"1"), 1),
+    ],
+    ids=["the same", "another", "a twin"],
+)
+def test_a_halted_message_that_comes_back_by_another_channel_counts_on(back: Delivery, number: int) -> None:
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=raising(Broken())), delivery(body=b"1")
+    attempts = bench.attempts()
+    attempts.settlement(arrival)
+    attempts.settlement(arrival)
+    attempts.settlement(back)
+
+    assert bench.book.notes[-1].delivery.attempt == number
+
+
+def test_attempts_of_one_message_are_not_those_of_the_next_that_looks_like_it() -> None:
+    errors: list[BaseException | None] = [Broken(), None, None, None]
+
+    def act(_message: Delivery) -> None:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+
+    bench, first = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery()
+    attempts = bench.attempts()
+    for arrival in (first, first, delivery(), delivery(redelivered=True)):
+        attempts.settlement(arrival)
+
+    assert [note.delivery.attempt for note in bench.book.notes] == [1, 2, 1, 1]
+
+
+def test_what_a_handler_did_to_its_data_is_undone_for_the_next_attempt() -> None:
+    seen: list[object] = []
+
+    def act(message: Delivery) -> None:
+        seen.append(dict(message.data))
+        message.data["amount"] = 0
+        raise Broken
+
+    bench, arrival = Bench(policy=StopTheLine(backoff=Fixed(3)), act=act), delivery(body=b'{"amount": 5}')
+    attempts = bench.attempts()
+    attempts.settlement(arrival)
+    attempts.settlement(arrival)
+
+    assert seen == [{"amount": 5}, {"amount": 5}]

@@ -12,7 +12,7 @@ import pytest
 
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.consumer import consumer as room
-from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.attempt import AFTER_MISHAP, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits
 from django_rmq_retry.consumer.deadlines import Deadlines, Run
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
@@ -281,19 +281,17 @@ def test_an_attempt_that_itself_fails_keeps_its_message_and_counts_for_nothing(
         made.tap.bring(b"1")
         wait_until(lambda: made.tap.settled)
 
-        assert made.tap.settled == [(b"1", Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP))]
-        # The source counts one up before the next: then it is the first attempt again.
-        assert [delivery.attempt for delivery in attempts] == [0]
+        assert made.tap.settled == [(b"1", Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP))]
+        assert [delivery.attempt for delivery in attempts] == [1]
         assert made.consumer.running in {0, 1}
     assert "The attempt itself failed" in caplog.text
 
 
 def tried(made: Running, one: Delivery, times: int) -> list[Settlement]:
-    """How one message is settled, so many times; as a source does, it counts attempts of what stays in hand."""
+    """How one message is settled, so many times; a source delivers again what stays unacked."""
     for number in range(1, times + 1):
         made.tap.receiver.arrived(one)
         wait_until(lambda: len(made.tap.settled) == number)  # noqa: B023 - called at once
-        one.attempt += 1
     return [settlement for _, settlement in made.tap.settled]
 
 
@@ -309,7 +307,7 @@ def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy,
     with running(make, policy=policy, noted=noted) as made:
         *held, last = tried(made, one, 3)
 
-    assert held == [Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)] * 2
+    assert held == [Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)] * 2
     assert last.tell is Tell.ACK
     assert last.copy is not None
     found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
@@ -331,7 +329,7 @@ def test_what_any_message_would_meet_parks_none(error: BaseException) -> None:
     with running(make, noted=noted) as made:
         settled = tried(made, delivery(), 10)
 
-    assert settled == [Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)] * 10
+    assert settled == [Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)] * 10
     assert noted == []
 
 
@@ -376,7 +374,7 @@ class Leave:
 def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **options: Any) -> Iterator[Running]:
     """A consumer whose attempts are real, with one handler."""
     surrounded = replace(surroundings(), **options)
-    order = (lambda _: "k") if surrounded.gate else None
+    order = (lambda _: "k") if surrounded.gates else None
     found = intakes([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
     consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
     made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
@@ -419,10 +417,10 @@ def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
 def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -> None:
     runs: list[bytes] = []
     gate = Leave(failing)
-    with handling(lambda message: runs.append(message.body), gate=gate) as made:
+    with handling(lambda message: runs.append(message.body), gates=(gate,)) as made:
         settled = tried(made, delivery(body=b"1"), failing + 1)
 
-    held = Settlement(tell=Tell.AGAIN, hold=room.AFTER_MISHAP)
+    held = Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
     assert (settled, runs, gate.heard) == ([held] * failing + [DONE], [b"1"], [Kind.ACK])
 
 
@@ -445,7 +443,7 @@ def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseExcept
         if error is not None:
             raise error
 
-    with handling(act, gate=Leave(3)) as made:
+    with handling(act, gates=(Leave(3),)) as made:
         last = tried(made, delivery(body=b"1"), 3)[-1]
 
     assert last.copy is not None
@@ -672,7 +670,7 @@ def test_a_hung_handler_without_a_database_does_not_keep_the_process(
         subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
     )
     found = intakes([one])
-    attempts = Attempts(found, replace(surroundings(), gate=gate))
+    attempts = Attempts(found, replace(surroundings(), gates=(gate,)))
     made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
     made.thread.daemon = True
     made.thread.start()

@@ -132,8 +132,7 @@ def failing(_delivery: Delivery) -> str:
     ],
 )
 def test_a_line_bears_the_first_business_key(keys: Keys, key: str, caplog: pytest.LogCaptureFixture) -> None:
-    arrival = delivery(message_id="m-1")
-    arrival.data = {"payment": "PAY-7"}
+    arrival = replace(delivery(message_id="m-1"), data={"payment": "PAY-7"})
     with caplog.at_level("INFO", "django_rmq_retry"):
         Events(lambda: 1.0).note(attempt(ACK, arrival, keys=keys))
 

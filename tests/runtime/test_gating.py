@@ -1,13 +1,19 @@
-"""Several gates as one: each hears of a run once, whatever another one meets."""
+"""Several gates: each hears of a run once, whatever another one meets."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
 from django_rmq_retry import RetryThenPark
-from django_rmq_retry.handlers.attempt import Gates
-from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
+from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.messages.message import DONE, Delivery, Settlement
 from django_rmq_retry.policies.verdict import ACK, Verdict, retry
-from tests.core.made import delivery, subscription
+from django_rmq_retry.topology.queues import Queue
+from tests.core.made import NOW, delivery
 
 SPARED = retry(0.0, counted=False)
 
@@ -33,26 +39,51 @@ class One:
         return self.says or verdict
 
 
+def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: One) -> Attempts:
+    def note(attempt: FinishedAttempt) -> None:
+        noted.append(attempt.verdict)
+
+    one = Subscription(
+        name="h", run=act, queue=Queue("payments"), policy=RetryThenPark(), park="payments.parked", rate=100.0
+    )
+    surroundings = Surroundings(
+        around=nullcontext,
+        journal=Events(lambda: 1.0, [note]),
+        clock=lambda: 1.0,
+        today=lambda: NOW,
+        chance=lambda: 0.0,
+        gates=gates,
+    )
+    return Attempts(intakes([one]), surroundings)
+
+
 def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() -> None:
+    runs: list[Delivery] = []
+    noted: list[Verdict] = []
     first, second, third = One(SPARED), One(failing=2), One()
-    gates, message, of = Gates((first, second, third)), delivery(), subscription(RetryThenPark())
-    gates.enter(message, of)
+    made, message = attempts(runs.append, noted, first, second, third), delivery()
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            gates.leave(message, of, ACK, None)
-    told = gates.leave(message, of, ACK, None)
+            made.settlement(message)
+    made.settlement(message)
 
-    assert told is SPARED
     assert (first.heard, second.heard, third.heard) == ([ACK], [SPARED], [SPARED])
+    assert (len(runs), noted) == (1, [SPARED])
 
 
 def test_the_next_run_of_the_same_message_is_told_to_all() -> None:
-    first, second = One(), One(failing=1)
-    gates, message, of = Gates((first, second)), delivery(), subscription(RetryThenPark())
-    gates.enter(message, of)
-    with pytest.raises(ConnectionError):
-        gates.leave(message, of, SPARED, None)
-    gates.enter(message, of)
-    gates.leave(message, of, ACK, None)
+    runs: list[int] = []
 
-    assert (first.heard, second.heard) == ([SPARED, ACK], [ACK])
+    def act(_message: Delivery) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise Unready("no database")
+
+    first, second = One(), One(failing=1)
+    made, message = attempts(act, [], first, second), delivery()
+    with pytest.raises(ConnectionError):
+        made.settlement(message)
+
+    assert made.settlement(message) is DONE
+    assert [(one.kind, one.counted) for one in first.heard] == [(SPARED.kind, False), (ACK.kind, True)]
+    assert second.heard == [ACK]

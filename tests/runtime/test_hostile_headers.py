@@ -1,6 +1,7 @@
 """Every header that means something, made up: a message that bears it is retried and parked as any other."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from django_rmq_retry.handlers.subscription import intakes
 from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.message import Delivery, Message, Tell
 from django_rmq_retry.messages.parked import ROOM, Original, read_parked, requeued, set_aside
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.policies.backoff import Fixed
 from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
 from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
@@ -63,6 +64,17 @@ def delivered(body: bytes, raw: bytes, *, redelivered: bool) -> Delivery:
     return Delivery(queue="payments", body=body, raw=raw, exchange="", routing_key="payments", redelivered=redelivered)
 
 
+def given_back(delivery: Delivery, tell: Tell, times: int) -> Delivery:
+    """As the broker delivers it once more, with its own count."""
+    counts: dict[str, object] = {"x-delivery-count": times}
+    if tell is Tell.REJECT:
+        counts = {"x-death": [{"queue": "payments", "reason": "rejected", "count": times}]}
+    known = decode_properties(delivery.raw)
+    headers = known.headers.replacing(drop=frozenset(counts), put=counts)
+    raw = encode_properties(replace(known, headers=headers))
+    return delivered(delivery.body, raw, redelivered=tell is not Tell.REJECT)
+
+
 def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Message:
     """The parked copy of a message whose handler fails each time; as the broker would, each copy is delivered."""
     book = Book()
@@ -73,14 +85,15 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
     object.__setattr__(one, "run", failing)
     attempts = Attempts(intakes([one]), around)
     delivery = delivered(BODY, raw, redelivered=redelivered)
-    for _ in range(MOST):
+    for number in range(1, MOST + 1):
         settlement = attempts.settlement(delivery)
         reasons = [note.verdict.reason for note in book.notes]
         assert "cannot be settled" not in reasons, book.notes[-1].verdict.detail
         copy = settlement.copy
         if copy is None:
             assert settlement.tell is not Tell.ACK
-            delivery.redelivered, delivery.attempt = True, delivery.attempt + 1
+            if settlement.tell is not Tell.AGAIN:
+                delivery = given_back(delivery, settlement.tell, number)
             continue
         encode_properties(copy.properties)
         if copy.routing_key == "payments.parked":
@@ -95,7 +108,7 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
     raw = encode_properties(Properties(message_id="m-1", headers=Headers(table)))
     copy = parked_in_the_end(policy, raw, redelivered=redelivered)
     arrival = delivered(copy.body, encode_properties(copy.properties), redelivered=False)
-    arrival.queue = "payments.parked"
+    arrival = replace(arrival, queue="payments.parked")
     found = read_parked(arrival, {"payments.parked": "payments"})
 
     assert (found.body, found.queue, found.parked_in) == (BODY, "payments", "payments.parked")

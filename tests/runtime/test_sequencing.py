@@ -16,9 +16,8 @@ class Channel:
 
 
 def arrival(key: str, number: int, channel: object, *, queue: str = "q") -> Delivery:
-    made = Delivery(queue=queue, body=str(number).encode(), routing_key=key, token=(channel, number))
-    made.key = key or None
-    return made
+    body, token = str(number).encode(), (channel, number)
+    return Delivery(queue=queue, body=body, routing_key=key, token=token, key=key or None)
 
 
 def sequencer(*arrivals: Delivery) -> Sequencer:

@@ -6,6 +6,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from django_rmq_retry.handlers.settlement import set_apart, settle, unhandled
 from django_rmq_retry.handlers.subscription import intakes
@@ -48,7 +49,7 @@ def copy(settlement: Settlement) -> Message:
 
 
 def failed(arrival: Delivery, verdict: Verdict, attempt: int, policy: Policy = LADDER) -> Message:
-    arrival.attempt = attempt
+    arrival = replace(arrival, attempt=attempt)
     return copy(settle(verdict, arrival, subscription(policy), now=NOW + attempt, nonce=99))
 
 

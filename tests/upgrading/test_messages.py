@@ -1,5 +1,7 @@
 """Messages in flight while old and new consumers run side by side: each understands what the other wrote."""
 
+from dataclasses import replace
+
 import pytest
 
 from django_rmq_retry.amqp.recreation import EXPIRATION
@@ -105,7 +107,7 @@ def test_what_a_pause_gives_back_is_to_version_1_as_it_was() -> None:
 def test_attempts_that_version_1_counted_count_on(name: str, policy: Policy, attempt: int) -> None:
     arrival = landed(name, "payments")
     own = subscription(policy)
-    arrival.attempt = policy.via.attempt(own.route, arrival)
+    arrival = replace(arrival, attempt=policy.via.attempt(own.route, arrival))
     copy = settle(retry(5, scenes.DOWN), arrival, own, now=NOW).copy
 
     assert arrival.attempt == attempt
@@ -134,10 +136,9 @@ def returned(copy: Message | None) -> Delivery:
 
 
 def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
-    arrival = landed("suspect", "payments.suspects")
-    arrival.queue = "payments"
+    arrival = replace(landed("suspect", "payments.suspects"), queue="payments")
     own = subscription(scenes.LADDER)
-    arrival.attempt = own.policy.via.attempt(own.route, arrival)
+    arrival = replace(arrival, attempt=own.policy.via.attempt(own.route, arrival))
     settled = settle(retry(90, scenes.DOWN), arrival, own, now=NOW)
 
     assert arrival.attempt == 2

@@ -85,13 +85,10 @@ class DirectSource:
         # The Settler asks these two for a few methods only, and they have them.
         io = cast(IoThread, _Loop(broker))
         # A test gets round pauses.
-        self._settler = Settler(
-            io, publisher, again=self._again, renew=self._renew, remember=self._remember, chance=lambda: 0.5
-        )
+        self._settler = Settler(io, publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
         self._session: Session | None = None
         self._open: dict[int, DirectLine] = {}
         self._wanted: tuple[Line, ...] = ()
-        self._halted: dict[str, tuple[bytes, str, int]] = {}
         self._paused: set[str] = set()
         self._narrow: dict[str, int] = {}
         self._last = 0
@@ -224,22 +221,11 @@ class DirectSource:
             redelivered=event.redelivered,
             token=(line, event.tag),
         )
-        body, key, attempts = self._halted.pop(delivery.queue, (b"", "", 0))
-        if delivery.redelivered and (body, key) == (delivery.body, delivery.routing_key):
-            delivery.attempt = attempts + 1
         self._hand_over(delivery)
 
     def _hand_over(self, delivery: Delivery) -> None:
         if self._receiver is not None:
             self._receiver.arrived(delivery)
-
-    def _again(self, delivery: Delivery) -> None:
-        self._remember(delivery)
-        delivery.attempt += 1
-        self._hand_over(delivery)
-
-    def _remember(self, delivery: Delivery) -> None:
-        self._halted[delivery.queue] = (delivery.body, delivery.routing_key, delivery.attempt)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """No broker takes a message away here, so a line never has to be opened anew."""

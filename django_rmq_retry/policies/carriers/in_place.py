@@ -19,7 +19,8 @@ class InPlace(Carrier):
     in_hand = True
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
-        return delivery.attempt
+        # The consumer counts those before it.
+        return 1
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
         return Settlement(tell=Tell.AGAIN, hold=hop.delay)
