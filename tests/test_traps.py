@@ -14,8 +14,7 @@ from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.models import ItemState, RequeueItem
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason, ItemState, RequeueItem
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.publishing import broker_connections
 from tests.admin.conftest import Kept
@@ -64,6 +63,6 @@ def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
         messages = [record(), record(headers=large), record()]
         run = requeue([one.pk for one in messages], by=ANN, wait=5.0)
 
-    ended = RequeueItem.objects.filter(run=run).order_by("place").values_list("state", "why")
-    assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, findings.UNWRITABLE), (ItemState.SENT, "")]
+    ended = RequeueItem.objects.filter(run=run).order_by("place").values_list("state", "skip_code")
+    assert list(ended) == [(ItemState.SENT, ""), (ItemState.SKIPPED, ItemReason.UNWRITABLE), (ItemState.SENT, "")]
     assert len(kept.messages) == 2

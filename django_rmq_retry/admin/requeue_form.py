@@ -41,7 +41,7 @@ SAID: Mapping[str, Any] = {
     "changed": ngettext_lazy(
         "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
     ),
-    "queueless": ngettext_lazy(
+    "no_queue": ngettext_lazy(
         "%(count)d came from a queue that nobody knows", "%(count)d came from a queue that nobody knows", "count"
     ),
     "refused": ngettext_lazy(

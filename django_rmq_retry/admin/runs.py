@@ -19,8 +19,8 @@ from django.views.decorators.http import require_POST
 from django_rmq_retry.admin import broker_look, exports, labels, pages, requeue_form
 from django_rmq_retry.admin.labels import column, labelled
 from django_rmq_retry.admin.pages import Act, Pages, frame_of, migrated
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
-from django_rmq_retry.parked import findings, requeue
+from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
+from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.requeue import me
 from django_rmq_retry.parked.run import DRIVEN, drive, tally
@@ -35,7 +35,7 @@ LISTED = 50
 TOLD_AFTER = 5.0
 """Seconds of sending after which its real rate means something."""
 SLOWER = 0.9
-SILENCED = (findings.BROKER_AWAY, findings.DEPTH_UNKNOWN)
+SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
 """Why nobody knows when all will be sent."""
 
 COUNTED = ("total", "sent", "processed", "failed", "skipped")
@@ -159,19 +159,19 @@ class RequeueRunAdmin(Pages):
             silent=alone and (run.beat_at or run.created_at) < now - SILENT,
             mine=run.by_user_id == request.user.pk,
             why_not_drive=pages.refusal(request, "requeue"),
-            why=_(run.why) if run.why else "",
+            why=run.explanation,
             chosen=labels.chosen(run.selection, run.description),
             look=(seen := broker_look.glimpse()),
             badge=run_badge(run, away=bool(seen.away)),
             state=run_outcome(run, away=bool(seen.away))[1],
             pace=_pace(run, now),
-            left=None if seen.away or run.why in SILENCED else _left(run, now),
+            left=None if seen.away or run.wait in SILENCED else _left(run, now),
             guard=_guard(run),
-            whys=sorted({_(one.why) for one in skipped if one.why}),
+            whys=sorted({str(one.get_skip_code_display()) for one in skipped if one.skip_code}),
             waiting=max(run.sent - run.processed - run.failed, 0),
             acts=self._acts(request, run),
             failed=_seen(request, light.filter(state=ItemState.FAILED)) if run.failed else (),
-            skipped=[(one, _(one.why)) for one in _seen(request, skipped)],
+            skipped=[(one, one.get_skip_code_display()) for one in _seen(request, skipped)],
             unsure=_seen(request, light.filter(state=ItemState.UNCONFIRMED)) if run.unconfirmed else (),
         )
 

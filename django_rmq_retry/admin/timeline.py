@@ -201,7 +201,7 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             began = [one.started_at - ASTEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
-            yield Event(at=at, kind="sent", title=title, said=_(item.why), run=item.run_id)
+            yield Event(at=at, kind="sent", title=title, said=str(item.get_skip_code_display()), run=item.run_id)
 
 
 LISTED = 20

@@ -94,12 +94,12 @@ class Follower:
         if self._terminal:
             self._write(f"\r\x1b[K{bar(run)}")
             return
-        if run.why and run.why != self._why:
-            self._command.say(f"Run {run.pk}: {run.why}")
+        if run.explanation and run.explanation != self._why:
+            self._command.say(f"Run {run.pk}: {run.explanation}")
         elif time.monotonic() - self._shown >= EVERY:
             self._command.say(f"Run {run.pk}: {bar(run)}")
             self._shown = time.monotonic()
-        self._why = run.why
+        self._why = run.explanation
 
     def _write(self, text: str) -> None:
         self._command.stderr.write(text, lambda it: it, ending="")
@@ -113,7 +113,7 @@ def bar(run: RequeueRun) -> str:
     share = done / todo if todo else 1.0
     filled = "█" * round(share * WIDTH)
     said = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  ok {run.processed} again {run.failed}"
-    return f"{said}  {run.why}" if run.why else said
+    return f"{said}  {run.explanation}" if run.explanation else said
 
 
 def summary(run: RequeueRun) -> str:
@@ -360,8 +360,8 @@ def _tell(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) ->
         command.document("parked_run/1", run=run_data(run))
     else:
         command.line(summary(run))
-        if run.why:
-            command.say(run.why)
+        if run.explanation:
+            command.say(run.explanation)
     return code
 
 

@@ -185,7 +185,7 @@ def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
 
 def run_data(run: RequeueRun) -> Mapping[str, object]:
     """A run as programs read it."""
-    names = ("state", "why", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
+    names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
     counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
     times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
     known = {name: getattr(run, name) for name in (*names, *counts)}

@@ -16,7 +16,7 @@ from django_rmq_retry.models.parked import (
     ParkedMessage,
     State,
 )
-from django_rmq_retry.models.runs import ItemState, RequeueItem, RequeueRun, RunState
+from django_rmq_retry.models.runs import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 
 __all__ = [
     "Action",
@@ -29,6 +29,7 @@ __all__ = [
     "ErrorGroup",
     "HandlerRate",
     "InboxEntry",
+    "ItemReason",
     "ItemState",
     "KeyList",
     "ListedKey",
@@ -41,5 +42,6 @@ __all__ = [
     "RequeueItem",
     "RequeueRun",
     "RunState",
+    "RunWait",
     "State",
 ]

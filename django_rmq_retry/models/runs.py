@@ -21,12 +21,62 @@ class RunState(models.TextChoices):
 ACTIVE = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED, RunState.WAITING)
 
 
+class RunWait(models.TextChoices):
+    """Why a run sends nothing now, as a code; its text is made when it is shown."""
+
+    LISTING = "listing", _("Its messages are being listed; the run sends them afterwards.")
+    BROKER_AWAY = "broker_away", _("No connection to the broker. The run resumes by itself.")
+    QUEUE_DEEP = "queue_deep", _("The queue holds more messages than the run's limit. The run resumes by itself.")
+    QUEUE_FULL = "queue_full", _("The queue refused it: it is full.")
+    DEPTH_UNKNOWN = (
+        "depth_unknown",
+        _("The broker does not report how many messages the queue holds. The run resumes when it does."),
+    )
+    KEYS_WAIT = "keys_wait", _("Waits for the outcome of earlier messages with the same business key.")
+    CANARY_WAITS = "canary_waits", _("One message was sent; the rest follows when it was processed.")
+    CANARY_FAILED = "canary_failed", _("The first message failed again. Look at it, then resume or stop.")
+    CANARY_SILENT = (
+        "canary_silent",
+        _("The first message has no outcome after a minute. Look at it, then resume or stop."),
+    )
+    NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
+    GUARD = "guard", _("More messages failed again than the run allows. Look at them, then resume or stop.")
+    NO_OUTCOME = "no_outcome", _("Some messages have no outcome after an hour.")
+
+
+class ItemReason(models.TextChoices):
+    """Why a message of a run was not sent, or not confirmed, as a code; its text is made when it is shown."""
+
+    RESOLVED = "resolved", _("It is no longer open: it was resolved or handled meanwhile.")
+    CHANGED = "changed", _("It was changed after it was chosen.")
+    NO_QUEUE = "no_queue", _("The queue that it came from is unknown.")
+    SUCCEEDED = "succeeded", _("A copy of it was handled already.")
+    UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
+    PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")
+    LATE = "late", _("It is older than the cut-off.")
+    UNHANDLED = "unhandled", _("No handler of this project takes messages of its queue.")
+    UNWRITABLE = "unwritable", _("It cannot be written: its headers or its body are too large for the broker.")
+    UNROUTABLE = "unroutable", _("Its queue does not exist.")
+    REFUSED = "refused", _("The project's rules do not allow the operator who started the run to requeue it.")
+    ACCOUNT_GONE = (
+        "account_gone",
+        _("The account that started the run no longer exists, so its permissions cannot be checked."),
+    )
+    NOT_SENT = "not_sent", _("The broker was away before it was sent.")
+    QUEUE_FULL = "queue_full", _("The queue refused it: it is full.")
+    NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
+    KEY_FAILED = "key_failed", _("An earlier message with the same business key failed again or has no outcome.")
+    STOPPED = "stopped", _("The run was stopped before it was sent.")
+
+
 class RequeueRun(models.Model):
     """A frozen selection on its way back to its queues."""
 
     state = models.CharField(_("state"), max_length=10, choices=RunState.choices, default=RunState.RUNNING)
-    why = models.CharField(_("why"), max_length=255, blank=True)
-    """Why it is paused or stopped: a person's word or a guard's."""
+    wait = models.CharField(_("why it waits"), max_length=16, choices=RunWait.choices, blank=True)
+    """Why it sends nothing now, or has paused itself."""
+    note = models.CharField(_("note"), max_length=255, blank=True)
+    """The operator's reason for the pause or the stop."""
     created_at = models.DateTimeField(_("created"))
     by_user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+", editable=False
@@ -58,6 +108,18 @@ class RequeueRun(models.Model):
     paced_sent = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     """When it last began to send without a break, and how many were sent by then: its real rate is told by them."""
 
+    include = models.JSONField(default=list, editable=False)
+    """Names of the findings whose messages are sent nevertheless."""
+    permanent_confirmed = models.BooleanField(default=False, editable=False)
+    """The operator fixed the cause: messages with a permanent error are sent as well."""
+    listing_limit = models.PositiveIntegerField(null=True, blank=True, editable=False)
+    """The messages to list; null once all items are written."""
+    listing_count = models.PositiveIntegerField(default=0, editable=False)
+    listing_place = models.PositiveIntegerField(default=0, editable=False)
+    listing_after_at = models.DateTimeField(null=True, blank=True, editable=False)
+    listing_after_id = models.PositiveBigIntegerField(null=True, blank=True, editable=False)
+    """The listing continues after the message parked at this time with this id."""
+
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     driver = models.CharField(_("driven by"), max_length=255, blank=True)
@@ -77,6 +139,20 @@ class RequeueRun(models.Model):
     @property
     def active(self) -> bool:
         return self.state in ACTIVE
+
+    @property
+    def listing(self) -> bool:
+        """Whether some of its items are not written yet."""
+        return self.listing_limit is not None
+
+    @property
+    def explanation(self) -> str:
+        """Why it waits or has stopped, in the reader's language; else the operator's note."""
+        return str(self.get_wait_display()) if self.wait else self.note
+
+    def end_listing(self) -> None:
+        """End the listing where it is: a message without an item is no longer part of the run."""
+        self.total, self.listing_limit = self.listing_count, None
 
 
 class ItemState(models.TextChoices):
@@ -102,7 +178,7 @@ class RequeueItem(models.Model):
     state = models.CharField(max_length=12, choices=ItemState.choices, default=ItemState.PENDING)
     cycle = models.PositiveIntegerField(default=0)
     """The cycle that this run has begun; outcomes are counted by it."""
-    why = models.CharField(max_length=255, blank=True)
+    skip_code = models.CharField(max_length=16, choices=ItemReason.choices, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 

@@ -20,6 +20,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import (
     ErrorGroup,
+    ItemReason,
     ItemState,
     ParkedMessage,
     RequeueItem,
@@ -28,7 +29,6 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.database import database, locked_messages, locked_run, steadily
 from django_rmq_retry.parked.groups import less, moved
 from django_rmq_retry.parked.record import Ticket
@@ -37,7 +37,7 @@ CLAIM = 60.0
 """Seconds for which whoever claimed a message is believed to be sending it."""
 SWEPT_AT_ONCE = 500
 
-Prepare = Callable[[RequeueRun, ParkedMessage], Message | str]
+Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 """The copy to send, or why there is none."""
 
 
@@ -70,7 +70,8 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
 
 def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
     using, now = database(), server.now(database())
-    claims, left_out = [], {}
+    claims: list[Claim] = []
+    left_out: dict[int, ItemReason] = {}
     with transaction.atomic(using=using):
         messages = locked_messages([item.message_id for item in items])
         known = RequeueRun.objects.using(using).filter(pk=run).first()
@@ -78,11 +79,14 @@ def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare
             return []
         for item in items:
             message = messages.get(item.message_id)
-            made = findings.RESOLVED if message is None else _objection(message, item) or prepare(known, message)
-            if isinstance(made, Message) and message is not None:
-                claims.append(_claimed(item, message, made, now))
+            if message is None:
+                left_out[item.pk] = ItemReason.RESOLVED
+                continue
+            made = _objection(message, item) or prepare(known, message)
+            if isinstance(made, ItemReason):
+                left_out[item.pk] = made
             else:
-                left_out[item.pk] = str(made)
+                claims.append(_claimed(item, message, made, now))
         _take(claims, known.by, now)
         groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
         for (group, state), count in sorted(groups.items()):
@@ -93,10 +97,10 @@ def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare
     return claims
 
 
-def _objection(message: ParkedMessage, item: RequeueItem) -> str:
+def _objection(message: ParkedMessage, item: RequeueItem) -> ItemReason | None:
     if not message.open:
-        return findings.RESOLVED
-    return "" if message.revision == item.revision else findings.CHANGED
+        return ItemReason.RESOLVED
+    return None if message.revision == item.revision else ItemReason.CHANGED
 
 
 def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datetime) -> Claim:
@@ -119,7 +123,7 @@ def _take(claims: Iterable[Claim], by: str, now: datetime) -> None:
     )
 
 
-def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, str]) -> bool:
+def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
     """The run's side; False where the run is not this driver's any more, or an item was taken by somebody else."""
     using = database()
     known = locked_run(run)
@@ -138,16 +142,17 @@ def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int
     return True
 
 
-def leave_out(run: int, whys: Mapping[int, str], *, state: ItemState = ItemState.PENDING) -> int:
-    """Items that are not sent, each with why; the run's row is locked already."""
+def leave_out(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
+    """Leave these items out, each for its reason; the run's row is locked already."""
     using = database()
-    grouped: dict[str, list[int]] = {}
-    for item, why in whys.items():
-        grouped.setdefault(why, []).append(item)
+    grouped: dict[ItemReason, list[int]] = {}
+    for item, code in codes.items():
+        grouped.setdefault(code, []).append(item)
     rows = RequeueItem.objects.using(using).filter(run=run, state=state)
     now = server.now(database())
     count = sum(
-        rows.filter(pk__in=some).update(state=ItemState.SKIPPED, why=why, ended_at=now) for why, some in grouped.items()
+        rows.filter(pk__in=some).update(state=ItemState.SKIPPED, skip_code=code, ended_at=now)
+        for code, some in grouped.items()
     )
     if count:
         RequeueRun.objects.using(using).filter(pk=run).update(skipped=F("skipped") + count)
@@ -176,7 +181,7 @@ def _swept(ids: Sequence[int]) -> int:
         for run in sorted(set(claimed.values_list("run", flat=True))):
             locked_run(run)
             ended = claimed.filter(run=run).update(
-                state=ItemState.UNCONFIRMED, why=findings.NOT_CONFIRMED, ended_at=now
+                state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, ended_at=now
             )
             RequeueRun.objects.using(using).filter(pk=run).update(unconfirmed=F("unconfirmed") + ended)
     return len(stale)
@@ -258,41 +263,41 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
     for one in answers:
         by_outcome.setdefault(one.kind, []).append(one.claim.item)
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
-    claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, why="")
+    claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
     # Those whose outcome came before the confirm were sent as well.
     RequeueItem.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
     unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
-        state=ItemState.UNCONFIRMED, why=findings.NOT_CONFIRMED, sent_at=left_at, ended_at=now
+        state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
     )
     RequeueRun.objects.using(using).filter(pk=run).update(
         sent=F("sent") + len(confirmed), unconfirmed=F("unconfirmed") + unconfirmed
     )
-    whys = {}
+    codes: dict[int, ItemReason] = {}
     for one in answers:
-        why, final = _ending(one)
-        if not why:
+        code, final = _ending(one)
+        if code is None:
             continue
         item = one.claim.item
         if final or item not in revisions or known.state == RunState.STOPPED:
-            whys[item] = why if final or item in revisions else findings.RESOLVED
+            codes[item] = code if final or item in revisions else ItemReason.RESOLVED
         else:
-            again = {"state": ItemState.PENDING, "cycle": 0, "revision": revisions[item], "why": why}
+            again = {"state": ItemState.PENDING, "cycle": 0, "revision": revisions[item], "skip_code": code}
             claimed.filter(pk=item).update(**again)
-    leave_out(run, whys, state=ItemState.CLAIMED)
+    leave_out(run, codes, state=ItemState.CLAIMED)
 
 
-def _ending(answer: Answer) -> tuple[str, bool]:
+def _ending(answer: Answer) -> tuple[ItemReason | None, bool]:
     """Why a message was not sent, and whether that is the end of it in this run."""
     if answer.kind is Outcome.RETURNED:
-        return findings.UNROUTABLE, True
+        return ItemReason.UNROUTABLE, True
     if answer.kind is Outcome.NACKED:
-        return findings.QUEUE_FULL, False
+        return ItemReason.QUEUE_FULL, False
     if answer.kind is Outcome.TOO_LARGE:
-        return findings.UNWRITABLE, True
+        return ItemReason.UNWRITABLE, True
     if answer.kind is Outcome.UNSENT:
         fits = answer.result.cause is not Cause.UNWRITABLE
-        return (findings.NOT_SENT, False) if fits else (findings.UNWRITABLE, True)
-    return "", False
+        return (ItemReason.NOT_SENT, False) if fits else (ItemReason.UNWRITABLE, True)
+    return None, False
 
 
 UNDER_WAY = (State.REQUEUEING, State.REQUEUED)

@@ -12,8 +12,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked import Original, requeued
-from django_rmq_retry.models import MessageVersion, ParkedMessage, RequeueRun
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.parked.claims import Answer, Claim
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.parked.record import Ticket, bearer
@@ -23,11 +22,11 @@ GRACE = 2.0
 """Seconds beyond its deadline within which a publish has ended."""
 
 
-def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
-    """The copy of a message for a run, or why it is left out."""
+def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
+    """Return the copy of a message for a run, or the reason to leave it out."""
     target = run.target or message.queue
     if not target:
-        return findings.QUEUELESS
+        return ItemReason.NO_QUEUE
     refusal = _not_allowed(run, message)
     if refusal:
         return refusal
@@ -35,7 +34,7 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | str:
     ticket = Ticket(record=message.pk, cycle=message.cycle + 1)
     signed = ticket.signed(bearer(target, original.properties.message_id, original.body))
     copy = requeued(original, queue=target, ticket=signed)
-    return copy if _writable(copy) else findings.UNWRITABLE
+    return copy if _writable(copy) else ItemReason.UNWRITABLE
 
 
 def contents(message: ParkedMessage) -> Original:
@@ -86,14 +85,14 @@ def _collected(
     return [answers.get(one.item) or Answer(claim=one, result=lost) for one in claims]
 
 
-def _not_allowed(run: RequeueRun, message: ParkedMessage) -> str:
+def _not_allowed(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
     """The rights that its starter has now, and the project's own rules; at the keyboard of a server nobody is asked."""
     if run.source != "admin":
-        return ""
+        return None
     if run.by_user_id is None:
-        return findings.ACCOUNT_GONE
+        return ItemReason.ACCOUNT_GONE
     user = get_user_model()._default_manager.filter(pk=run.by_user_id).first()  # noqa: SLF001 - Django's own way
-    return findings.REFUSED if user is None or refusal(user, "requeue", message) else ""
+    return ItemReason.REFUSED if user is None or refusal(user, "requeue", message) else None
 
 
 def _writable(copy: Message) -> bool:

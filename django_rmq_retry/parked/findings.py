@@ -6,46 +6,15 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
-from django.utils.translation import gettext_noop as _
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.models import BusinessKey, MessageVersion, ParkedMessage
+from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.selection import Selection
-
-RESOLVED = _("It is not open any more: somebody was quicker, or it was handled.")
-CHANGED = _("It was changed after it was chosen.")
-QUEUELESS = _("Nobody knows which queue it came from.")
-SUCCEEDED = _("A copy of it was handled already.")
-UNCONFIRMED = _("It may have been delivered: an earlier requeue was not confirmed.")
-PERMANENT = _("Its error is permanent: requeueing alone will not help.")
-LATE = _("It is older than the cut-off.")
-UNHANDLED = _("No handler of this project takes messages of its queue.")
-UNWRITABLE = _("It cannot be written: its headers or its body are too large for the broker.")
-UNROUTABLE = _("Its queue does not exist.")
-REFUSED = _("The project's rules do not let the one who started the run requeue it.")
-ACCOUNT_GONE = _("The account that started the run is gone, so its rights cannot be asked.")
-NOT_SENT = _("The broker was away before it was sent.")
-QUEUE_FULL = _("The queue refused it: it is full.")
-NOT_CONFIRMED = _("The broker did not confirm it in time. It may have been delivered.")
-KEY_FAILED = _("An earlier message with the same business key failed again or has no outcome.")
-STOPPED = _("The run was stopped before it was sent.")
-
-LISTING = _("Its messages are being listed; then it begins to send.")
-BROKER_AWAY = _("No connection to the broker. It goes on by itself.")
-QUEUE_DEEP = _("The queue holds more messages than this run waits for. It goes on by itself.")
-DEPTH_UNKNOWN = _("The broker does not say how many messages the queue holds. It goes on when that is known.")
-KEYS_WAIT = _("Waits for the outcome of earlier messages with the same business key.")
-CANARY_WAITS = _("One message was sent; the rest follows when it was processed.")
-CANARY_FAILED = _("The first message failed again. Look at it, then resume or stop.")
-CANARY_SILENT = _("The first message has no outcome after a minute. Look at it, then resume or stop.")
-GUARD = _("More messages failed again than the run allows. Look at them, then resume or stop.")
-SILENT = _("Some messages have no outcome after an hour.")
-
 
 EXAMPLES = 5
 MOST_QUEUES = 20
@@ -74,9 +43,13 @@ class Finding:
     count: int
     left_out: bool
     includable: bool
-    why: str
     examples: tuple[tuple[int, str], ...]
     """A few of them: the record's number, and its business key or id."""
+
+    @property
+    def why(self) -> str:
+        """The text of the reason, in the reader's language; empty for a remark."""
+        return str(ItemReason(self.name).label) if self.name in ItemReason.values else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,23 +69,18 @@ class Report:
         return self.total - self.sendable
 
 
-NEVER = {
-    "resolved": RESOLVED,
-    "changed": CHANGED,
-    "queueless": QUEUELESS,
-    "refused": REFUSED,
-}
+NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
 """No tick sends these."""
-UNLESS_INCLUDED = {
-    "succeeded": SUCCEEDED,
-    "unconfirmed": UNCONFIRMED,
-    "permanent": PERMANENT,
-    "late": LATE,
-    "unhandled": UNHANDLED,
-}
+UNLESS_INCLUDED = (
+    ItemReason.SUCCEEDED,
+    ItemReason.UNCONFIRMED,
+    ItemReason.PERMANENT,
+    ItemReason.LATE,
+    ItemReason.UNHANDLED,
+)
 REMARKS = ("duplicates", "edited", "held")
 """Sent as well: duplicates one after another, unless they are included."""
-INCLUDABLE = (*UNLESS_INCLUDED, "duplicates")
+INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
 
 
 def report(selection: Selection, terms: Terms | None = None) -> Report:
@@ -123,11 +91,11 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
     objections = _objections(known, terms)
     asked = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
     refused = Q()
-    for _why, condition in objections:
+    for _code, condition in objections:
         refused |= condition
     told = _counted(rows, refused, asked)
     keys, shared = duplicates(rows.exclude(refused))
-    left_out = {why for why, _condition in objections}
+    left_out = {code for code, _condition in objections}
     findings = [
         _finding(name, told.sums[name], rows.filter(condition), left_out)
         for name, condition in asked.items()
@@ -189,22 +157,22 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
     if terms.kept_back:
         found["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
-        found["queueless"] = Q(queue="")
+        found["no_queue"] = Q(queue="")
         known = [intake.queue.name for intake in registry.intakes()]
         found["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
     return found
 
 
-def reasons(selection: Selection, terms: Terms) -> list[tuple[str, Q]]:
-    """Why messages are left out under these terms, each with those it is true of; the gravest first."""
+def reasons(selection: Selection, terms: Terms) -> list[tuple[ItemReason, Q]]:
+    """Return the reasons to leave messages out under these terms, each with its condition; the gravest first."""
     return _objections(conditions(selection, terms), terms)
 
 
-def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[str, Q]]:
-    left_out = {**NEVER, **{name: why for name, why in UNLESS_INCLUDED.items() if name not in terms.include}}
-    if terms.confirmed_permanent:
-        left_out.pop("permanent", None)
-    return [(why, known[name]) for name, why in left_out.items() if name in known]
+def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, Q]]:
+    left_out = [*NEVER, *(code for code in UNLESS_INCLUDED if code not in terms.include)]
+    if terms.confirmed_permanent and ItemReason.PERMANENT in left_out:
+        left_out.remove(ItemReason.PERMANENT)
+    return [(code, known[code]) for code in left_out if code in known]
 
 
 def older_than(moment: datetime) -> Q:
@@ -231,14 +199,12 @@ def _changed(selection: Selection) -> Q:
 
 
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> Finding:
-    why = {**NEVER, **UNLESS_INCLUDED}.get(name, "")
     # In the order of the indexes of groups, queues and types: few rows are read until some are found.
     some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:EXAMPLES]
     return Finding(
         name=name,
         count=count,
-        left_out=why in left_out,
+        left_out=name in left_out,
         includable=name in INCLUDABLE,
-        why=why,
         examples=tuple((pk, key or named or f"#{pk}") for pk, key, named in some),
     )

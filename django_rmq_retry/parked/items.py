@@ -16,9 +16,16 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import RowNumber
 
 from django_rmq_retry import server
-from django_rmq_retry.models import ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+)
 from django_rmq_retry.models.parked import behind
-from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.database import database, locked_run, steadily
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
@@ -40,7 +47,7 @@ class Choice:
 
     def __init__(self, run: RequeueRun, most: int, room: Room) -> None:
         self.items: list[RequeueItem] = []
-        self.blocked: dict[int, str] = {}
+        self.blocked: dict[int, ItemReason] = {}
         """Items that are left out, each with why."""
         self.waits_for_key = False
         self.waits_for_queue = False
@@ -71,7 +78,7 @@ class Choice:
         key, queue = item.message.business_key, self._run.target or item.message.queue
         ordered = bool(key) and self._run.one_by_one
         if ordered and key in self._failed:
-            self.blocked[item.pk] = findings.KEY_FAILED
+            self.blocked[item.pk] = ItemReason.KEY_FAILED
             return
         if ordered and key in self._busy:
             self.waits_for_key = True
@@ -143,11 +150,11 @@ def _advance(run: int, driver: str) -> str:
             overdue = waiting["last"] is not None and waiting["last"] < now - OUTCOMES
             over = not waiting["count"] or overdue
             known.state = RunState.FINISHED if over else RunState.WAITING
-            known.why = findings.SILENT if overdue else ""
+            known.wait = RunWait.NO_OUTCOME if overdue else ""
         if known.state == RunState.FINISHED:
             known.finished_at, known.leased_until = now, None
             count(known)
-        known.save(using=using, update_fields=[*COUNTED, "state", "why", "finished_at", "leased_until"])
+        known.save(using=using, update_fields=[*COUNTED, "state", "wait", "finished_at", "leased_until"])
         return known.state
 
 
@@ -165,7 +172,7 @@ def _release(run: int) -> bool:
         pending = RequeueItem.objects.using(using).filter(run=run, state=ItemState.PENDING)
         mark = pending.order_by("place").values_list("place", flat=True)[PART - 1 : PART].first()
         part = pending if mark is None else pending.filter(place__lte=mark)
-        known.skipped += part.update(state=ItemState.SKIPPED, why=findings.STOPPED, ended_at=now)
+        known.skipped += part.update(state=ItemState.SKIPPED, skip_code=ItemReason.STOPPED, ended_at=now)
         if mark is None:
             known.finished_at = now
         known.save(using=using, update_fields=["skipped", "finished_at"])
@@ -199,11 +206,9 @@ def count(run: RequeueRun) -> None:
     run.sent = found.get(ItemState.SENT, 0) + run.processed + run.failed
 
 
-COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "why", "ended_at")
+COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
 AT_ONCE = 500
 """Messages whose items are written where the run is started."""
-LISTING = "listing"
-"""Beside the selection of a run whose items are not all written: on which terms they are, and how far it is."""
 
 Rows = QuerySet[ParkedMessage]
 
@@ -221,31 +226,11 @@ def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
     run.save(update_fields=["total", *COUNTED])
 
 
-def postpone(run: RequeueRun, selection: Selection, terms: Terms) -> None:
-    """Count the messages, and leave their items to whoever drives the run; what is parked from now on is not meant."""
-    run.total = selection.queryset().count()
-    run.why = findings.LISTING
-    told = {
-        "include": sorted(terms.include),
-        "permanent": terms.confirmed_permanent,
-        "most": run.total,
-        "listed": 0,
-        "place": 0,
-    }
-    run.selection = {**run.selection, LISTING: told}
-    run.save(update_fields=["total", "why", "selection"])
-
-
-def listing(run: RequeueRun) -> bool:
-    """Whether some of its items are not written yet."""
-    return LISTING in run.selection
-
-
-def listed(run: RequeueRun) -> None:
-    """End the listing where it is: what has no item yet is not part of the run any more."""
-    known = dict(run.selection)
-    run.total = known.pop(LISTING)["listed"]
-    run.selection = known
+def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
+    """Count the messages, and leave their items to the run's driver; messages parked from now on are not part of it."""
+    run.total = run.listing_limit = selection.queryset().count()
+    run.wait = RunWait.LISTING
+    run.save(update_fields=["total", "wait", "listing_limit"])
 
 
 def list_part(run: int, driver: str) -> None:
@@ -259,45 +244,44 @@ def _list_part(run: int, driver: str) -> None:
         known = locked_run(run)
         if known is None or known.driver != driver or known.state not in (RunState.PLANNED, RunState.RUNNING):
             return
-        if not listing(known):
+        if known.listing_limit is None:
             return
-        told = known.selection[LISTING]
         selection, terms = _meant(known)
-        rest = _after(selection.queryset(), told)
+        rest = _after(known, selection.queryset())
         # Where the part ends is asked first: a row that is parked anew meanwhile must not carry the mark with it.
         mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
         part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
-        room, first = told["most"] - told["listed"], told["place"]
+        room, first = known.listing_limit - known.listing_count, known.listing_place
         if room < PART:
             part = part[: room + _there(known, part)]
         made = _insert(known, part, selection, terms, first=first)
-        left_out = known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
-        after = mark and [mark[0].isoformat(), mark[1]]
-        told |= {"listed": told["listed"] + made, "place": first + PART, "after": after}
-        known.skipped += left_out
-        known.why = findings.LISTING
+        known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
+        known.listing_count, known.listing_place = known.listing_count + made, first + PART
+        known.listing_after_at, known.listing_after_id = mark or (None, None)
+        known.wait = RunWait.LISTING
         if mark is None or made >= room:
-            listed(known)
-            known.why = ""
-        known.save(using=using, update_fields=["total", "skipped", "why", "selection"])
+            known.end_listing()
+            known.wait = ""
+        known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
+
+
+CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at", "listing_after_id")
 
 
 def _meant(run: RequeueRun) -> tuple[Selection, Terms]:
-    """What was chosen when the run was started, and on which terms."""
+    """Return what was chosen when the run was started, and on which terms."""
     facts = run.selection
     as_of = datetime.fromisoformat(facts["as_of"])
     selection = Selection(filter=facts["filter"], max_id=facts["max_id"], as_of=as_of, count=facts["count"])
-    told = facts[LISTING]
-    return selection, Terms(target=run.target, include=told["include"], confirmed_permanent=told["permanent"])
+    return selection, Terms(target=run.target, include=run.include, confirmed_permanent=run.permanent_confirmed)
 
 
-def _after(rows: Rows, told: dict[str, Any]) -> Rows:
-    """What is not listed yet, oldest first."""
+def _after(run: RequeueRun, rows: Rows) -> Rows:
+    """Return the messages that are not listed yet, oldest first."""
     ordered = rows.order_by("parked_at", "pk")
-    if not told.get("after"):
+    if run.listing_after_at is None or run.listing_after_id is None:
         return ordered
-    at, pk = told["after"]
-    return ordered.filter(behind("parked_at", datetime.fromisoformat(at), "pk", pk))
+    return ordered.filter(behind("parked_at", run.listing_after_at, "pk", run.listing_after_id))
 
 
 def _there(run: RequeueRun, part: Rows) -> int:
@@ -330,9 +314,9 @@ def _chosen(
     """A row for each message with the values of its item, in the order of the columns."""
     objections = reasons(selection, terms)
     now = server.now(database())
-    left_out = [When(condition, then=Value(why)) for why, condition in objections]
-    ended = [When(condition, then=Value(now)) for _why, condition in objections]
-    skipped = [When(condition, then=Value(ItemState.SKIPPED.value)) for _why, condition in objections]
+    left_out = [When(condition, then=Value(code.value)) for code, condition in objections]
+    ended = [When(condition, then=Value(now)) for _code, condition in objections]
+    skipped = [When(condition, then=Value(ItemState.SKIPPED.value)) for _code, condition in objections]
     oldest_first = Window(RowNumber(), order_by=[F("parked_at").asc(), F("pk").asc()])
     values: dict[str, Combinable] = {
         "item_run": Value(run.pk, IntegerField()),
@@ -341,7 +325,7 @@ def _chosen(
         "item_revision": F("revision"),
         "item_state": Case(*skipped, default=Value(ItemState.PENDING.value), output_field=CharField()),
         "item_cycle": Value(0, IntegerField()),
-        "item_why": Case(*left_out, default=Value(""), output_field=CharField()),
+        "item_skip_code": Case(*left_out, default=Value(""), output_field=CharField()),
         "item_ended": Case(*ended, default=Value(None), output_field=DateTimeField()),
     }
     return rows.annotate(**values).values_list(*values)

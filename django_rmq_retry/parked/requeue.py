@@ -14,14 +14,13 @@ from django.utils.translation import gettext as _
 from django_rmq_retry import server
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState
+from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.claims import sweep
 from django_rmq_retry.parked.database import database, locked_run, steadily
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
-from django_rmq_retry.parked.items import at_once, freeze, listed, listing, postpone, release
+from django_rmq_retry.parked.items import at_once, freeze, postpone, release
 from django_rmq_retry.parked.key_lists import keep
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.run import drive, paced, tripped
@@ -34,21 +33,28 @@ PATIENCE = 0.5
 """Seconds for which whoever stops a run lets go of its messages; whoever drives runs goes on with the rest."""
 
 
+CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
+"""A run paused for one of these resumes without its canary: the operator has looked at the first message."""
+
+
+def _noted(reason: str) -> dict[str, str]:
+    """The operator's note takes the place of the code for which the run waited."""
+    return {"wait": "", "note": short(reason, 255)}
+
+
 def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Send nothing more until somebody resumes it; what is being sent ends as it would."""
     running = (RunState.PLANNED, RunState.RUNNING)
     return _steer(
-        run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, "why": short(reason, 255)}
+        run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, **_noted(reason)}
     )
 
 
 def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Go on. Whoever resumes after a guard has seen what it saw: from then on it counts anew, and stops it again."""
-    changes: dict[str, Any] = {"state": RunState.RUNNING, "why": "", **paced()}
+    changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **paced()}
     known = RequeueRun.objects.using(database()).filter(pk=run).first()
-    if known is not None and known.canary and known.why in (
-        findings.CANARY_FAILED, findings.CANARY_SILENT, findings.NOT_CONFIRMED
-    ):  # fmt: skip
+    if known is not None and known.canary and known.wait in CANARY_ENDED:
         changes["canary"] = False
     if known is not None and tripped(known):
         changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
@@ -62,7 +68,7 @@ def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun
 
 def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Send nothing more, for good. What was not sent stays parked; outcomes of what was are still noted."""
-    changes = {"state": RunState.STOPPED, "why": short(reason, 255)}
+    changes = {"state": RunState.STOPPED, **_noted(reason)}
     stopped = _steer(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + PATIENCE
     while release(run) and time.monotonic() < until:
@@ -91,13 +97,12 @@ def _steer(
                 raise Outdated(said % {"run": run, "state": known.get_state_display()})
             before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
             RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
-            if action == Action.STOP and listing(known):
-                counted = known.total
-                listed(known)
-                known.save(using=database(), update_fields=["selection", "total"])
-                known.total = counted
+            counted = known.total
+            if action == Action.STOP and known.listing:
+                known.end_listing()
+                known.save(using=database(), update_fields=["listing_limit", "total"])
             after = {name: changes[name] for name in before}
-            note(actor, action, reason=reason, run=run, count=known.total, facts={"before": before, "after": after})
+            note(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
         known.refresh_from_db(using=database())
         return known
 
@@ -153,6 +158,7 @@ def start(
 def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
     using = database()
     run.pk = None
+    run.include, run.permanent_confirmed = sorted(terms.include), terms.confirmed_permanent
     with transaction.atomic(using=using):
         run.save(using=using, force_insert=True)
         (freeze if at_once(selection) else postpone)(run, selection, terms)

@@ -21,12 +21,11 @@ from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked.claims import Answer, Claim, claim, lasts, leave_out, settle, sweep
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
 from django_rmq_retry.parked.database import database, locked_run, steadily
-from django_rmq_retry.parked.items import Choice, advance, list_part, listing, recount, release
+from django_rmq_retry.parked.items import Choice, advance, list_part, recount, release
 from django_rmq_retry.publishing import broker_connections
 
 
@@ -52,24 +51,24 @@ def tally(run: RequeueRun) -> tuple[int, int]:
     return failed + max(run.processed - run.spared_processed, 0), failed
 
 
-def canary(run: RequeueRun) -> tuple[str, bool]:
-    """Why the rest has to wait for the first message, and whether that is for a person to end; nothing if it held."""
+def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
+    """Return why the rest waits for the first message, and whether only an operator can end that; None if it held."""
     if run.processed:
-        return "", False
+        return None, False
     rows = (
         RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SKIPPED))
     )
     states = set(rows.values_list("state", flat=True)[:ENOUGH])
     if ItemState.FAILED in states:
-        return findings.CANARY_FAILED, True
+        return RunWait.CANARY_FAILED, True
     if ItemState.UNCONFIRMED in states:
-        return findings.NOT_CONFIRMED, True
+        return RunWait.NOT_CONFIRMED, True
     if not states:
-        return "", False
+        return None, False
     sent_at = rows.filter(state=ItemState.SENT).values_list("sent_at", flat=True).first()
     if sent_at is not None and sent_at < server.now(database()) - CANARY:
-        return findings.CANARY_SILENT, True
-    return findings.CANARY_WAITS, False
+        return RunWait.CANARY_SILENT, True
+    return RunWait.CANARY_WAITS, False
 
 
 SLICE = 0.25
@@ -221,15 +220,15 @@ class Drive:
         if self._clock() - self._swept >= SWEEP:
             sweep()
             self._swept = self._clock()
-        if run.state == RunState.STOPPED or listing(run):
+        if run.state == RunState.STOPPED or run.listing:
             return self._before_or_after(run)
         if run.state == RunState.WAITING:
             return self._advance()
         if not self._reachable(run):
-            self._say(run, findings.BROKER_AWAY)
+            self._say(run, RunWait.BROKER_AWAY)
             return AWAY
         if run.state == RunState.PLANNED:
-            self._set(run, state=RunState.RUNNING, why="", started_at=server.now(database()), **paced())
+            self._set(run, state=RunState.RUNNING, wait="", started_at=server.now(database()), **paced())
             return 0.0
         return self._slice(run)
 
@@ -254,7 +253,7 @@ class Drive:
         rows = _runs().filter(free, TO_DRIVE, pk=self.run)
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
         run = _runs().filter(TO_DRIVE, pk=self.run).first() if self._mine else None
-        if run is not None and self._swept == float("-inf") and not listing(run) and run.state in DRIVEN:
+        if run is not None and self._swept == float("-inf") and not run.listing and run.state in DRIVEN:
             # Whoever drove it before may have been killed between a publish and its note.
             recount(run.pk)
             run.refresh_from_db()
@@ -262,7 +261,7 @@ class Drive:
 
     def _reachable(self, run: RequeueRun) -> bool:
         """Asked only where there is doubt: a publish would tell as well, but takes longer to fail."""
-        return self._depths.answers() if run.state == RunState.PLANNED or run.why == findings.BROKER_AWAY else True
+        return self._depths.answers() if run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY else True
 
     def _slice(self, run: RequeueRun) -> float | None:
         held = self._held(run)
@@ -272,7 +271,7 @@ class Drive:
         if not room:
             return self._pace.wait(run.rate)
         # One alone finds out: the broker was away or silent a moment ago, or the run tries one first.
-        doubtful = self._doubts or run.why == findings.BROKER_AWAY or (run.canary and not run.processed)
+        doubtful = self._doubts or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
         unknown: list[str] = []
         choice = Choice(run, 1 if doubtful else room, lambda queue: self._room(run, queue, unknown))
         if choice.blocked:
@@ -290,11 +289,11 @@ class Drive:
     def _held(self, run: RequeueRun) -> float | None:
         """Seconds to wait where a guard or the first message holds the rest back."""
         if tripped(run):
-            self._set(run, state=RunState.PAUSED, why=findings.GUARD)
+            self._set(run, state=RunState.PAUSED, wait=RunWait.GUARD)
             return SLICE
-        why, final = canary(run) if run.canary else ("", False)
-        if why:
-            self._set(run, why=why, **({"state": RunState.PAUSED} if final else {}))
+        wait, final = canary(run) if run.canary else (None, False)
+        if wait:
+            self._set(run, wait=wait, **({"state": RunState.PAUSED} if final else {}))
             return SLICE
         return None
 
@@ -320,39 +319,39 @@ class Drive:
             self._depths.added(one.copy.routing_key, 1)
         if Outcome.CONFIRMED in outcomes:
             self._doubts = 0
-            if run.why == findings.BROKER_AWAY:
+            if run.wait == RunWait.BROKER_AWAY:
                 self._set(run, **paced())
-            self._say(run, "")
+            self._say(run, None)
         elif Outcome.UNKNOWN in outcomes:
             self._doubts += 1
             if self._doubts > 1:
-                self._set(run, state=RunState.PAUSED, why=findings.NOT_CONFIRMED)
+                self._set(run, state=RunState.PAUSED, wait=RunWait.NOT_CONFIRMED)
         elif Outcome.UNSENT in outcomes:
-            self._say(run, findings.BROKER_AWAY)
+            self._say(run, RunWait.BROKER_AWAY)
         elif Outcome.NACKED in outcomes:
-            self._say(run, findings.QUEUE_FULL)
+            self._say(run, RunWait.QUEUE_FULL)
 
     def _idle(self, run: RequeueRun, choice: Choice, *, unknown: bool) -> float | None:
         if choice.waits_for_queue:
-            self._say(run, self._unknown() if unknown else findings.QUEUE_DEEP)
+            self._say(run, self._unknown() if unknown else RunWait.QUEUE_DEEP)
         elif choice.waits_for_key:
-            self._say(run, findings.KEYS_WAIT)
+            self._say(run, RunWait.KEYS_WAIT)
         else:
             return self._advance()
         return SLICE
 
-    def _unknown(self) -> str:
-        """Why the broker does not tell how many messages a queue holds."""
-        return findings.DEPTH_UNKNOWN if self._depths.answers() else findings.BROKER_AWAY
+    def _unknown(self) -> RunWait:
+        """Return why the number of messages in a queue is unknown."""
+        return RunWait.DEPTH_UNKNOWN if self._depths.answers() else RunWait.BROKER_AWAY
 
     def _advance(self) -> float | None:
         state = advance(self.run, self.driver)
         self.waiting = state == RunState.WAITING
         return SLICE if state in DRIVEN else None
 
-    def _say(self, run: RequeueRun, why: str) -> None:
-        if run.why != why:
-            self._set(run, why=why)
+    def _say(self, run: RequeueRun, wait: RunWait | None) -> None:
+        if run.wait != (wait or ""):
+            self._set(run, wait=wait or "")
 
     def _set(self, run: RequeueRun, **changes: object) -> None:
         """Unless a person has paused or stopped it meanwhile, or somebody else drives it."""
@@ -386,11 +385,11 @@ def drive(
     return RequeueRun.objects.using(database()).get(pk=run)
 
 
-def _leave_out(run: int, whys: Mapping[int, str]) -> None:
+def _leave_out(run: int, codes: Mapping[int, ItemReason]) -> None:
     def act() -> None:
         with transaction.atomic(using=database()):
             locked_run(run)
-            leave_out(run, whys)
+            leave_out(run, codes)
 
     steadily(act)
 

@@ -102,7 +102,7 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
     """What became of each message of a run, as a table."""
     items = RequeueItem.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
     note(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
-    head = ("place", "id", "business_key", "message_id", "queue", "state", "why", "error", "sent_at", "ended_at")
+    head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
 
@@ -151,7 +151,15 @@ HEAVY = ("message__body", "message__properties", "message__detail", "message__er
 
 def _result(item: RequeueItem) -> Iterator[object]:
     message = item.message
-    yield from (item.place, message.pk, message.business_key, message.message_id, message.queue, item.state, item.why)
+    yield from (
+        item.place,
+        message.pk,
+        message.business_key,
+        message.message_id,
+        message.queue,
+        item.state,
+        item.skip_code,
+    )
     yield message.error if item.state == ItemState.FAILED else ""
     yield from (_plain(item.sent_at), _plain(item.ended_at))
 

@@ -13,8 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq_retry.models import ItemState, RequeueRun, RunState, State
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemState, RequeueRun, RunState, RunWait, State
 from django_rmq_retry.topology.drawings import clean
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
@@ -179,7 +178,7 @@ def run_badge(run: RequeueRun, *, away: bool = False) -> SafeString:
 
 def run_outcome(run: RequeueRun, *, away: bool = False) -> tuple[str, str]:
     """A finished run is as good as what came of its messages; one that sends needs a broker."""
-    if run.state == RunState.RUNNING and (away or run.why == findings.BROKER_AWAY):
+    if run.state == RunState.RUNNING and (away or run.wait == RunWait.BROKER_AWAY):
         return RunState.PLANNED, _("Waiting for the broker")
     if run.state != RunState.FINISHED:
         return run.state, run.get_state_display()

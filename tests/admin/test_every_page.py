@@ -60,7 +60,7 @@ def world() -> dict[str, dict[str, Any]]:
     one = made.message(business_key="PAY-1")
     made.attempt(one, 5)
     note(ANN, Action.DISCARD, message=one.pk, reason="duplicate")
-    RequeueRun.objects.create(by="ann", created_at=timezone.now(), why="INC-553")
+    RequeueRun.objects.create(by="ann", created_at=timezone.now(), note="INC-553")
     outgoing(stuck=True)
     blocked(one, waiting=1)
     pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))

@@ -8,8 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -47,14 +46,14 @@ def test_the_page_says_what_the_guard_does(page: Client, fields: dict[str, Any],
 
 
 def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of(sent=4, why=findings.BROKER_AWAY, started_at=timezone.now())
+    run = run_of(sent=4, wait=RunWait.BROKER_AWAY, started_at=timezone.now())
     now = timezone.now()
     seen = broker_look.Look(at=now, away="Connection refused", since=now)
     monkeypatch.setattr(broker_look, "glimpse", lambda: seen)
     during = shown(page, run, part=True)
     whole = shown(page, run)
     seen = broker_look.Look(at=now)
-    RequeueRun.objects.filter(pk=run.pk).update(why="")
+    RequeueRun.objects.filter(pk=run.pk).update(wait="")
     after = shown(page, run, part=True)
 
     assert "No connection to the broker since" in during
@@ -113,7 +112,22 @@ def test_why_messages_were_left_out_is_told_to_whom_may_not_see_them(settings: A
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: False}
     run = run_of(state=RunState.FINISHED, skipped=1)
     RequeueItem.objects.create(
-        run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, why=findings.REFUSED
+        run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, skip_code=ItemReason.REFUSED
     )
 
-    assert findings.REFUSED in shown(client_of(made.person("support", "view_requeuerun")), run)
+    assert str(ItemReason.REFUSED.label) in shown(client_of(made.person("support", "view_requeuerun")), run)
+
+
+def test_the_page_of_a_run_gives_its_reasons_in_the_language_of_its_reader(page: Client, settings: Any) -> None:
+    run = run_of(state=RunState.PAUSED, wait="guard", failed=5, sent=5, skipped=1)
+    RequeueItem.objects.create(
+        run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, skip_code="changed"
+    )
+    english = shown(page, run)
+    settings.LANGUAGE_CODE = "de"
+    german = shown(page, run)
+
+    assert "More messages failed again than the run allows." in english
+    assert "It was changed after it was chosen." in english
+    assert "Mehr Nachrichten schlugen erneut fehl, als der Lauf zulässt." in german
+    assert "Sie wurde nach der Auswahl geändert." in german

@@ -14,8 +14,17 @@ from django.utils import timezone
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.models import Action, ItemState, ParkedMessage, RequeueItem, RequeueRun, RunState, State
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import (
+    Action,
+    ItemReason,
+    ItemState,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.topology.declarations import Role
@@ -145,7 +154,9 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
     for number in (4, 5):
         made.attempt(one, number)
     run = RequeueRun.objects.create(by="ann", created_at=later, state=RunState.FINISHED)
-    RequeueItem.objects.create(run=run, message=one, place=1, revision=1, sent_at=later, why=findings.UNCONFIRMED)
+    RequeueItem.objects.create(
+        run=run, message=one, place=1, revision=1, sent_at=later, skip_code=ItemReason.UNCONFIRMED
+    )
     for action in Action:
         note(Actor(name="ann", source="cli"), action, message=one.pk, reason="INC-553", run=run.pk)
 
@@ -209,11 +220,11 @@ def test_a_run_in_each_state(page: Client, state: RunState) -> None:
     counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
     bounds = {"max_depth": 10, "stop_at": 20, "rate": 8, "driver": "worker-3", "beat_at": timezone.now()}
     run = RequeueRun.objects.create(
-        by="ann", created_at=timezone.now(), state=state, why=findings.GUARD, **counts, **bounds
+        by="ann", created_at=timezone.now(), state=state, wait=RunWait.GUARD, **counts, **bounds
     )
     for place, kind in enumerate(ItemState):
         RequeueItem.objects.create(
-            run=run, message=made.message(), place=place, revision=1, state=kind, why=findings.LATE
+            run=run, message=made.message(), place=place, revision=1, state=kind, skip_code=ItemReason.LATE
         )
     found = [untranslated(page.get(address)) for address in (RUNS, f"{RUNS}{run.pk}/change/")]
 

@@ -21,15 +21,16 @@ from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.models import (
     Action,
+    ItemReason,
     ItemState,
     MessageVersion,
     ParkedMessage,
     RequeueItem,
     RequeueRun,
     RunState,
+    RunWait,
     State,
 )
-from django_rmq_retry.parked import findings
 from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.key_lists import look_up, store
@@ -131,10 +132,12 @@ def fill_states(now: datetime) -> None:
     for run_state in RunState:
         counts = {"total": 9, "sent": 4, "processed": 1, "failed": 1, "skipped": 1, "unconfirmed": 1}
         run = RequeueRun.objects.create(
-            by="ann", created_at=now, state=run_state, why=findings.GUARD, stop_at=20, **counts
+            by="ann", created_at=now, state=run_state, wait=RunWait.GUARD, stop_at=20, **counts
         )
         for place, (kind, one) in enumerate(zip(ItemState, known, strict=False)):
-            RequeueItem.objects.create(run=run, message=one, place=place, revision=1, state=kind, why=findings.LATE)
+            RequeueItem.objects.create(
+                run=run, message=one, place=place, revision=1, state=kind, skip_code=ItemReason.LATE
+            )
     for action in Action:
         note(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
 

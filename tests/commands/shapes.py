@@ -84,7 +84,7 @@ GROUP = {
 }
 RUN = {
     **dict.fromkeys(("id", "total", "sent", "processed", "failed", "skipped", "unconfirmed"), int),
-    **dict.fromkeys(("state", "why", "by", "reason", "target"), str),
+    **dict.fromkeys(("state", "wait", "note", "by", "reason", "target"), str),
     **dict.fromkeys(("one_by_one", "canary"), bool),
     "rate": float,
     "max_depth": (None, int),

@@ -142,7 +142,7 @@ def _runs() -> None:
     counts = {"total": 211, "sent": 210, "processed": 207, "failed": 3, "skipped": 1}
     ended = {"state": RunState.FINISHED, "finished_at": ago(minutes=8), "reason": "INC-553"}
     RequeueRun.objects.create(pk=73, **common, **counts, **ended)
-    paused = {"state": RunState.PAUSED, "why": "60 % of 10 outcomes failed again.", "stop_at": 20}
+    paused = {"state": RunState.PAUSED, "wait": "guard", "stop_at": 20}
     RequeueRun.objects.create(pk=74, **common, total=40, sent=10, processed=4, failed=6, **paused)
 
 

@@ -129,7 +129,7 @@ class TestReport:
         found = report(Selection.of_filter({"state": ["parked", "on_hold"]}))
 
         assert counts(found) == {
-            "succeeded": 1, "unconfirmed": 1, "permanent": 1, "late": 1, "queueless": 1, "unhandled": 1,
+            "succeeded": 1, "unconfirmed": 1, "permanent": 1, "late": 1, "no_queue": 1, "unhandled": 1,
             "edited": 1, "held": 1, "duplicates": 2,
         }  # fmt: skip
         assert (found.total, found.sendable, found.left_out) == (9, 3, 6)

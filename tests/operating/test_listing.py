@@ -6,12 +6,21 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueRun, RunState, State
-from django_rmq_retry.parked import findings, items, requeue
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
+from django_rmq_retry.parked import items, requeue
 from django_rmq_retry.parked.claims import claim
 from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.driver import undriven
-from django_rmq_retry.parked.items import list_part, listing
+from django_rmq_retry.parked.items import list_part
 from django_rmq_retry.parked.operators import Outdated
 from django_rmq_retry.parked.requeue import pause, resume, start, stop
 from django_rmq_retry.parked.run import Drive, drive
@@ -49,7 +58,7 @@ def a_part(run: RequeueRun) -> None:
 
 
 def all_parts(run: RequeueRun) -> RequeueRun:
-    while listing(now(run)):
+    while now(run).listing:
         a_part(run)
     return now(run)
 
@@ -62,13 +71,13 @@ class TestStart:
     def test_a_small_run_is_listed_at_once(self) -> None:
         run = started(3)
 
-        assert (run.items.count(), listing(run), run.why) == (3, False, "")
+        assert (run.items.count(), run.listing, run.wait) == (3, False, "")
 
     def test_a_large_run_is_counted_and_listed_later(self) -> None:
         run = started(4)
         act = OperatorAction.objects.get()
 
-        assert (run.items.count(), run.total, run.state, run.why) == (0, 4, RunState.RUNNING, findings.LISTING)
+        assert (run.items.count(), run.total, run.state, run.wait) == (0, 4, RunState.RUNNING, RunWait.LISTING)
         assert (act.count, act.run, "left_out" in act.facts, "listing" in act.facts["selection"]) == (
             4, run.pk, False, False,
         )  # fmt: skip
@@ -100,7 +109,7 @@ class TestListing:
             oldest.pk,
             *ParkedMessage.objects.exclude(pk=oldest.pk).order_by("pk").values_list("pk", flat=True),
         ]
-        assert (run.total, run.sent, run.why, listing(run)) == (9, 9, "", False)
+        assert (run.total, run.sent, run.wait, run.listing) == (9, 9, "", False)
 
     @pytest.mark.parametrize("count", [4, 5, 6, 7])
     def test_the_last_part_may_be_full_or_not(self, count: int) -> None:
@@ -159,7 +168,10 @@ class TestListing:
         careful, bold = started(6), begun(include=["unconfirmed"])
         careful, bold = all_parts(careful), all_parts(bold)
 
-        assert sorted(careful.items.filter(why=findings.UNCONFIRMED).values_list("message_id", flat=True)) == doubtful
+        assert (
+            sorted(careful.items.filter(skip_code=ItemReason.UNCONFIRMED).values_list("message_id", flat=True))
+            == doubtful
+        )
         assert (careful.skipped, bold.skipped) == (2, 0)
 
     @pytest.mark.usefixtures("wired")
@@ -168,13 +180,13 @@ class TestListing:
         ParkedMessage.objects.filter(pk=run.items.get(place=4).message_id).update(revision=9)
         run = drive(run.pk, "me", outcomes=False)
 
-        assert (run.items.get(place=4).why, run.sent, run.skipped) == (findings.CHANGED, 4, 1)
+        assert (run.items.get(place=4).skip_code, run.sent, run.skipped) == (ItemReason.CHANGED, 4, 1)
 
     def test_it_needs_no_broker(self, away: None) -> None:
         run = started(8, planned=True)
         run = drive(run.pk, "test", for_seconds=2)
 
-        assert (run.items.count(), run.state, run.why) == (8, RunState.PLANNED, findings.BROKER_AWAY)
+        assert (run.items.count(), run.state, run.wait) == (8, RunState.PLANNED, RunWait.BROKER_AWAY)
 
     def test_only_its_driver_lists_it(self) -> None:
         run = started(8)
@@ -204,7 +216,7 @@ class TestStop:
         a_part(run)
         run = drive(run.pk, "test")
 
-        assert (stopped.state, stopped.total, stopped.skipped, listing(stopped)) == (RunState.STOPPED, 3, 3, False)
+        assert (stopped.state, stopped.total, stopped.skipped, stopped.listing) == (RunState.STOPPED, 3, 3, False)
         assert (run.items.count(), wired.queue_declare(QUEUE, passive=True).method.message_count) == (3, 0)
         assert [act.count for act in OperatorAction.objects.order_by("number")] == [8, 8]
 
@@ -227,7 +239,7 @@ class TestStop:
         assert (now(run).skipped, now(run).finished_at) == (6, None)
         run = drive(run.pk, "next")
 
-        assert (run.skipped, run.total, run.why, undriven(5)) == (8, 8, "wrong ones", [])
+        assert (run.skipped, run.total, run.note, undriven(5)) == (8, 8, "wrong ones", [])
         assert run.finished_at is not None
-        assert set(run.items.values_list("state", "why")) == {(ItemState.SKIPPED, findings.STOPPED)}
+        assert set(run.items.values_list("state", "skip_code")) == {(ItemState.SKIPPED, ItemReason.STOPPED)}
         assert {again(one.message).state for one in run.items.all()} == {State.PARKED}

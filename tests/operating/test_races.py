@@ -179,7 +179,7 @@ def test_a_driver_that_is_killed_while_it_lists_leaves_nothing_out_and_lists_not
 
     assert copies(wired) == dict.fromkeys(ParkedMessage.objects.exclude(pk=later.pk).values_list("pk", flat=True), 1)
     assert list(run.items.order_by("place").values_list("place", flat=True)) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (run.total, run.sent, run.skipped, run.why) == (8, 8, 0, "")
+    assert (run.total, run.sent, run.skipped, run.wait) == (8, 8, 0, "")
     assert recount() == 0
 
 
@@ -190,7 +190,7 @@ def test_a_driver_that_is_killed_while_it_lets_go_leaves_the_rest_to_the_next(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     run = large(11)
-    while items.listing(RequeueRun.objects.get(pk=run.pk)):
+    while RequeueRun.objects.get(pk=run.pk).listing:
         RequeueRun.objects.filter(pk=run.pk).update(driver="lister")
         items.list_part(run.pk, "lister")
     stop(run.pk, ANN, reason="wrong ones")
@@ -231,7 +231,7 @@ def test_several_who_list_one_run_list_each_message_once() -> None:
     run = RequeueRun.objects.get(pk=run.pk)
 
     assert sorted(run.items.values_list("place", flat=True)) == list(range(1, 31))
-    assert (run.total, items.listing(run)) == (30, False)
+    assert (run.total, run.listing) == (30, False)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -6,8 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
-from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RunState, State
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason, ItemState, OperatorAction, ParkedMessage, RunState, RunWait, State
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.requeue import requeue, start
@@ -63,7 +62,7 @@ def test_requeueing_again_what_is_under_way_sends_nothing(wired: BlockingChannel
     run = requeue([one], by="bob")
 
     assert depth(wired) == 1
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, findings.RESOLVED)]
+    assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.RESOLVED)]
     assert run.state == RunState.FINISHED
 
 
@@ -73,7 +72,7 @@ def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) 
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
     run = drive(start(selection, ANN).pk, "test", outcomes=False)
 
-    assert [item.why for item in run.items.order_by("place")] == [findings.CHANGED, ""]
+    assert [item.skip_code for item in run.items.order_by("place")] == [ItemReason.CHANGED, ""]
     assert depth(wired) == 1
 
 
@@ -84,7 +83,7 @@ def test_what_was_changed_after_the_start_is_left_out() -> None:
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
     run = drive(run.pk, "test", outcomes=False)
 
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.SKIPPED, findings.CHANGED)]
+    assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.SKIPPED, ItemReason.CHANGED)]
     assert (run.state, run.skipped, again(one).state) == (RunState.FINISHED, 1, State.PARKED)
 
 
@@ -104,9 +103,9 @@ def test_a_queue_that_is_gone_leaves_the_message_parked_as_it_was(wired: Blockin
     now = again(one)
 
     assert (now.state, now.cycle, now.unconfirmed, now.claimed_until) == (State.PARKED, 1, False, None)
-    assert next((item.state, item.why) for item in run.items.order_by("place")) == (
+    assert next((item.state, item.skip_code) for item in run.items.order_by("place")) == (
         ItemState.SKIPPED,
-        findings.UNROUTABLE,
+        ItemReason.UNROUTABLE,
     )
     assert depth(wired) == 1
     assert (group_of(one).parked, group_of(one).requeued) == (1, 1)
@@ -118,9 +117,9 @@ def test_without_a_broker_messages_stay_parked_and_the_run_says_so() -> None:
     run = requeue([one], by="ann", wait=1)
     now = again(one)
 
-    assert (run.state, run.why, run.sent) == (RunState.RUNNING, findings.BROKER_AWAY, 0)
+    assert (run.state, run.wait, run.sent) == (RunState.RUNNING, RunWait.BROKER_AWAY, 0)
     assert (now.state, now.cycle, now.unconfirmed) == (State.PARKED, 1, False)
-    assert [(item.state, item.why) for item in run.items.all()] == [(ItemState.PENDING, findings.NOT_SENT)]
+    assert [(item.state, item.skip_code) for item in run.items.all()] == [(ItemState.PENDING, ItemReason.NOT_SENT)]
 
 
 def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settings: Any) -> None:

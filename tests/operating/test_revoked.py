@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.run import Drive
@@ -31,7 +31,7 @@ def deleted(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"), [(sacked, findings.REFUSED), (demoted, findings.REFUSED), (deleted, findings.ACCOUNT_GONE)]
+    ("loss", "why"), [(sacked, ItemReason.REFUSED), (demoted, ItemReason.REFUSED), (deleted, ItemReason.ACCOUNT_GONE)]
 )
 def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
     wired: BlockingChannel, loss: Callable[[User], None], why: str
@@ -46,6 +46,6 @@ def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
         clock.now += 60
         one.step()
 
-    items = list(run.items.order_by("place").values_list("state", "why"))
+    items = list(run.items.order_by("place").values_list("state", "skip_code"))
     assert items == [("sent", ""), ("skipped", why), ("skipped", why)]
     assert int(wired.queue_declare(QUEUE, passive=True).method.message_count) == 1

@@ -7,11 +7,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
-from django_rmq_retry.parked import findings
+from django_rmq_retry.models import (
+    ItemReason,
+    ItemState,
+    OperatorAction,
+    ParkedMessage,
+    RequeueItem,
+    RequeueRun,
+    RunState,
+    RunWait,
+    State,
+)
 from django_rmq_retry.parked.claims import claim, failed, succeeded, sweep
 from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.groups import recount
@@ -125,7 +134,7 @@ class TestSteering:
         run = started(2, rate=100)
         pause(run.pk, BOB, reason="look first")
         assert states(drive(run.pk, "test", outcomes=False)) == ["pending", "pending"]
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, "look first")
+        assert (now(run).state, now(run).note) == (RunState.PAUSED, "look first")
         resume(run.pk, BOB)
         drive(run.pk, "test", outcomes=False)
 
@@ -141,7 +150,7 @@ class TestSteering:
 
         assert states(run) == ["processed", "skipped"]
         assert (now(run).state, now(run).skipped, now(run).processed) == (RunState.STOPPED, 1, 1)
-        assert run.items.get(place=2).why == findings.STOPPED
+        assert run.items.get(place=2).skip_code == ItemReason.STOPPED
         assert ParkedMessage.objects.filter(state=State.PARKED).count() == 1
 
     def test_what_has_ended_cannot_be_steered(self) -> None:
@@ -186,7 +195,7 @@ class TestGuards:
         clock.now += 1
         one.step()
 
-        assert (now(other).state, now(other).why) == (RunState.PAUSED, findings.GUARD)
+        assert (now(other).state, now(other).wait) == (RunState.PAUSED, RunWait.GUARD)
         assert states(other)[6:] == ["pending", "pending"]
 
     @pytest.mark.usefixtures("wired")
@@ -200,7 +209,7 @@ class TestGuards:
             outcome(run, place, good=place > 2)
         clock.now += 1
         one.step()
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.GUARD)
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
         resume(run.pk, ANN)
         one.step()
         clock.now += 1
@@ -210,12 +219,12 @@ class TestGuards:
         one.step()
 
         assert states(run)[6:11] == ["failed", "failed", "processed", "processed", "processed"]
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.GUARD)
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.GUARD)
 
     @pytest.mark.usefixtures("wired")
     def test_what_a_guard_has_told_of_stops_a_resumed_run_no_more(self) -> None:
         run = started(2, stop_at=20, rate=100)
-        RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, why=findings.GUARD)
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, wait=RunWait.GUARD)
         resumed = resume(run.pk, ANN)
 
         assert not tripped(resumed)
@@ -232,12 +241,12 @@ class TestGuards:
             one.step()
             clock.now += 1
         assert states(run) == ["sent", "pending", "pending"]
-        assert now(run).why == findings.CANARY_WAITS
+        assert now(run).wait == RunWait.CANARY_WAITS
         outcome(run, 1, good=True)
         one.step()
 
         assert states(run) == ["processed", "sent", "sent"]
-        assert now(run).why == ""
+        assert now(run).wait == ""
 
     @pytest.mark.usefixtures("wired")
     def test_the_rest_waits_for_a_person_when_the_first_failed(self) -> None:
@@ -247,11 +256,42 @@ class TestGuards:
         outcome(run, 1, good=False)
         clock.now += 1
         one.step()
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.CANARY_FAILED)
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_FAILED)
         resume(run.pk, ANN)
         drive(run.pk, "test", outcomes=False)
 
         assert states(run) == ["failed", "sent", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_run_paused_by_its_canary_resumes_whatever_its_texts_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run, clock = started(2, canary=True, rate=100), Clock()
+        one = Drive(run.pk, "test", clock=clock, depths=Depths())
+        one.step()
+        outcome(run, 1, good=False)
+        clock.now += 1
+        with translation.override("de"):
+            one.step()
+        paused = now(run)
+        monkeypatch.setattr(RunWait.CANARY_FAILED, "_label_", "The text of a later version.")
+        with translation.override("fr"):
+            resume(run.pk, ANN)
+        drive(run.pk, "test", outcomes=False)
+
+        assert (paused.state, paused.wait, paused.note) == ("paused", "canary_failed", "")
+        assert states(run) == ["failed", "sent"]
+
+    @pytest.mark.usefixtures("wired")
+    def test_a_note_is_the_operators_and_a_code_is_the_drivers(self) -> None:
+        run = started(2, stop_at=20)
+        noted = pause(run.pk, ANN, reason="look first")
+        resume(run.pk, ANN)
+        one = Drive(run.pk, "test", depths=Depths())
+        one.step()
+        RequeueRun.objects.filter(pk=run.pk).update(failed=5)
+        one.step()
+
+        assert (noted.note, noted.wait, noted.explanation) == ("look first", "", "look first")
+        assert (now(run).note, now(run).wait) == ("", "guard")
 
     @pytest.mark.usefixtures("wired")
     def test_a_first_message_without_an_outcome_is_a_persons_to_judge(self) -> None:
@@ -262,7 +302,7 @@ class TestGuards:
         clock.now += 1
         one.step()
 
-        assert (now(run).state, now(run).why) == (RunState.PAUSED, findings.CANARY_SILENT)
+        assert (now(run).state, now(run).wait) == (RunState.PAUSED, RunWait.CANARY_SILENT)
 
 
 class TestKeys:
@@ -274,13 +314,13 @@ class TestKeys:
             one.step()
             clock.now += 1
         assert states(run) == ["sent", "sent", "pending", "pending"]
-        assert now(run).why == findings.KEYS_WAIT
+        assert now(run).wait == RunWait.KEYS_WAIT
         outcome(run, 1, good=True)
         outcome(run, 2, good=False)
         one.step()
 
         assert states(run) == ["processed", "failed", "sent", "skipped"]
-        assert run.items.get(place=4).why == findings.KEY_FAILED
+        assert run.items.get(place=4).skip_code == ItemReason.KEY_FAILED
 
     @pytest.mark.usefixtures("wired")
     def test_duplicates_that_were_included_do_not_wait(self) -> None:
@@ -298,25 +338,25 @@ class TestDepths:
         for _ in range(3):
             clock.now += 1
             one.step()
-        assert (now(run).sent, now(run).why) == (2, findings.QUEUE_DEEP)
+        assert (now(run).sent, now(run).wait) == (2, RunWait.QUEUE_DEEP)
         depths.depth = 0
         clock.now += 1
         one.step()
 
-        assert (now(run).sent, now(run).why) == (5, "")
+        assert (now(run).sent, now(run).wait) == (5, "")
 
     @pytest.mark.usefixtures("wired")
     def test_a_run_waits_while_nobody_knows_how_deep_it_is(self) -> None:
         run = started(max_depth=3)
         Drive(run.pk, "test", depths=Depths(None)).step()
 
-        assert (now(run).sent, now(run).why) == (0, findings.DEPTH_UNKNOWN)
+        assert (now(run).sent, now(run).wait) == (0, RunWait.DEPTH_UNKNOWN)
 
     def test_the_broker_is_asked(self, wired: BlockingChannel) -> None:
         for _ in range(3):
             wired.basic_publish("", QUEUE, b"{}")
         run = drive(started(2, max_depth=2).pk, "test", for_seconds=1)
-        assert (run.sent, run.why) == (0, findings.QUEUE_DEEP)
+        assert (run.sent, run.wait) == (0, RunWait.QUEUE_DEEP)
         wired.queue_purge(QUEUE)
 
         assert drive(run.pk, "test", outcomes=False).sent == 2
@@ -328,19 +368,19 @@ class TestBroker:
         run, clock, depths = started(planned=True), Clock(), Depths(answers=False)
         one = Drive(run.pk, "test", clock=clock, depths=depths)
         one.step()
-        assert (now(run).state, now(run).why) == (RunState.PLANNED, findings.BROKER_AWAY)
+        assert (now(run).state, now(run).wait) == (RunState.PLANNED, RunWait.BROKER_AWAY)
         depths.reachable = True
         one.step()
         one.step()
 
-        assert (now(run).state, now(run).sent, now(run).why) == (RunState.RUNNING, 1, "")
+        assert (now(run).state, now(run).sent, now(run).wait) == (RunState.RUNNING, 1, "")
 
     def test_a_run_goes_on_by_itself_when_the_broker_is_back(
         self, away: None, settings: Any, broker_url: str, amqp: BlockingChannel
     ) -> None:
         run = started(2, rate=100)
         drive(run.pk, "test", for_seconds=1)
-        assert (states(run), now(run).why) == (["pending", "pending"], findings.BROKER_AWAY)
+        assert (states(run), now(run).wait) == (["pending", "pending"], RunWait.BROKER_AWAY)
         amqp.queue_declare(QUEUE)
         broker_connections.close()
         settings.RMQ_RETRY = {"URL": broker_url}
@@ -353,7 +393,7 @@ class TestBroker:
         wired.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         run = started(2, rate=100)
         drive(run.pk, "test", for_seconds=1.5)
-        assert (sorted(states(run)), now(run).why) == (["pending", "sent"], findings.QUEUE_FULL)
+        assert (sorted(states(run)), now(run).wait) == (["pending", "sent"], RunWait.QUEUE_FULL)
         wired.queue_purge(QUEUE)
         drive(run.pk, "test", outcomes=False)
 
@@ -381,7 +421,7 @@ class TestBroker:
             broker_connections.close()
         told = now(run)
 
-        assert (told.state, told.why, told.sent) == (RunState.PAUSED, findings.NOT_CONFIRMED, 1)
+        assert (told.state, told.wait, told.sent) == (RunState.PAUSED, RunWait.NOT_CONFIRMED, 1)
         assert told.unconfirmed == 2
         assert ParkedMessage.objects.filter(unconfirmed=True, state=State.PARKED).count() == 2
         wait_until(lambda: depth(amqp) == 3, what="what was sent before nobody confirmed")
@@ -454,7 +494,7 @@ class TestLeases:
         drive(run.pk, "test", outcomes=False)
         RequeueItem.objects.update(sent_at=timezone.now() - timedelta(hours=2))
 
-        assert drive(run.pk, "test", for_seconds=5).why == findings.SILENT
+        assert drive(run.pk, "test", for_seconds=5).wait == RunWait.NO_OUTCOME
 
     def test_a_driver_ends_when_it_is_told(self) -> None:
         run, ended = started(planned=True), threading.Event()

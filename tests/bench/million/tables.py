@@ -158,7 +158,7 @@ _RUNS = Table(
         "state": f"CASE WHEN i = {LARGE_RUN} THEN 'paused' ELSE 'finished' END",
         "created_at": f"now() - ({RUNS} - i) * interval '7 hours'",
         "by": "'anna'",
-        "said": "'group ' || i",
+        "description": "'group ' || i",
         "rate": "20",
         "total": f"CASE WHEN i = {LARGE_RUN} THEN {RUN_ITEMS} ELSE 1 END",
         "sent": f"CASE WHEN i = {LARGE_RUN} THEN {RUN_ITEMS} * 7 / 10 ELSE 1 END",
@@ -182,7 +182,7 @@ _ITEMS = Table(
         "cycle": "2",
         "state": """(ARRAY['processed', 'processed', 'processed', 'processed', 'processed', 'sent', 'failed', 'skipped',
                           'unconfirmed', 'pending'])[1 + place % 10]""",
-        "why": "CASE WHEN place % 10 = 7 THEN 'It was changed after it was chosen.' ELSE '' END",
+        "skip_code": "CASE WHEN place % 10 = 7 THEN 'changed' ELSE '' END",
         "sent_at": "now() - interval '1 hour'",
     },
 )
