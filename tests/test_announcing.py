@@ -10,8 +10,7 @@ from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.policy import StopTheLine
-from django_rmq_retry.policies.verdict import ACK, Verdict, halt, park, retry
+from django_rmq_retry.policies.policy import ACK, StopTheLine, Verdict, halt, park, retry
 from django_rmq_retry.topology.queues import Queue
 
 Heard = list[tuple[str, str]]

@@ -37,8 +37,7 @@ from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered, Dea
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.carriers import Carrier
-from django_rmq_retry.policies.policy import Policy
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind, Policy
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import NeverQuiet, RmqTest, message_of
 

@@ -15,7 +15,7 @@ from django_rmq_retry.handlers.subscription import Intake, Subscription
 from django_rmq_retry.messages.message import Delivery, Settlement
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.breaker import Circuit, End, spared
-from django_rmq_retry.policies.verdict import Verdict
+from django_rmq_retry.policies.policy import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -12,7 +12,7 @@ from django_rmq_retry.handlers.settlement import put_back
 from django_rmq_retry.handlers.subscription import Intake, Subscription
 from django_rmq_retry.messages.message import Delivery, Settlement, Tell
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.policies.verdict import Verdict
+from django_rmq_retry.policies.policy import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 

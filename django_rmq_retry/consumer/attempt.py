@@ -40,8 +40,7 @@ from django_rmq_retry.messages.properties import has_headers
 from django_rmq_retry.messages.seconds import LONGEST
 from django_rmq_retry.messages.stamp import MARK, story
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import Failure, Policy
-from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
+from django_rmq_retry.policies.policy import ACK, Failure, Kind, Policy, Verdict, park, retry
 
 log = logging.getLogger("django_rmq_retry")
 

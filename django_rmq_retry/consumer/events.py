@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from django_rmq_retry import signals
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, key_of, message_id, tell_each
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.verdict import DUPLICATE, Kind
+from django_rmq_retry.policies.policy import DUPLICATE, Kind
 
 log = logging.getLogger("django_rmq_retry")
 

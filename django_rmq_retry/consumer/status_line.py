@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind
 
 EVERY = 0.25
 BUSY = 0.05

@@ -13,7 +13,7 @@ from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, short, trace, traced, untraced
-from django_rmq_retry.policies.verdict import Verdict
+from django_rmq_retry.policies.policy import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 

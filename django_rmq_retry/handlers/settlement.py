@@ -26,7 +26,7 @@ from django_rmq_retry.messages.stamp import (
 )
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
-from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
+from django_rmq_retry.policies.policy import Kind, Verdict, discard, park
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
@@ -86,7 +86,7 @@ def lost(verdict: Verdict) -> Verdict:
 
 
 def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
-    stamp = _failed(delivery, now=now).after(verdict, attempt=delivery.attempt, now=now)
+    stamp = _after(verdict, delivery, now=now)
     return subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
 
 
@@ -127,7 +127,7 @@ def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int,
 
 def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
     """A confirmed copy into the parked queue, then the ack."""
-    stamp = _failed(delivery, now=now).after(verdict, attempt=delivery.attempt, now=now)
+    stamp = _after(verdict, delivery, now=now)
     if not verdict.counted:
         # What the broker counted itself is not in its story.
         stamp = replace(stamp, attempts=ended(delivery))
@@ -221,6 +221,15 @@ def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
             error = broken
     note = ErrorNote.of(error)
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
+
+
+def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
+    """Its story with this attempt, if that counts."""
+    stamp = _failed(delivery, now=now)
+    if not verdict.counted:
+        return stamp
+    waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
+    return stamp.after(f"{verdict.error or verdict.detail}{waits}", attempt=delivery.attempt, now=now)
 
 
 def _failed(delivery: Delivery, *, now: int) -> Stamp:

@@ -20,7 +20,7 @@ from django_rmq_retry.messages.parked import name_of, nameless
 from django_rmq_retry.messages.stamp import story
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.policies.policy import park
 
 DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
 """What was parked for these is run where a person sends it back: that is the decision it was parked for."""

@@ -18,7 +18,7 @@ from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
 from django_rmq_retry.parked.record import ticket_of
-from django_rmq_retry.policies.verdict import DUPLICATE
+from django_rmq_retry.policies.policy import DUPLICATE
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import asked_anew, clashed, lost, uncertain
 

@@ -12,7 +12,6 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import lasting
 from django_rmq_retry.messages.seconds import LONGEST, milliseconds
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.policies.verdict import Verdict
 
 PREFIX = "rmq-retry-"
 ANSWER = PREFIX + "answer"
@@ -48,12 +47,9 @@ class Stamp:
         """What a message carries; what nobody here can have written counts as nothing."""
         return _read(headers)
 
-    def after(self, verdict: Verdict, *, attempt: int, now: int) -> "Stamp":
-        """The story with one more failed attempt."""
-        if not verdict.counted:
-            return self
-        waits = f", waits {round(verdict.after, 1):.12g} s" if verdict.after else ""
-        line = f"#{attempt} {verdict.error or verdict.detail}{waits}".replace("\n", " ")
+    def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
+        """The story with one more failed attempt, described in one line."""
+        line = f"#{attempt} {failure}".replace("\n", " ")
         summary = _latest(f"{self.summary}\n{line}" if self.summary else line)
         # Written out: dataclasses.replace() takes three times as long, at every failure.
         return Stamp(

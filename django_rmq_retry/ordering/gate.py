@@ -31,7 +31,7 @@ from django_rmq_retry.ordering.keys import (
     pass_on,
     release,
 )
-from django_rmq_retry.policies.verdict import Kind, Verdict, park
+from django_rmq_retry.policies.policy import Kind, Verdict, park
 from django_rmq_retry.server import asked_anew, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")

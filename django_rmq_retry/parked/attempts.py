@@ -26,7 +26,7 @@ from django_rmq_retry.messages.parked import identity
 from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, short, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
 from django_rmq_retry.parked.record import Ticket
-from django_rmq_retry.policies.verdict import Kind, Verdict
+from django_rmq_retry.policies.policy import Kind, Verdict
 
 LINES = 100
 LINE_LIMIT, LOGGED_LIMIT = 2000, 16_000

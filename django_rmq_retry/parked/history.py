@@ -25,8 +25,7 @@ from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
 from django_rmq_retry.parked.attempts import Draft, Row, Scribe, drafted
 from django_rmq_retry.parked.record import Ticket, ticket_of
-from django_rmq_retry.policies.policy import Discard
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Discard, Kind
 
 log = logging.getLogger("django_rmq_retry")
 

@@ -10,8 +10,7 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.seconds import check_seconds
 from django_rmq_retry.policies.backoff import Exponential
-from django_rmq_retry.policies.policy import Discard, Park, Policy, error_types
-from django_rmq_retry.policies.verdict import Kind, Verdict, halt, retry
+from django_rmq_retry.policies.policy import Discard, Kind, Park, Policy, Verdict, error_types, halt, retry
 
 Errors = type[BaseException] | Iterable[type[BaseException]]
 MOST_LOOKED_AT = 10_000

@@ -1,11 +1,13 @@
-"""Policies. ``judge`` is a pure function from a failure to a verdict."""
+"""Verdicts, and the policies that return them: ``judge`` is a pure function from a failure to a verdict."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 
-from django_rmq_retry.arguments import FLAG, FUNCTION, Kind, check
+from django_rmq_retry.arguments import FLAG, FUNCTION, check
+from django_rmq_retry.arguments import Kind as Argument
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
@@ -14,7 +16,54 @@ from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed
 from django_rmq_retry.policies.carriers import Carrier, InPlace, Ladder
 from django_rmq_retry.policies.carriers.carrier import CARRIER
-from django_rmq_retry.policies.verdict import Verdict, discard, halt, park, retry
+
+DETAIL_LIMIT = 600
+"""In bytes; together with the rest of a parked message's headers they stay under 4 kB."""
+
+
+class Kind(StrEnum):
+    ACK = "ack"
+    RETRY = "retry"
+    PARK = "park"
+    DISCARD = "discard"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision about one delivery."""
+
+    kind: Kind
+    after: float = 0.0
+    reason: Reason | None = None
+    detail: str = ""
+    error: ErrorNote | None = None
+    counted: bool = True
+    """Whether this attempt counts against the policy's limit."""
+    fingerprint: str = ""
+    """Of what is parked: the group of its cause."""
+    culprit: str = ""
+    """Of what is parked: the project's function nearest to the error."""
+
+
+ACK = Verdict(kind=Kind.ACK)
+DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run again.", counted=False)
+
+
+def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
+    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT), counted=counted)
+
+
+def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
+    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_LIMIT), error=error)
+
+
+def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
+    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_LIMIT), error=error)
+
+
+def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
+    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
 
 
 class Overrule(Exception):
@@ -117,7 +166,7 @@ class Schedule:
         check(self, backoff=BACKOFF)
 
 
-SCHEDULES = Kind(
+SCHEDULES = Argument(
     "a dict such as {RateLimited: Schedule(attempts=20, backoff=Fixed(5))}",
     lambda value: isinstance(value, Mapping) and all(isinstance(each, Schedule) for each in value.values()),
 )

@@ -21,7 +21,7 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.stamp import PREFIX, Stamp
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.verdict import Kind, Verdict
+from django_rmq_retry.policies.policy import Kind, Verdict
 from django_rmq_retry.publishing.publish import message_of as published
 from django_rmq_retry.publishing.publish import options_of
 from django_rmq_retry.topology.drawings import definitions

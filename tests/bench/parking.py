@@ -19,7 +19,7 @@ from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.policies.policy import park
 from django_rmq_retry.topology.queues import Queue
 from tests.bench import trials
 from tests.bench.report import Finding, table

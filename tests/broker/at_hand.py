@@ -10,8 +10,7 @@ from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery, Message, Settlement, Tell
 from django_rmq_retry.messages.properties import encode_properties
-from django_rmq_retry.policies.policy import Failure
-from django_rmq_retry.policies.verdict import Verdict
+from django_rmq_retry.policies.policy import Failure, Verdict
 from tests.tooling.waiting import wait_until
 
 Got = tuple[int, Delivery, pika.BasicProperties]

@@ -13,8 +13,7 @@ from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import Original, Parked, read_parked, requeued
 from django_rmq_retry.policies.carriers import Republish
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import Verdict, park, retry
+from django_rmq_retry.policies.policy import RetryThenPark, Verdict, park, retry
 from django_rmq_retry.topology.queues import Queue
 from tests.broker.anew import OLD, recreate
 from tests.broker.declared import declare, ready

@@ -16,8 +16,7 @@ from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.headers import Headers, encode_entry
 from django_rmq_retry.messages.message import Tell
 from django_rmq_retry.policies.carriers import DeadLetter
-from django_rmq_retry.policies.policy import Failure, RetryThenPark
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Failure, Kind, RetryThenPark
 from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.declared import declare, has, ready
 from tests.broker.live import consuming, publishing, to

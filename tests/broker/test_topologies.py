@@ -11,8 +11,7 @@ from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.deaths import rejections
 from django_rmq_retry.policies.backoff import Exponential
 from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind, RetryThenPark
 from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import Queues, arguments, declare, has, redeclare

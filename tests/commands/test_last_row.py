@@ -10,7 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.consumer.status_line import Above, LastRow, Pace, last_row, told_by
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind
 from tests.commands.terminals import screen, terminal
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until

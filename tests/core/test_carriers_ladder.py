@@ -18,8 +18,7 @@ from django_rmq_retry.messages.message import Message, Tell
 from django_rmq_retry.messages.seconds import milliseconds
 from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
 from django_rmq_retry.policies.carriers import Ladder
-from django_rmq_retry.policies.policy import RetryThenPark, Schedule
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import RetryThenPark, Schedule, retry
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery, hop, route, subscription
 

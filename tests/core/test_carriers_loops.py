@@ -16,8 +16,7 @@ from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.message import Message, Settlement, Tell
 from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
 from django_rmq_retry.policies.carriers.carrier import Carrier
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import RetryThenPark, retry
 from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.made import NOW, arrived, delivery, hop, subscription
 

@@ -22,8 +22,7 @@ from django_rmq_retry.policies.carriers import (
     WaitQueue,
 )
 from django_rmq_retry.policies.carriers.in_place import InPlace
-from django_rmq_retry.policies.policy import RetryThenPark, Schedule, StopTheLine
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import RetryThenPark, Schedule, StopTheLine, retry
 from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.made import NOW, arrived, delivery, hop, route, subscription
 

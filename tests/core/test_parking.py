@@ -34,8 +34,7 @@ from django_rmq_retry.messages.properties import Properties, decode_properties, 
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.backoff import Fixed
 from django_rmq_retry.policies.carriers import DeadLetter, Ladder
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.policies.policy import RetryThenPark, park
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery, subscription
 

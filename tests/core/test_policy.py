@@ -16,6 +16,7 @@ from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native
 from django_rmq_retry.policies.policy import (
     Discard,
     Failure,
+    Kind,
     OneShot,
     Park,
     Policy,
@@ -23,8 +24,8 @@ from django_rmq_retry.policies.policy import (
     RetryThenPark,
     Schedule,
     StopTheLine,
+    Verdict,
 )
-from django_rmq_retry.policies.verdict import Kind, Verdict
 from tests.core.made import delivery
 
 

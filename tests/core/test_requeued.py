@@ -12,8 +12,7 @@ from django_rmq_retry.messages.parked import Original, requeued
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.stamp import story
 from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import RetryThenPark, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 TICKET = "7.2:signature"

@@ -21,8 +21,19 @@ from django_rmq_retry.messages.stamp import OURS, STAMPED, Stamp
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.backoff import Fixed
 from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Republish
-from django_rmq_retry.policies.policy import Failure, Park, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.policies.verdict import ACK, Verdict, discard, halt, park, retry
+from django_rmq_retry.policies.policy import (
+    ACK,
+    Failure,
+    Park,
+    Policy,
+    RetryThenPark,
+    StopTheLine,
+    Verdict,
+    discard,
+    halt,
+    park,
+    retry,
+)
 from tests.core.made import NOW, arrived, delivery, subscription
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
@@ -200,6 +211,21 @@ class TestParking:
             "#4 BankDown: timeout, waits 30 s\n"
             "#5 BankDown: timeout"
         )
+
+    @pytest.mark.parametrize(("wait", "said"), [(1234.5678, ", waits 1234.6 s"), (0.0, "")])
+    def test_the_summary_tells_each_wait_with_one_decimal(self, wait: float, said: str) -> None:
+        copy = settle(retry(wait, GAVE_UP.error), delivery(), CHARGE, now=NOW).copy
+
+        assert copy is not None
+        assert copy.headers["rmq-retry-summary"] == f"#1 BankDown: timeout{said}"
+
+    def test_a_retry_that_does_not_count_leaves_no_trace(self) -> None:
+        verdict = replace(retry(30, GAVE_UP.error), counted=False)
+        copy = settle(verdict, delivery(), CHARGE, now=NOW).copy
+
+        assert copy is not None
+        assert "rmq-retry-summary" not in copy.headers
+        assert "rmq-retry-attempts" not in copy.headers
 
     def test_what_was_parked_before_leaves_no_old_reason_behind(self) -> None:
         first = parked_copy(delivery())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
-from django_rmq_retry.policies.verdict import DETAIL_LIMIT, Kind, discard, halt, park, retry
+from django_rmq_retry.policies.policy import DETAIL_LIMIT, Kind, discard, halt, park, retry
 
 
 class BankDown(Exception):

@@ -15,8 +15,7 @@ from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement
 from django_rmq_retry.policies.breaker import Breaker
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import DUPLICATE, Kind, Verdict, park
+from django_rmq_retry.policies.policy import DUPLICATE, Kind, RetryThenPark, Verdict, park
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, delivery
 

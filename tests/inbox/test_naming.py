@@ -21,8 +21,7 @@ from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.parked.record import Ticket, bearer
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import DUPLICATE
+from django_rmq_retry.policies.policy import DUPLICATE, RetryThenPark
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 from tests.records.made import parked as recorded

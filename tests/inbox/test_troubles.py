@@ -18,8 +18,7 @@ from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox import once as running
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import DUPLICATE
+from django_rmq_retry.policies.policy import DUPLICATE, RetryThenPark
 from django_rmq_retry.server import too_large
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery

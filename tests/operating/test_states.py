@@ -27,8 +27,7 @@ from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.policies.policy import RetryThenPark, park
 from django_rmq_retry.publishing import broker_connections
 from tests.core.made import arrived, delivery, subscription
 from tests.operating.made import ANN, QUEUE

@@ -12,8 +12,7 @@ from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.store import Store, Stored
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import park
+from django_rmq_retry.policies.policy import RetryThenPark, park
 from tests.core.made import arrived, delivery, subscription
 
 HOMES = {"payments.parked": "payments"}

@@ -7,8 +7,7 @@ from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import ACK, Verdict, retry
+from django_rmq_retry.policies.policy import ACK, RetryThenPark, Verdict, retry
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 from tests.core.raising import caught, post

@@ -23,8 +23,7 @@ from django_rmq_retry.parked import database
 from django_rmq_retry.parked import store as parker
 from django_rmq_retry.parked.store import Absent, Filing, Store, Stored
 from django_rmq_retry.policies.carriers import DeadLetter
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind, RetryThenPark
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare
 from tests.core.made import subscription

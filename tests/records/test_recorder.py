@@ -17,8 +17,7 @@ from django_rmq_retry.parked import attempts, claims, history
 from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
 from django_rmq_retry.parked.record import Ticket, bearer
-from django_rmq_retry.policies.policy import Discard
-from django_rmq_retry.policies.verdict import discard, park, retry
+from django_rmq_retry.policies.policy import Discard, discard, park, retry
 from tests.core.made import delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import failure, success

@@ -18,7 +18,7 @@ from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.tracebacks import ErrorNote, named
 from django_rmq_retry.parked.attempts import KEPT, Row, Scribe, drafted, identity_of
 from django_rmq_retry.parked.record import Ticket, bearer, ticket_of
-from django_rmq_retry.policies.verdict import halt, park
+from django_rmq_retry.policies.policy import halt, park
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import CHARGE, failure, success

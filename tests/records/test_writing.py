@@ -14,7 +14,7 @@ from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of, dr
 from django_rmq_retry.parked.history import Writer
 from django_rmq_retry.parked.history import write as add
 from django_rmq_retry.parked.record import Ticket
-from django_rmq_retry.policies.verdict import halt, park
+from django_rmq_retry.policies.policy import halt, park
 from tests.core.made import delivery
 from tests.core.raising import BankDown
 from tests.records.attempted import failure, success

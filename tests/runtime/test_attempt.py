@@ -23,8 +23,17 @@ from django_rmq_retry.messages.stamp import ANSWER
 from django_rmq_retry.policies.backoff import Backoff, Fixed
 from django_rmq_retry.policies.carriers import DeadLetter, Native, Republish, Requeue
 from django_rmq_retry.policies.carriers.carrier import Hop, Route
-from django_rmq_retry.policies.policy import Discard, OneShot, Park, Policy, Retry, RetryThenPark, StopTheLine, Unacked
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import (
+    Discard,
+    Kind,
+    OneShot,
+    Park,
+    Policy,
+    Retry,
+    RetryThenPark,
+    StopTheLine,
+    Unacked,
+)
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery
 

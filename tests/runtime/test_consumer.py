@@ -22,8 +22,7 @@ from django_rmq_retry.messages.codecs import Raw
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
 from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.policies.verdict import Kind, Verdict
+from django_rmq_retry.policies.policy import Kind, OneShot, Policy, RetryThenPark, StopTheLine, Verdict
 from django_rmq_retry.topology.versions import Server
 from tests.core.made import NOW, arrived, delivery, subscription
 from tests.tooling.waiting import wait_until

@@ -12,8 +12,7 @@ from django_rmq_retry.handlers.subscription import Keys
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
-from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, discard, halt, park, retry
+from django_rmq_retry.policies.policy import ACK, Kind, RetryThenPark, StopTheLine, Verdict, discard, halt, park, retry
 from tests.core.made import delivery, subscription
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")

@@ -11,7 +11,7 @@ from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
 from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement
-from django_rmq_retry.policies.verdict import ACK, Verdict, retry
+from django_rmq_retry.policies.policy import ACK, Verdict, retry
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, delivery
 

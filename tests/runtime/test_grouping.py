@@ -15,8 +15,7 @@ from django_rmq_retry.messages.parked import Parked, read_parked
 from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
 from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import Park, RetryThenPark
-from django_rmq_retry.policies.verdict import Kind
+from django_rmq_retry.policies.policy import Kind, Park, RetryThenPark
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post

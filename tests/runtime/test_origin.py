@@ -4,7 +4,7 @@ from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.handlers.subscription import Match
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import retry
 from django_rmq_retry.publishing.publish import Options, message_of
 from tests.core.made import delivery
 from tests.runtime.test_attempt import Bench

@@ -17,7 +17,7 @@ from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.messages.message import Tell
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import Circuit
-from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, retry
+from django_rmq_retry.policies.policy import ACK, Kind, Verdict, retry
 from tests.core.made import delivery, subscription
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed

@@ -12,8 +12,18 @@ from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.seconds import per_second, spelled
 from django_rmq_retry.policies.breaker import CLOSED, Circuit, End, Tally, spared, unbreakable
-from django_rmq_retry.policies.policy import Policy, StopTheLine
-from django_rmq_retry.policies.verdict import ACK, DUPLICATE, Kind, Verdict, discard, halt, park, retry
+from django_rmq_retry.policies.policy import (
+    ACK,
+    DUPLICATE,
+    Kind,
+    Policy,
+    StopTheLine,
+    Verdict,
+    discard,
+    halt,
+    park,
+    retry,
+)
 from tests.core.made import subscription
 
 

@@ -18,8 +18,7 @@ from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.policies.backoff import Fixed, Steps
 from django_rmq_retry.policies.carriers import Ladder, Republish, WaitQueue
-from django_rmq_retry.policies.policy import Policy, RetryThenPark
-from django_rmq_retry.policies.verdict import Verdict, park, retry
+from django_rmq_retry.policies.policy import Policy, RetryThenPark, Verdict, park, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 BODY = b'{"id": 1}'

@@ -11,8 +11,7 @@ from django_rmq_retry.messages.parked import ADDED, TICKET, read_parked
 from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.stamp import ANSWER, OURS, story
 from django_rmq_retry.policies.carriers import Ladder
-from django_rmq_retry.policies.policy import Policy
-from django_rmq_retry.policies.verdict import retry
+from django_rmq_retry.policies.policy import Policy, retry
 from tests.core.made import NOW, delivery, subscription
 from tests.upgrading import scenes
 from tests.upgrading.flights import FLIGHTS, landed, properties
