@@ -26,6 +26,8 @@ MOST_TRIES = 8
 LOOK = 0.05
 LAST_ANSWERS = 2.0
 """Seconds that answers have at the end to be confirmed."""
+LOOK_AGAIN = 30.0
+"""Seconds after which a patient source looks again for a queue that cannot be consumed."""
 DEAF = 120
 """So often in a row, twice a second, the I/O thread may leave the question unanswered whether it still turns."""
 
@@ -33,7 +35,15 @@ DEAF = 120
 class PikaSource:
     """Consumes over one connection with a channel for each queue; publishes copies over the publisher's own."""
 
-    def __init__(self, io: IoThread, access: Access, publisher: Publisher, *, needs: Iterable[Named] = ()) -> None:
+    def __init__(
+        self,
+        io: IoThread,
+        access: Access,
+        publisher: Publisher,
+        *,
+        needs: Iterable[Named] = (),
+        patient: bool = False,
+    ) -> None:
         self._io = io
         self._needs = tuple(needs)
         """What must be there before anything is consumed; asked for once, for what vanishes later may come back."""
@@ -51,6 +61,11 @@ class PikaSource:
         self._granted: set[str] = set()
         self._named: dict[str, str] = {}
         """What the broker calls the queues of this connection: they outlive a pause, and end with the connection."""
+        self._patient = patient
+        """Whether a queue that cannot be consumed is looked for again, instead of ending the work."""
+        self._unusable: set[str] = set()
+        self._awaited: set[str] = set()
+        """Of those the ones for which a timer runs; a connection made anew looks for all at once as well."""
         self._pauses = Pauses(io)
         self._forgotten: Counter[str] = Counter()
         self._quiet = False
@@ -106,6 +121,9 @@ class PikaSource:
             self._receiver.arrived(delivery)
 
     def subscribed(self, line: OpenLine) -> None:
+        if line.line.queue in self._unusable:
+            self._unusable.discard(line.line.queue)
+            log.info("Queue %r can be consumed now", line.line.queue, extra={"event": "usable"})
         self._tries.pop(line.line.queue, None)
         self._granted.add(line.line.queue)
         if line.line.temporary is not None and all(one.exclusive for one in line.line.temporary.queues.values()):
@@ -196,8 +214,23 @@ class PikaSource:
             self._receiver.lost(reason, retry_in)
 
     def _failed(self, error: BaseException) -> None:
-        if self._receiver is not None:
+        if self._patient and isinstance(error, QueueUnusable):
+            self._await(error)
+        elif self._receiver is not None:
             self._receiver.failed(error)
+
+    def _await(self, error: QueueUnusable) -> None:
+        queue = error.queue
+        if queue not in self._unusable:
+            self._unusable.add(queue)
+            log.warning("%s Looking again every %g s.", error, LOOK_AGAIN, extra={"event": "unusable", "queue": queue})
+        if queue not in self._awaited:
+            self._awaited.add(queue)
+            self._io.later(LOOK_AGAIN, lambda: self._look_again(queue))
+
+    def _look_again(self, queue: str) -> None:
+        self._awaited.discard(queue)
+        self._reopen(queue)
 
     def _return(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
@@ -245,8 +278,13 @@ class PikaSource:
             self._receiver.drained()
 
     def _look(self, told: Callable[[bool], None]) -> None:
+        # A queue that cannot be consumed holds nothing up.
+        usable = [line for line in self._wanted if line.queue not in self._unusable]
+        if self._patient and not usable:
+            told(self._link.connection is not None)
+            return
         lines = list(self._lines.values())
-        wanted = [line for line in self._wanted if line.queue not in self._pauses]
+        wanted = [line for line in usable if line.queue not in self._pauses]
         if any(line.in_hand > 0 for line in self._pauses.retired):
             told(False)  # noqa: FBT003 - the answer
             return
@@ -257,49 +295,3 @@ class PikaSource:
             told(False)  # noqa: FBT003 - the answer
             return
         Emptiness(lines, told)
-
-
-LOOK_AGAIN = 30.0
-
-
-class PatientSource(PikaSource):
-    """As its kind, but a queue that cannot be consumed is looked for again, and nobody is told that all has failed."""
-
-    def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
-        super().__init__(io, access, publisher)
-        self._unusable: set[str] = set()
-        self._awaited: set[str] = set()
-        """Of those the ones for which a timer runs; a connection made anew looks for all at once as well."""
-
-    def subscribed(self, line: OpenLine) -> None:
-        if line.line.queue in self._unusable:
-            self._unusable.discard(line.line.queue)
-            log.info("Queue %r can be consumed now", line.line.queue, extra={"event": "usable"})
-        super().subscribed(line)
-
-    def _failed(self, error: BaseException) -> None:
-        if not isinstance(error, QueueUnusable):
-            super()._failed(error)
-            return
-        queue = error.queue
-        if queue not in self._unusable:
-            self._unusable.add(queue)
-            log.warning("%s Looking again every %g s.", error, LOOK_AGAIN, extra={"event": "unusable", "queue": queue})
-        if queue not in self._awaited:
-            self._awaited.add(queue)
-            self._io.later(LOOK_AGAIN, lambda: self._look_again(queue))
-
-    def _look_again(self, queue: str) -> None:
-        self._awaited.discard(queue)
-        self._reopen(queue)
-
-    def _look(self, told: Callable[[bool], None]) -> None:
-        """What cannot be consumed holds nobody up."""
-        wanted = self._wanted
-        usable = tuple(line for line in wanted if line.queue not in self._unusable)
-        if not usable:
-            told(self._link.connection is not None)
-            return
-        self._wanted = usable
-        super()._look(told)
-        self._wanted = wanted

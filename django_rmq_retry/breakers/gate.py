@@ -117,6 +117,7 @@ class Board:
         now: Callable[[], float],
         chance: Callable[[], float],
         who: str = "",
+        loud: bool = True,
     ) -> None:
         self._valves = {intake.queue.name: Valve.of(intake) for intake in intakes}
         # A row of such a queue is of a time before it was one; to pause it would delete it.
@@ -126,11 +127,11 @@ class Board:
         self._chance = chance
         self._who = who or "this process"
         self._alone = False
-        self.loud = True
+        self._loud = loud
         """Whether it is worth a warning that the store does not answer."""
         self.hands: Hands = NoHands()
-        self.changed: Callable[[], None] = lambda: None
-        """Called where ``turn`` has something to do at once."""
+        self.changed = threading.Event()
+        """Set where ``turn`` has something to do at once."""
         self.looked = threading.Event()
         """Whether it was tried once to learn what is switched."""
 
@@ -161,7 +162,7 @@ class Board:
         if after != before:
             turn(valve, self._now(), self.hands)
             moved(valve.queue, before, after)
-            self.changed()
+            self.changed.set()
         spare = after.opened and (after != before or breaker.names(error) or after.kind == _kind(verdict, error))
         return spared(verdict, subscription.policy) if end is End.BAD and spare else verdict
 
@@ -225,11 +226,11 @@ class Board:
             rows = store.look(self._switched)
         except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
             if not self._alone:
-                alone(error, loud=self.loud)
+                alone(error, loud=self._loud)
             self._alone = True
             return None
         if self._alone:
-            together(loud=self.loud)
+            together(loud=self._loud)
         self._alone = False
         return rows
 

@@ -114,9 +114,8 @@ class Watch:
         self._halts = halts
         self._around = around
         self._ended = threading.Event()
-        self._woken = threading.Event()
+        self._woken = board.changed
         self._thread = threading.Thread(target=self._run, name="rmq-switches", daemon=True)
-        board.changed = self._woken.set
 
     def start(self) -> None:
         """Returns when it has looked once, or when that takes too long."""

@@ -16,20 +16,20 @@ from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.amqp.source import PatientSource, PikaSource
+from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.breakers.gate import Board
 from django_rmq_retry.breakers.rates import Pace
 from django_rmq_retry.breakers.table import MeterTable, Table, database, me
 from django_rmq_retry.breakers.watch import Halts, Watch
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.drainer import Chore, Drainer, Means
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.embedded.process import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Journals, Surroundings, machine_fails
+from django_rmq_retry.handlers.attempt import Gate, Journals, Surroundings, machine_fails
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.inbox import retention
@@ -52,15 +52,44 @@ LAST_WORDS = 5.0
 """Seconds that the database has at the end to hear what was switched."""
 
 
-def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetch: int, limits: Limits) -> Consumer:
+def consumer(
+    intakes: Sequence[Intake],
+    events: Events,
+    *,
+    threads: int,
+    prefetch: int,
+    limits: Limits,
+    watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
+) -> Consumer:
     """A consumer with its connections; its handlers publish over the same I/O thread."""
     now = settings()
     recorder = Recorder() if now.records else None
-    board = Board(intakes, Table(), now=_now, chance=random.random, who=me())
-    # Whoever has neither records nor breakers may well have none of our tables.
-    board.loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
+    # A project with neither records nor breakers may well have none of our tables.
+    loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
+    board = Board(intakes, Table(), now=_now, chance=random.random, who=me(), loud=loud)
     pace = Pace(intakes, MeterTable(), now=_now)
-    surroundings = Surroundings(
+    surroundings = _surroundings(events, recorder, (board, pace, Order()))
+    access, opened = now.access(port_of=Keeper().port), broker_connections.current
+    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(intakes))
+    made = Recorded(
+        intakes,
+        source,
+        Attempts(intakes, surroundings),
+        recorder=recorder,
+        watch=Watch(board, around=Around, halts=Halts(lambda: events.halts, me())),
+        threads=threads,
+        prefetch=prefetch,
+        limits=limits,
+        refusal=lambda server: _refusal(intakes, server),
+        watchers=watchers,
+    )
+    board.hands = made.valves
+    return made
+
+
+def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gate]) -> Surroundings:
+    now = settings()
+    return Surroundings(
         around=Around if recorder is None else Heard,
         # Records before signals: whoever is told of an outcome may look at its record.
         journal=events if recorder is None else Journals((recorder, events)),
@@ -74,23 +103,8 @@ def consumer(intakes: Sequence[Intake], events: Events, *, threads: int, prefetc
         interrupted=_interrupted,
         check=check_writable,
         away=_away,
-        gates=(board, pace, Order()),
+        gates=gates,
     )
-    access, opened = now.access(port_of=Keeper().port), broker_connections.current
-    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(intakes))
-    made = Recorded(
-        intakes,
-        source,
-        Attempts(intakes, surroundings),
-        recorder=recorder,
-        watch=Watch(board, around=Around, halts=Halts(lambda: events.halts, me())),
-        threads=threads,
-        prefetch=prefetch,
-        limits=limits,
-        refusal=lambda server: _refusal(intakes, server),
-    )
-    board.hands = made.valves
-    return made
 
 
 class Recorded(Consumer):
@@ -216,7 +230,7 @@ def drainer() -> Drainer:
     """A drainer with a connection of its own, on the I/O thread of the process."""
     access, opened = settings().access(port_of=Keeper().port), broker_connections.current
     means = Means(
-        source=lambda: PatientSource(opened.io("rmq-io"), access, opened.publisher),
+        source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
         parker=Store(homes_of(registry.intakes())),
         aside=PutAside(),
         around=Around,

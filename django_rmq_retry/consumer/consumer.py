@@ -234,7 +234,16 @@ STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
 """Exit codes, the same as every command's."""
 
 
-def _unheard() -> None: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """Functions that a consumer calls as it goes on."""
+
+    reached: Callable[[], None] = lambda: None
+    """Called when the broker is reached."""
+    ticked: Callable[[], None] = lambda: None
+    """Called at every tick while all is well, for a liveness file and the like."""
+    beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003 - the answer
+    """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
 
 
 class Consumer:
@@ -253,6 +262,7 @@ class Consumer:
         prefetch: int,
         limits: Limits,
         refusal: Callable[[Server], str | None] = lambda _server: None,
+        watchers: Watchers = Watchers(),
     ) -> None:
         most = limits.messages
         # More than may be run would only go back, and a queue may count that as if its worker had gone away.
@@ -264,6 +274,7 @@ class Consumer:
         self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
         self._sequencer = Sequencer(attempts.key)
         self._limits = limits
+        self._watchers = watchers
         self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
         self._over = False
@@ -279,10 +290,6 @@ class Consumer:
         self.online = False
         able = lambda: self.online and not self._over  # noqa: E731
         self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
-        self.reached = self.ticked = _unheard
-        """Called when the broker is reached; and at every tick while all is well, for a liveness file and the like."""
-        self.beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003
-        """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
 
     def run(self) -> int:
         """Consume until told to stop, or a limit is reached, or nothing can be done any more."""
@@ -329,7 +336,7 @@ class Consumer:
 
     def connected(self, server: Server) -> None:
         self.server, self.online, self._tries = server, True, 0
-        self.reached()
+        self._watchers.reached()
         refusal = self._refusal(server)
         if refusal:
             self.failed(BrokerUnfit(refusal))
@@ -421,7 +428,7 @@ class Consumer:
             if why:
                 self.stop(why)
         if not self._over:
-            self.ticked()
+            self._watchers.ticked()
 
     def _hung(self) -> Sequence[Run]:
         self._attempts.deadlines.keep_watch()
@@ -439,7 +446,7 @@ class Consumer:
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             # Only now: what was parked last has left its work queue, and lies in the parked one.
-            self.beside_empty(self._all_empty)
+            self._watchers.beside_empty(self._all_empty)
 
     def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:

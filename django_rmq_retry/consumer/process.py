@@ -9,10 +9,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.db import connections
 
@@ -21,13 +22,12 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, events, status_line
 from django_rmq_retry.consumer import supervisor as shutdown
 from django_rmq_retry.consumer.assembly import parked_queues
-from django_rmq_retry.consumer.consumer import Consumer, Limits
+from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.management.command import Options
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay_thread import Relaying
@@ -53,7 +53,7 @@ class Start:
     """Whether parked messages are taken into the database."""
 
     @classmethod
-    def of(cls, intakes: Sequence[Intake], options: Options) -> "Start":
+    def of(cls, intakes: Sequence[Intake], options: Mapping[str, Any]) -> "Start":
         now = settings()
         return cls(
             intakes=intakes,
@@ -268,15 +268,21 @@ class Process:
         self._row = row
         self._number = number
         self._signalled = False
+        self._live: Liveness | None = None
         self._memory = Memory(start.memory) if start.memory else None
         self._events = Events(time.time, (*events.observers(), *((trace,) if start.verbosity >= TRACES else ())))
-        self._consumer = assembly.consumer(
-            start.intakes, self._events, threads=start.threads, prefetch=start.prefetch, limits=self._limits()
-        )
         self._drainer = assembly.drainer() if start.parks else None
         self._runs = RunDriver(around=assembly.Around) if start.parks else None
         self._relaying = Relaying(around=assembly.Around) if outbox_rows.served() else None
-        self._consumer.beside_empty, self._consumer.reached = self._beside_empty, reached
+        watchers = Watchers(reached=reached, ticked=self._tick, beside_empty=self._beside_empty)
+        self._consumer = assembly.consumer(
+            start.intakes,
+            self._events,
+            threads=start.threads,
+            prefetch=start.prefetch,
+            limits=self._limits(),
+            watchers=watchers,
+        )
         self._live = self._liveness()
         self._events.counts_acks = bool(row or self._live)
 
@@ -354,6 +360,10 @@ class Process:
         self._signalled = True
         self._consumer.stop(why)
 
+    def _tick(self) -> None:
+        if self._live is not None:
+            self._live.beat()
+
     def _beside_empty(self, told: Callable[[bool], None]) -> None:
         """The outbox last: the drainer's thread may have let a key go on."""
         relaying = self._relaying
@@ -379,9 +389,7 @@ class Process:
             return None
         path = numbered(self._start.liveness_file, self._number) if self._number else self._start.liveness_file
         content = told_by(self._consumer, self._events)
-        live = Liveness(path, content, ask=broker_connections.current.io("rmq-io").call)
-        self._consumer.ticked = live.beat
-        return live
+        return Liveness(path, content, ask=broker_connections.current.io("rmq-io").call)
 
 
 def supervised(start: Start) -> int:

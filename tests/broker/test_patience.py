@@ -12,7 +12,7 @@ from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.amqp.source import PatientSource
+from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.messages.message import DONE
 from tests.broker.live import Seen
 from tests.tooling.vhosts import Vhost
@@ -27,11 +27,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def source(url: str, *lines: Line) -> Iterator[tuple[PatientSource, Seen]]:
+def source(url: str, *lines: Line) -> Iterator[tuple[PikaSource, Seen]]:
     io = IoThread("test-patience")
     io.start()
     publisher = PikaPublisher(io, Access.parse(url))
-    made, seen = PatientSource(io, Access.parse(url), publisher), Seen()
+    made, seen = PikaSource(io, Access.parse(url), publisher, patient=True), Seen()
     made.start(lines, seen)
     try:
         yield made, seen
@@ -54,7 +54,7 @@ def reader(vhost: Vhost, pattern: str) -> Iterator[str]:
         vhost.management.call("DELETE", f"users/{vhost.name}")
 
 
-def empty(made: PatientSource) -> bool:
+def empty(made: PikaSource) -> bool:
     answers: list[bool] = []
     made.empty(answers.append)
     return wait_until(lambda: answers, what="an answer")[0]

@@ -13,7 +13,7 @@ import pytest
 from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.consumer import consumer as room
 from django_rmq_retry.consumer.attempt import AFTER_MISHAP, Attempts
-from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits
+from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, Run
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
@@ -140,6 +140,7 @@ def running(
     threads: int = 2,
     noted: list[FinishedAttempt] | None = None,
     refusal: Callable[[Server], str | None] = lambda _: None,
+    watchers: Watchers | None = None,
     **limits: Any,
 ) -> Iterator[Running]:
     tap = Tap()
@@ -151,6 +152,7 @@ def running(
         prefetch=7,
         limits=Limits(**{"shutdown": 5.0, **limits}),
         refusal=refusal,
+        watchers=watchers or Watchers(),
     )
     made = Running(tap, consumer)
     made.thread.start()
@@ -501,9 +503,8 @@ def test_it_ends_after_so_many_seconds() -> None:
 
 
 def test_a_burst_ends_when_everything_is_empty() -> None:
-    with running(burst=True) as made:
-        ticked = threading.Event()
-        made.consumer.ticked = ticked.set
+    ticked = threading.Event()
+    with running(burst=True, watchers=Watchers(ticked=ticked.set)) as made:
         assert ticked.wait(5)
         assert made.codes == []
         made.tap.is_empty = True
