@@ -46,7 +46,7 @@ from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.queues import Queue
-from django_rmq_retry.topology.versions import Server, carrier_refusal
+from django_rmq_retry.topology.versions import Server
 
 LAST_WORDS = 5.0
 """Seconds that the database has at the end to hear what was switched."""
@@ -128,7 +128,7 @@ def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
     """What a carrier needs that this broker, which is known only now, cannot do."""
     for intake in intakes:
         for subscription in intake.subscriptions:
-            reason = carrier_refusal(server, subscription.policy.via)
+            reason = subscription.policy.via.version_refusal(server)
             if reason:
                 return f"Handler {subscription.name}: {reason}"
     return None

@@ -31,7 +31,6 @@ from django_rmq_retry.testing.broker import PUBLISH, Fault, Faults, Place, Troub
 from django_rmq_retry.testing.driver import Driver, Inbox
 from django_rmq_retry.testing.live import Live
 from django_rmq_retry.testing.views import Parked, Recorder, Tried, arriving, decoded, parked, taken
-from django_rmq_retry.topology.versions import carrier_refusal
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -226,7 +225,7 @@ class RmqTest:
         intakes = registry.intakes()
         self._intakes = {intake.queue.name: intake for intake in intakes}
         for subscription in registry.subscriptions():
-            refusal = carrier_refusal(self._place.server, subscription.policy.via)
+            refusal = subscription.policy.via.version_refusal(self._place.server)
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} A test may ask for version='4.3'.")
         self._place.declare(registry.topology())

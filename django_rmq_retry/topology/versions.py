@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django_rmq_retry.policies.carriers import Carrier
 from django_rmq_retry.topology.declarations import QueueDeclaration
 
 
@@ -67,17 +66,6 @@ def queue_refusal(server: Server, queue: QueueDeclaration) -> str | None:
         if reason:
             return f"{reason} This is {server}."
     return None
-
-
-def carrier_refusal(server: Server, carrier: Carrier) -> str | None:
-    """Why this broker cannot carry retries that way; None when it can."""
-    if carrier.needs is None or server.at_least(carrier.needs):
-        return None
-    needed = ".".join(map(str, carrier.needs))
-    return (
-        f"via={type(carrier).__name__} needs RabbitMQ {needed} or newer; this is {server}. "
-        "Use via=Ladder(), which every version can carry."
-    )
 
 
 def _wrong_type(case: _Case) -> str | None:

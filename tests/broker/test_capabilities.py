@@ -4,7 +4,7 @@ import pytest
 
 from django_rmq_retry.policies.carriers import Ladder, Native
 from django_rmq_retry.topology.declarations import QueueDeclaration
-from django_rmq_retry.topology.versions import Server, carrier_refusal, queue_refusal
+from django_rmq_retry.topology.versions import Server, queue_refusal
 
 OLD = Server(product="RabbitMQ", version=(3, 10, 8))
 MIDDLE = Server(product="RabbitMQ", version=(4, 0, 5))
@@ -58,9 +58,9 @@ def test_arguments_by_type_and_version(server: Server, arguments: dict[str, obje
 
 
 def test_a_carrier_says_what_it_needs_and_what_to_take_instead() -> None:
-    assert carrier_refusal(OLD, Native(10)) == (
+    assert Native(10).version_refusal(OLD) == (
         "via=Native needs RabbitMQ 4.3 or newer; this is RabbitMQ 3.10.8. "
         "Use via=Ladder(), which every version can carry."
     )
-    assert carrier_refusal(NEW, Native(10)) is None
-    assert carrier_refusal(OLD, Ladder()) is None
+    assert Native(10).version_refusal(NEW) is None
+    assert Ladder().version_refusal(OLD) is None

@@ -16,6 +16,7 @@ from django_rmq_retry.messages.stamp import Stamp, copy_of, story
 from django_rmq_retry.policies.backoff import Backoff
 from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.queues import Queue, check_name
+from django_rmq_retry.topology.versions import Server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,16 @@ class Carrier(ABC):
     def pace(self) -> float | None:
         """The wait between attempts where the carrier knows only one; the back-off has no say then."""
         return None
+
+    def version_refusal(self, server: Server) -> str | None:
+        """The reason why this broker cannot carry retries that way, with the way that every version can."""
+        if self.needs is None or server.at_least(self.needs):
+            return None
+        needed = ".".join(map(str, self.needs))
+        return (
+            f"via={type(self).__name__} needs RabbitMQ {needed} or newer; this is {server}. "
+            "Use via=Ladder(), which every version can carry."
+        )
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         """The number of this attempt, counted in a header of our own."""
