@@ -63,7 +63,7 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
     events = Events(time.time)
     surroundings = Surroundings(
         around=nullcontext,
-        journal=events,
+        journals=(events,),
         reply_to=settings().reply_to,
         refused=events.refuse_answer,
         clock=time.monotonic,

@@ -113,8 +113,8 @@ class PikaSource:
         if line.line.alone:
             # It may be the copy of a message that we still have: if it kills us before our ack is heard, there are two.
             self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
-        else:
-            self._give(delivery)
+        elif self._receiver is not None:
+            self._receiver.arrived(delivery)
 
     def _give(self, delivery: Delivery) -> None:
         if self._receiver is not None:

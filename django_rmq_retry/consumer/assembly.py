@@ -29,7 +29,7 @@ from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.embedded.process import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.attempt import Gate, Journals, Surroundings, machine_fails
+from django_rmq_retry.handlers.attempt import Gate, Surroundings, machine_fails
 from django_rmq_retry.handlers.layout import homes_of, needed
 from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.inbox import retention
@@ -92,7 +92,7 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
     return Surroundings(
         around=Around if recorder is None else Heard,
         # Records before signals: whoever is told of an outcome may look at its record.
-        journal=events if recorder is None else Journals((recorder, events)),
+        journals=(events,) if recorder is None else (recorder, events),
         clock=time.monotonic,
         today=_today,
         chance=random.random,

@@ -36,7 +36,6 @@ from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.deaths import Reason, counts_losses_only, returns
 from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
 from django_rmq_retry.messages.parked import ROOM
-from django_rmq_retry.messages.properties import has_headers
 from django_rmq_retry.messages.seconds import LONGEST
 from django_rmq_retry.messages.stamp import MARK, story
 from django_rmq_retry.messages.tracebacks import ErrorNote
@@ -226,9 +225,7 @@ class Attempts:
     def _find(self, state: AttemptState) -> Subscription | None:
         """The handler that takes the message; its properties are only read where that, or its past, may matter."""
         arrival = state.arrival
-        subscription = None
-        if not arrival.redelivered and not has_headers(arrival.raw):
-            subscription = self._only.get(arrival.queue)
+        subscription = self._only.get(arrival.queue) if arrival.plain else None
         state.plain = subscription is not None
         if subscription is None:
             intake = self._intakes[arrival.queue]
@@ -346,7 +343,10 @@ class Attempts:
 
     def _record(self, state: AttemptState) -> None:
         """Note the attempt; a first one that has succeeded only where somebody wants to know."""
-        if state.verdict is not ACK or self._out.journal.notes_acks or storied(state.delivery):
+        first = (state.plain and state.number == 1) or not storied(state.delivery)
+        # Asked at every message: a generator would take three times as long.
+        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._out.journals])  # noqa: C419
+        if wanted:
             self._note(state, state.verdict, since=state.began)
 
     def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
@@ -434,7 +434,7 @@ class Attempts:
             seconds=self._out.clock() - since,
             error=state.error,
         )
-        tell_each((self._out.journal.note,), finished)
+        tell_each([journal.note for journal in self._out.journals], finished)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """The policy's verdict; a policy that fails itself costs no message, and no policy makes a body readable."""

@@ -391,9 +391,10 @@ class Consumer:
             settlement = self._attempts.after_mishap(delivery, mishap)
         stays = settlement.tell is Tell.AGAIN
         # Before it can come again.
-        following = self._sequencer.keep(delivery) if stays else None
+        keyed = delivery.queue in self._keyed
+        following = self._sequencer.keep(delivery) if stays and keyed else None
         self._source.settle(delivery, settlement)
-        if not stays:
+        if keyed and not stays:
             following = self._sequencer.done(delivery)
         if quota is not None:
             for other in quota.end(delivery):

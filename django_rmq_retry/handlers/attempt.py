@@ -40,24 +40,6 @@ class Journal(Protocol):
     def note(self, attempt: FinishedAttempt) -> None: ...
 
 
-class Journals:
-    """Several as one."""
-
-    def __init__(self, journals: Sequence[Journal]) -> None:
-        self._journals = tuple(journals)
-
-    @property
-    def notes_acks(self) -> bool:
-        # Asked at every message: a generator would take three times as long.
-        for journal in self._journals:  # noqa: SIM110
-            if journal.notes_acks:
-                return True
-        return False
-
-    def note(self, attempt: FinishedAttempt) -> None:
-        tell_each([journal.note for journal in self._journals], attempt)
-
-
 def tell_each(observers: Iterable[Callable[[FinishedAttempt], None]], attempt: FinishedAttempt) -> None:
     """Call each observer. What one of them raises is logged, and fails neither the attempt nor the others."""
     for observer in observers:
@@ -204,7 +186,7 @@ class Surroundings:
     """What an attempt needs from outside: clocks, chance, and the two openings to the project."""
 
     around: Callable[[], AbstractContextManager[object]]
-    journal: Journal
+    journals: Sequence[Journal]
     clock: Callable[[], float]
     """Seconds that only go forward."""
     today: Callable[[], int]

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, decode_properties
+from django_rmq_retry.messages.properties import HEADERS, Properties, decode_properties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,11 @@ class Delivery(_Fields, metaclass=_Freezing):
             # A cache, no part of the value.
             object.__setattr__(self, "decoded", found)
         return found
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a first arrival without headers; told from the first byte of the undecoded properties."""
+        return not self.redelivered and (not self.raw or self.raw[0] & HEADERS == 0)
 
     @property
     def headers(self) -> Headers:

@@ -13,6 +13,8 @@ _LENGTH = struct.Struct(">I")
 _SECONDS = struct.Struct(">Q")
 # RabbitMQ refuses a message with any of these set (rabbit_framing_amqp_0_9_1:decode_properties).
 _UNUSED_FLAGS = 0b11
+HEADERS = 0x20
+"""The flag of the header table, in the first byte of the properties."""
 
 
 DIRECT = "amq.rabbitmq.reply-to"
@@ -97,7 +99,7 @@ _FIELDS = (
 
 def has_headers(raw: bytes) -> bool:
     """Tell from the first byte whether a header table follows."""
-    return len(raw) > 0 and raw[0] & 0x20 != 0
+    return len(raw) > 0 and raw[0] & HEADERS != 0
 
 
 def decode_properties(raw: bytes) -> Properties:
@@ -169,7 +171,7 @@ def with_headers(raw: bytes, known: Properties, headers: bytes) -> bytes:
     stop = at + _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
     if headers:
         return raw[:at] + _LENGTH.pack(len(headers)) + headers + raw[stop:]
-    return bytes((raw[0] & ~0x20,)) + raw[1:at] + raw[stop:]
+    return bytes((raw[0] & ~HEADERS,)) + raw[1:at] + raw[stop:]
 
 
 def _encode(kind: int, value: Any) -> bytes:

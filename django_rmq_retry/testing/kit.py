@@ -240,7 +240,7 @@ class RmqTest:
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
             around=Around,
-            journal=events,
+            journals=(events,),
             clock=clock,
             today=self._place.today,
             chance=self._chance,

@@ -58,7 +58,7 @@ def attempts(
     )
     surroundings = Surroundings(
         around=nullcontext,
-        journal=events or Events(lambda: 1.0),
+        journals=(events or Events(lambda: 1.0),),
         clock=lambda: 1.0,
         today=lambda: NOW,
         chance=lambda: 0.0,

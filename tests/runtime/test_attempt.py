@@ -79,7 +79,7 @@ class Bench:
     def attempts(self) -> Attempts:
         surroundings = Surroundings(
             around=self.around,
-            journal=self.book,
+            journals=(self.book,),
             clock=lambda: 1.0,
             today=lambda: NOW,
             chance=self.chance,
@@ -660,7 +660,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
         ack="auto",
     )
     bench = Bench()
-    attempts = Attempts(intakes([made]), replace(bench.attempts()._out, journal=bench.book))
+    attempts = Attempts(intakes([made]), replace(bench.attempts()._out, journals=(bench.book,)))
 
     assert attempts.settlement(delivery()) == DONE
     assert attempts.settlement(delivery(body=b"no json")) == DONE

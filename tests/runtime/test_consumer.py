@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +81,7 @@ class Made(Attempts):
 
     def __init__(self, make: Callable[[Delivery], Settlement], noted: list[FinishedAttempt] | None) -> None:
         self.noted = [] if noted is None else noted
-        super().__init__(joined(OneShot()), replace(surroundings(), journal=self))
+        super().__init__(joined(OneShot()), replace(surroundings(), journals=(self,)))
         self._make = make
         self.deadlines = Deadlines()
 
@@ -121,7 +120,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def surroundings() -> Surroundings:
     return Surroundings(
         around=nullcontext,
-        journal=SimpleNamespace(notes_acks=False, note=lambda _: None),
+        journals=(),
         clock=lambda: 1.0,
         today=lambda: NOW,
         chance=lambda: 0.0,

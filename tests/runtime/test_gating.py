@@ -48,7 +48,7 @@ def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: On
     )
     surroundings = Surroundings(
         around=nullcontext,
-        journal=Events(lambda: 1.0, [note]),
+        journals=(Events(lambda: 1.0, [note]),),
         clock=lambda: 1.0,
         today=lambda: NOW,
         chance=lambda: 0.0,

@@ -44,7 +44,7 @@ def settled(
     )
     surroundings = Surroundings(
         around=Nothing,
-        journal=book or Book(),
+        journals=(book or Book(),),
         clock=lambda: 1.0,
         today=lambda: NOW,
         chance=lambda: 0.0,

@@ -79,7 +79,12 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
     """The parked copy of a message whose handler fails each time; as the broker would, each copy is delivered."""
     book = Book()
     around = Surroundings(
-        around=nullcontext, journal=book, clock=lambda: 1.0, today=lambda: NOW, chance=lambda: 0.5, check=check_writable
+        around=nullcontext,
+        journals=(book,),
+        clock=lambda: 1.0,
+        today=lambda: NOW,
+        chance=lambda: 0.5,
+        check=check_writable,
     )
     one = subscription(policy, queue=QUEUE)
     object.__setattr__(one, "run", failing)
