@@ -268,8 +268,8 @@ class Keys:
             subscription = self._named.get(parked.handler) or self._chosen(message)
             if subscription is None or subscription.keys is None:
                 return []
-            message.data = subscription.codec.decode(message.body, message.properties)
-            return texts(subscription.keys(message))
+            data = subscription.codec.decode(message.body, message.properties)
+            return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
         except BaseException as error:  # noqa: BLE001 - a function of the project's, and a body of anybody's
             log.info("No business keys of a message of %r: %s", parked.queue, type(error).__name__)
             return []
