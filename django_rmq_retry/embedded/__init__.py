@@ -1,1 +1,1 @@
-"""The embedded broker for development, demos and tests: one engine, reached in process or by AMQP."""
+"""The embedded broker for development, demos and tests: one engine, used in process or over AMQP."""

@@ -1,4 +1,4 @@
-"""The embedded broker's file, an SQLite database that survives a restart."""
+"""The embedded broker's SQLite file, which survives a restart."""
 
 import json
 import sqlite3
@@ -30,7 +30,7 @@ def name_text(raw: bytes) -> str:
 
 
 def table_text(table: Mapping[str, object]) -> str:
-    """An argument table as JSON; what JSON has no type for is written as an object with one key."""
+    """Return an argument table as JSON; a value without a JSON type becomes an object with one key."""
     return json.dumps({key: _written(value) for key, value in table.items()})
 
 
@@ -39,7 +39,7 @@ def table_of(text: str) -> dict[str, object]:
 
 
 def past_text(message: Message) -> str | None:
-    """What the bytes of a message do not say; None for most."""
+    """Return the state of a message that its bytes do not hold; None for most messages."""
     if not message.more and not message.deaths and message.count is None:
         return None
     deaths = [asdict(death) for death in message.deaths]
@@ -54,9 +54,9 @@ def message_of(exchange: bytes, key: bytes, raw: bytes, body: bytes, past: str |
         if seen.expiration is not None:
             message.expiration = str(milliseconds(seen.expiration))
     if past is not None:
-        told = json.loads(past)
-        message.more, message.bcc, message.count = tuple(told["more"]), tuple(told["bcc"]), told["count"]
-        message.deaths = tuple(Death(**{**death, "keys": tuple(death["keys"])}) for death in told["deaths"])
+        state = json.loads(past)
+        message.more, message.bcc, message.count = tuple(state["more"]), tuple(state["bcc"]), state["count"]
+        message.deaths = tuple(Death(**{**death, "keys": tuple(death["keys"])}) for death in state["deaths"])
     return message
 
 
@@ -91,7 +91,7 @@ def _read(value: Any) -> object:
     return value
 
 
-# "rmqb" in bytes: what SQLite keeps for telling apart whose a file is.
+# "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
 _OURS = 0x726D7162
 _FORMAT = 1
 _SCHEMA = """
@@ -114,7 +114,7 @@ CREATE TABLE places (
     acquired INTEGER NOT NULL
 );
 """
-_MOVE = "Move it away to begin with an empty broker, or name another folder in RMQ_RETRY['URL']."
+_MOVE = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
 
 
 class UnusableFile(ConfigurationError):
@@ -127,7 +127,7 @@ class UnusableFile(ConfigurationError):
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """The file, for nobody else until it is closed; UnusableFile where that cannot be."""
+    """Open the file exclusively, or raise UnusableFile."""
     try:
         if not path.exists():
             _make(path)
@@ -138,11 +138,11 @@ def opened(path: Path) -> sqlite3.Connection:
             raise UnusableFile(path, "is in use by another embedded broker.") from None
         raise UnusableFile(path, f"cannot be opened ({error}).") from error
     except sqlite3.DatabaseError as error:
-        raise UnusableFile(path, f"is damaged ({error}) and left as it is. {_MOVE}") from error
+        raise UnusableFile(path, f"is damaged ({error}) and was left unchanged. {_MOVE}") from error
 
 
 def _make(path: Path) -> None:
-    """In one piece: a file that a killed broker has left half made is never found."""
+    """Create the file under another name and rename it, so that a killed broker leaves no half-written file."""
     draft = path.with_name(f"{path.name}.new")
     for rest in ("", "-journal", "-wal"):
         draft.with_name(draft.name + rest).unlink(missing_ok=True)
@@ -155,23 +155,23 @@ def _make(path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """By a connection that cannot write."""
+    """Check the file through a read-only connection."""
     with closing(_connected(path, "ro")) as connection:
         if _owner(connection) != _OURS:
-            raise UnusableFile(path, f"is not one that it wrote, and left as it is. {_MOVE}")
+            raise UnusableFile(path, f"was not written by it and was left unchanged. {_MOVE}")
         found = _number(connection, "user_version")
         if found != _FORMAT:
             raise UnusableFile(path, f"has format {found}; this version reads format {_FORMAT}. {_MOVE}")
-        said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if said != "ok":
-            raise UnusableFile(path, f"is damaged ({said}) and left as it is. {_MOVE}")
+        result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            raise UnusableFile(path, f"is damaged ({result}) and was left unchanged. {_MOVE}")
 
 
 def _claimed(path: Path) -> sqlite3.Connection:
     connection = _connected(path, "rw")
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
-        # What is committed survives the death of the process at once, and a power cut from the next checkpoint on.
+        # A commit survives the death of the process at once, and a power cut from the next checkpoint on.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000").fetchall()
         connection.execute("BEGIN IMMEDIATE")
@@ -184,7 +184,7 @@ def _claimed(path: Path) -> sqlite3.Connection:
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"file:{quote(str(path))}?mode={mode}"
-    # The thread that serves need not be the one that opened.
+    # Another thread may serve than the one that opened the file.
     return sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
 
 
@@ -206,16 +206,18 @@ def _is_busy(error: sqlite3.Error) -> bool:
 
 
 Row = tuple[object, ...]
-# A message's id is the number of its queue and, in the lower bits, its position there.
+# A message's id is its queue's number and, in the lower bits, its position there.
 _SHIFT = 40
 _SOONER = 1e-6
-"""Seconds since 1970 are kept less exactly than the clock runs: what is over by then stays over."""
+"""Seconds since 1970 have fewer digits than the clock: this margin keeps expired messages expired."""
 _MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class FileStore:
-    """Nothing is written before `commit`; what came and went in between never is. `epoch` is that of the clock."""
+    """Collects changes and writes them at `commit`. A message that came and went in between is never written. `epoch`
+    is the clock's.
+    """
 
     def __init__(self, path: Path, *, epoch: float) -> None:
         self._path = path
@@ -272,14 +274,14 @@ class FileStore:
     ) -> None:
         row = (name_bytes(source), name_bytes(destination), name_bytes(key), to_exchange, table_text(arguments))
         same = "source = ? AND destination = ? AND key = ? AND to_exchange = ? AND arguments = ?"
-        self._change(f"DELETE FROM bindings WHERE {same}", row)  # noqa: S608 - our own words
+        self._change(f"DELETE FROM bindings WHERE {same}", row)  # noqa: S608 - constant text
 
     def enqueued(self, queue: str, entry: Entry) -> None:
         self._added[self._id(queue, entry.position)] = entry
 
     def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
         found = self._id(queue, entry.position)
-        # To the end: the order in which places are written is the order in which they were taken.
+        # Moved to the end, because the order of the places is the order in which messages reached them.
         self._moved.pop(found, None)
         self._moved[found] = entry, place, detail
 
@@ -290,13 +292,13 @@ class FileStore:
             self._gone.append((found,))
 
     def commit(self) -> None:
-        """Write down all that was told since the last time, or nothing of it: then it is an UnusableFile."""
+        """Write every change since the last commit in one transaction, or raise UnusableFile."""
         if not (self._changes or self._added or self._moved or self._gone or self._emptied):
             return
         try:
             self._write()
         except sqlite3.Error as error:
-            why = f"cannot be written ({error}). The broker ends: it must not confirm what it cannot keep."
+            why = f"cannot be written ({error}). The broker stops: it must not confirm messages that it cannot store."
             raise UnusableFile(self._path, why) from error
         for pending in (self._changes, self._added, self._moved, self._gone, self._emptied):
             pending.clear()
@@ -305,7 +307,7 @@ class FileStore:
         self._file.close()
 
     def read(self) -> Kept:
-        """What the file holds."""
+        """Read the content of the file."""
         every = self._file.execute
         return Kept(
             queues=tuple(
@@ -336,7 +338,7 @@ class FileStore:
         )
 
     def _messages(self) -> Iterator[KeptMessage]:
-        """First those that nobody was given, each queue in its order, then the others as they came back."""
+        """Return the messages never delivered, queue by queue, then the others in the order of their return."""
         names = {number: name for name, number in self._numbers.items()}
         places = {row[0]: row[1:] for row in self._file.execute("SELECT * FROM places")}
         moved: list[tuple[int, KeptMessage]] = []

@@ -1,4 +1,4 @@
-"""The folder through which the processes of a project find their embedded broker."""
+"""The folder where the processes of a project find their embedded broker."""
 
 import fcntl
 import hashlib
@@ -15,9 +15,9 @@ from typing import IO
 
 from django_rmq_retry.errors import ConfigurationError
 
-NOBODY = (
-    "The broker embedded:// is not running. Start `manage.py rmq_consume`, which brings it along, or "
-    "`manage.py rmq_broker`; or set RMQ_RETRY['URL'] to a RabbitMQ, as amqp://user:password@host:5672/vhost."
+NO_BROKER = (
+    "The broker embedded:// is not running. Start `manage.py rmq_consume`, which starts it too, or "
+    "`manage.py rmq_broker`; or set RMQ_RETRY['URL'] to a RabbitMQ, such as amqp://user:password@host:5672/vhost."
 )
 _NAME = "django-rmq-retry-"
 _LOCK, _NOTE, _LOG, _FILE = "lock", "broker.json", "broker.log", "broker.sqlite3"
@@ -26,42 +26,42 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotRunning(ConfigurationError):
-    """Nobody runs the embedded broker."""
+    """No embedded broker runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(NOBODY)
+        super().__init__(NO_BROKER)
 
 
 class AlreadyRunning(ConfigurationError):
-    """Somebody else runs it."""
+    """Another process runs the embedded broker."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(f"The embedded broker of this project runs already; its log and port stand in {folder}.")
+        super().__init__(f"The embedded broker of this project is already running. Its log and port are in {folder}.")
 
 
 def folder_of(project: str) -> Path:
-    """The folder of a project, told apart by its name and place; a user's own, and the same for all processes."""
+    """Return the folder of a project, identified by its path; one per user, the same for all processes."""
     digest = hashlib.sha256(project.encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"{_NAME}{os.getuid()}" / digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a broker listens, and whether a consumer brought it along."""
+    """The port of a broker, and whether a consumer started it."""
 
     port: int
     brought: bool
 
 
 def port_of(folder: Path) -> int:
-    """The port of the broker that runs; NotRunning where none does."""
+    """Return the port of the running broker, or raise NotRunning."""
     return place_of(folder).port
 
 
 def place_of(folder: Path) -> Place:
-    """Where the broker is that runs; NotRunning where none does."""
+    """Return the place of the running broker, or raise NotRunning."""
     if not folder.exists():
         raise NotRunning(folder)
     _check(folder)
@@ -73,17 +73,17 @@ def place_of(folder: Path) -> Place:
 
 
 def log_of(folder: Path) -> Path:
-    """Where a broker that nobody watches writes what it has to say."""
+    """The log of a broker that a consumer started."""
     return folder / _LOG
 
 
 def file_of(folder: Path) -> Path:
-    """What outlives the broker."""
+    """The broker's file, which survives it."""
     return folder / _FILE
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder."""
+    """Create the folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     _check(folder)
@@ -91,12 +91,12 @@ def prepare(folder: Path) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator["Claim"]:
-    """Be the broker of this folder for a while; AlreadyRunning where another is."""
+    """Hold the right to be the folder's broker, or raise AlreadyRunning."""
     prepare(folder)
     with (folder / _LOCK).open("a") as lock:
         if not any(_taken(lock) for _ in range(_TRIES)):
             raise AlreadyRunning(folder)
-        # What a killed broker left behind would pass for ours.
+        # A killed broker leaves its note behind, which would pass for ours.
         (folder / _NOTE).unlink(missing_ok=True)
         claim = Claim(folder, lock)
         try:
@@ -106,21 +106,21 @@ def claimed(folder: Path) -> Iterator["Claim"]:
 
 
 class Claim:
-    """The right to be the broker; it ends with the process, however that ends."""
+    """The right to be the broker; it ends with the process, even with a killed one."""
 
     def __init__(self, folder: Path, lock: IO[str]) -> None:
         self.folder = folder
         self._lock = lock
 
     def publish(self, port: int, *, brought: bool = False) -> None:
-        """Tell where the broker listens, in one piece."""
+        """Write the broker's port to the folder, atomically."""
         draft = self.folder / f"{_NOTE}.{os.getpid()}"
         draft.write_text(json.dumps({"port": port, "pid": os.getpid(), "brought": brought}))
         draft.replace(self.folder / _NOTE)
 
 
 def _taken(lock: IO[str]) -> bool:
-    """Whether the lock is ours now; whoever only looks for a broker holds it for a moment too."""
+    """Try to take the lock; a process that looks for a broker also holds it for a moment."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -130,17 +130,17 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _check(folder: Path) -> None:
-    """A folder of somebody else's could send us anywhere."""
+    """Refuse a folder that another user could write: its note could name any port."""
     for one in (folder.parent, folder) if folder.parent.name.startswith(_NAME) else (folder,):
-        found = one.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_WRITE:
+        status = one.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
             raise ConfigurationError(
-                f"The embedded broker needs {one} to be your own folder, with nobody else writing (chmod go-w)."
+                f"The folder {one} of the embedded broker must be yours, and only you may write to it (chmod go-w)."
             )
 
 
 def _locked(folder: Path) -> bool:
-    """Whether a broker holds the lock: what a dead one left behind is no broker."""
+    """True if a broker holds the lock; the file of a killed broker is unlocked."""
     with (folder / _LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

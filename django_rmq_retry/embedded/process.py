@@ -1,4 +1,4 @@
-"""The embedded broker as a process, which ends when no client needs it."""
+"""The embedded broker as a process, which ends when no client is connected."""
 
 import logging
 import os
@@ -18,13 +18,13 @@ from django_rmq_retry.errors import ConfigurationError
 log = logging.getLogger("django_rmq_retry")
 
 LINGER = 5.0
-"""Seconds without any connection after which a broker that was brought along ends."""
+"""Seconds without a connection after which a broker that a consumer started ends."""
 _PATIENCE, _START_PAUSE = 10.0, 0.05
 _ROOT = Path(__file__).parents[2]
 
 
 def ensure(folder: Path) -> int:
-    """The port of the folder's broker, which is started where none runs."""
+    """Return the port of the folder's broker; start one if none runs."""
     try:
         return place.port_of(folder)
     except place.NotRunning:
@@ -32,8 +32,8 @@ def ensure(folder: Path) -> int:
     place.prepare(folder)
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with place.log_of(folder).open("w") as output:
-        # A session of its own: the Ctrl-C of a terminal is for the consumer, which needs its broker to end well.
-        started = subprocess.run(  # noqa: S603 - our own module
+        # A session of its own: Ctrl-C in a terminal stops the consumer, which needs its broker until it has ended.
+        started = subprocess.run(  # noqa: S603 - the package's own module
             [sys.executable, "-m", f"{__package__}.process", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -42,23 +42,23 @@ def ensure(folder: Path) -> int:
             start_new_session=True,
             check=False,
         )
-    return _awaited(folder, patience=0.0 if started.returncode else _PATIENCE)
+    return _port_when_ready(folder, patience=0.0 if started.returncode else _PATIENCE)
 
 
 class Keeper:
-    """Asked for the port before each connect, it brings a broker back that had been brought along."""
+    """Returns the port before each connect, and restarts a broker that a consumer had started."""
 
     def __init__(self) -> None:
         self._brought = False
 
     def port(self, folder: Path) -> int:
-        """The port; NotRunning where somebody runs the broker alone, for that one is theirs to start."""
+        """Return the port, or raise NotRunning if an operator runs the broker: only the operator restarts it."""
         try:
             found = place.place_of(folder)
         except place.NotRunning:
             if not self._brought:
                 raise
-            log.warning("The embedded broker is gone; it is started again", extra={"event": "broker restarted"})
+            log.warning("The embedded broker has ended. Starting it again", extra={"event": "broker restarted"})
             return ensure(folder)
         self._brought = found.brought
         return found.port
@@ -73,7 +73,7 @@ def serve(
     linger: float | None = None,
     begun: Callable[[Server], None] = lambda _server: None,
 ) -> None:
-    """Be the broker of a folder until SIGTERM or SIGINT, or until nobody has been connected for so long."""
+    """Be the folder's broker until SIGTERM or SIGINT, or until no client has been connected for `linger` seconds."""
     with place.claimed(folder) as claim:
         broker = Broker(behaviour, file=place.file_of(folder) if durable else None)
         try:
@@ -87,8 +87,8 @@ def serve(
             broker.close()
 
 
-def _awaited(folder: Path, *, patience: float) -> int:
-    """Wait until a broker runs, ours or the one of somebody who was quicker."""
+def _port_when_ready(folder: Path, *, patience: float) -> int:
+    """Wait until a broker runs, whichever process started it."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -97,33 +97,33 @@ def _awaited(folder: Path, *, patience: float) -> int:
             if time.monotonic() >= deadline:
                 break
         time.sleep(_START_PAUSE)
-    said = place.log_of(folder)
-    words = said.read_text(errors="replace").strip().rpartition("\n")[2]
-    raise ConfigurationError(f"The embedded broker did not start: {words or 'it said nothing'} (its log is {said})")
+    output = place.log_of(folder)
+    words = output.read_text(errors="replace").strip().rpartition("\n")[2]
+    raise ConfigurationError(f"The embedded broker did not start: {words or 'its log is empty'} (log: {output})")
 
 
-def _detached(folder: Path) -> None:
-    """Be nobody's child: whoever brought the broker along may end before it does, and need not wait for it."""
-    told, telling = os.pipe()
+def _run_detached(folder: Path) -> None:
+    """Run the broker detached: the process that started it may end first and need not wait for it."""
+    readable, writable = os.pipe()
     if os.fork():
-        os.close(telling)
-        # Nothing comes where the broker ended before it began.
-        sys.exit(0 if os.read(told, 1) else 1)
-    os.close(told)
+        os.close(writable)
+        # The pipe stays empty if the broker ended before it was ready.
+        sys.exit(0 if os.read(readable, 1) else 1)
+    os.close(readable)
     try:
-        serve(folder, linger=LINGER, begun=lambda _server: _say(telling))
+        serve(folder, linger=LINGER, begun=lambda _server: _signal_ready(writable))
     except place.AlreadyRunning:
-        _say(telling)
+        _signal_ready(writable)
     except ConfigurationError as error:
-        log.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        log.error("%s", error)  # noqa: TRY400 - the sentence is complete
         sys.exit(1)
 
 
-def _say(telling: int) -> None:
-    os.write(telling, b"1")
-    os.close(telling)
+def _signal_ready(writable: int) -> None:
+    os.write(writable, b"1")
+    os.close(writable)
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    _detached(Path(sys.argv[1]))
+    _run_detached(Path(sys.argv[1]))

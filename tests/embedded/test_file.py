@@ -42,8 +42,8 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> Non
     path.write_text("To whom it may concern")
 
     assert refused(path) == (
-        f"The embedded broker's file {path} is not one that it wrote, and left as it is. "
-        "Move it away to begin with an empty broker, or name another folder in RMQ_RETRY['URL']."
+        f"The embedded broker's file {path} was not written by it and was left unchanged. "
+        "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
     )
 
 
@@ -51,7 +51,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> No
     with closing(sqlite3.connect(path)) as other:
         other.executescript("CREATE TABLE queues (name); INSERT INTO queues VALUES ('precious');")
 
-    assert "is not one that it wrote, and left as it is" in refused(path)
+    assert "was not written by it and was left unchanged" in refused(path)
 
 
 def test_a_damaged_file_is_refused_and_left_alone(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_refused_and_left_alone(path: Path) -> None:
     path.write_bytes(whole[:20_000] + b"\xa5" * 30_000 + whole[50_000:])
 
     assert "is damaged (" in refused(path)
-    assert "left as it is" in refused(path)
+    assert "left unchanged" in refused(path)
 
 
 def test_a_file_that_was_cut_off_is_refused_and_left_alone(path: Path) -> None:

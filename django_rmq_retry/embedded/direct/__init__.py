@@ -1,1 +1,1 @@
-"""The embedded broker without a socket, on a virtual clock, for tests."""
+"""The embedded broker in process, without a socket, on a virtual clock; for tests."""

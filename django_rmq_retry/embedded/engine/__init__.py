@@ -1,4 +1,4 @@
-"""RabbitMQ's semantics in memory, as version 4.0 has them unless another is asked for: no I/O, no threads, no time.
+"""RabbitMQ's semantics in memory: no I/O, no threads, no real time. The default is version 4.0.
 
-What differs between 4.0 and 4.3 stands in one table, `behaviour.py`; the clock and the chance are handed in.
+The differences between 4.0 and 4.3 are values in `behaviour.py`. The clock and random names are arguments.
 """

@@ -8,12 +8,12 @@ from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.refusals import Refused, shown, unequal
 
 LONGEST = 315_360_000_000
-"""Ten years in milliseconds: the longest time that RabbitMQ takes."""
+"""Ten years in milliseconds: the longest duration that RabbitMQ accepts."""
 _INT32 = range(-(2**31), 2**31)
 
 
 def type_name(value: object) -> str:
-    """The name of an AMQP type in RabbitMQ's sentences."""
+    """Return the name of an AMQP type as RabbitMQ's messages spell it."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
@@ -29,14 +29,14 @@ def shown_value(value: object) -> str:
 
 
 def same(one: object, other: object) -> bool:
-    """Equality of table values: text and bytes are one, numbers of any width are one, true and a decimal are not 1."""
+    """Compare table values: text equals bytes, integers of any width are equal, `true` and a decimal never equal 1."""
     if isinstance(one, (bool, Decimal, list, dict)) or isinstance(other, (bool, Decimal, list, dict)):
         return identical(one, other)
     return plain(one) == plain(other)
 
 
 def identical(one: object, other: object) -> bool:
-    """Equality in value and type, which tells bindings apart; Python takes 1, True and 1.0 for one."""
+    """Compare values and their types, as bindings do; in Python 1, True and 1.0 are equal."""
     if type(one) is not type(other):
         return False
     match one, other:
@@ -52,7 +52,7 @@ def plain(value: object) -> object:
 
 
 def check_equal(argument: str, thing: str, *, current: object, received: object) -> None:
-    """Refuse a field of a declaration that is not what it was."""
+    """Refuse a redeclaration that changes this field."""
     if not same(current, received):
         raise unequal(argument, thing, f"'{shown_value(received)}'", f"'{shown_value(current)}'")
 
@@ -60,15 +60,15 @@ def check_equal(argument: str, thing: str, *, current: object, received: object)
 def check_arguments(
     names: tuple[str, ...], thing: str, *, current: Mapping[str, object], received: Mapping[str, object]
 ) -> None:
-    """Refuse the first of these arguments that is not what it was."""
+    """Refuse a redeclaration that changes one of these arguments; the first difference is reported."""
     for name in names:
         if name in current and name in received:
             check_equal(name, thing, current=current[name], received=received[name])
         elif name in current or name in received:
-            raise unequal(name, thing, _told(received, name), _told(current, name))
+            raise unequal(name, thing, _argument_shown(received, name), _argument_shown(current, name))
 
 
-def _told(arguments: Mapping[str, object], name: str) -> str:
+def _argument_shown(arguments: Mapping[str, object], name: str) -> str:
     if name not in arguments:
         return "none"
     value = arguments[name]
@@ -76,7 +76,7 @@ def _told(arguments: Mapping[str, object], name: str) -> str:
 
 
 def integer_problem(value: object) -> str | None:
-    """Why RabbitMQ does not take a value as a number that counts."""
+    """Return the reason why RabbitMQ rejects a value as a count, or None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return f'"expected integer, got {type_name(value)}"'
     return f"{{value_negative,{value}}}" if value < 0 else None
@@ -94,7 +94,7 @@ def lease_problem(value: object) -> str | None:
 
 
 def milliseconds(expiration: str) -> int:
-    """Read the property `expiration`, or refuse the message."""
+    """Parse the property `expiration`, or refuse the message."""
     digits = expiration[1:] if expiration[:1] in "+-" else expiration
     length = len(digits) - len(digits.lstrip("0123456789"))
     rest = digits[length:]
@@ -192,7 +192,7 @@ To continue using this feature when it is not permitted by default, set its para
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """What a client said of a queue."""
+    """A queue as a client declared it."""
 
     name: str
     vhost: str = "/"
@@ -207,7 +207,7 @@ class QueueSpec:
 
     @property
     def kept(self) -> bool:
-        """It outlives the broker, where there is a file."""
+        """True if the queue survives a restart of a broker with a file."""
         return self.durable and not self.exclusive and not self.auto_delete
 
     @property
@@ -227,7 +227,7 @@ class QueueSpec:
         return value if isinstance(value, str) else None
 
     def check(self, behaviour: Behaviour, *, server_named: bool = False) -> None:
-        """Refuse what RabbitMQ refuses at the first declaration."""
+        """Refuse the first declaration of a queue where RabbitMQ does."""
         self._check_value("x-queue-type", behaviour)
         foreign = self._foreign(behaviour)
         for name in self.arguments:
@@ -246,7 +246,7 @@ class QueueSpec:
         return "quorum" if self.quorum else "classic"
 
     def _foreign(self, behaviour: Behaviour) -> frozenset[str]:
-        """The arguments that a queue of this type may not have."""
+        """The arguments that a queue of this type must not have."""
         return _FOREIGN[self._kind] | behaviour.refuses | (frozenset() if self.quorum else behaviour.classic_refuses)
 
     def _check_value(self, name: str, behaviour: Behaviour) -> None:
@@ -283,7 +283,7 @@ class QueueSpec:
                 raise Refused(406, f"invalid property '{name}' for {self.thing}")
 
     def check_same(self, other: "QueueSpec", behaviour: Behaviour) -> None:
-        """Refuse a second declaration that says something else."""
+        """Refuse a second declaration that differs from this one."""
         check_equal("durable", self.thing, current=self.durable, received=other.durable)
         check_equal("auto_delete", self.thing, current=self.auto_delete, received=other.auto_delete)
         ignored = self._foreign(behaviour) | behaviour.unknown
@@ -292,5 +292,5 @@ class QueueSpec:
 
 
 def _typed(spec: QueueSpec) -> Mapping[str, object]:
-    """The arguments; a declaration without a type counts as one of a classic queue."""
+    """Return the arguments; a declaration without a type is compared as a classic queue."""
     return {"x-queue-type": "classic", **spec.arguments}

@@ -13,53 +13,53 @@ _SINCE_4_3 = frozenset(
         "x-delayed-retry-max",
     }
 )
-"""Arguments of quorum queues that 4.3 compares, and classic queues refuse."""
+"""Arguments of quorum queues that 4.3 compares and that its classic queues refuse."""
 Return = Literal["reject", "nack", "recover", "lost"]
-"""How a delivery came back: basic.reject, basic.nack, basic.recover, or its channel ended."""
+"""The way a delivery returned: basic.reject, basic.nack, basic.recover, or the end of its channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """One RabbitMQ version where versions differ; Q is a quorum queue, dc its count of failed deliveries."""
+    """One RabbitMQ version, as far as versions differ. In the notes Q is a quorum queue and dc its delivery count."""
 
     version: str = "4.0.5"
     max_message: int = 16 * MEBIBYTE
     least_frame: int = 4096
     carried_count: Literal["shown", "counted"] = "shown"
-    """Q: whether the dc that comes with a dead letter is only shown, or also counts towards the delivery limit."""
+    """Q: the dc of a dead letter is only shown, or also counts towards the delivery limit."""
     carrying: frozenset[Return] = frozenset({"reject", "nack"})
     classic_carries: bool = False
-    """A classic queue counts as well, for the queues behind it; it shows no count itself."""
+    """True if classic queues also count, for the queues that dead letters reach; they show no count themselves."""
     counted: frozenset[Return] = frozenset({"reject", "nack", "recover", "lost"})
-    """Q: the ways back that raise dc."""
+    """Q: the kinds of return that raise dc."""
     kept: frozenset[Return] = frozenset({"lost"})
-    """Q: those of them that go with it when it is dead-lettered."""
+    """Q: the kinds of return whose dc travels with the dead letter."""
     acquired_count: bool = False
-    """Q: x-acquired-count tells how often a message was handed out and came back."""
+    """Q: x-acquired-count shows the number of deliveries that returned."""
     quorum_lanes: Literal[2, 32] = 2
-    """Q: how many priorities it tells apart; 32 also expire each on its own."""
+    """Q: the number of distinct priorities; with 32, each priority expires separately."""
     delayed_retry: bool = False
     channel_prefetch: bool = True
-    """basic.qos global=true limits the channel."""
+    """True if basic.qos global=true limits the channel."""
     returned_yields: bool = False
-    """Q: a single active consumer gives way to one of higher priority also when what it holds has been returned."""
+    """Q: a single active consumer also yields to a higher priority once its unacked messages were returned."""
     refuses: frozenset[str] = frozenset({"x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size"})
-    """Arguments of streams."""
+    """Arguments of streams, refused by other queues."""
     classic_refuses: frozenset[str] = frozenset()
     queue_versions: frozenset[int] = frozenset({1, 2})
     unchecked: frozenset[str] = _SINCE_4_3
-    """Arguments whose value may be anything."""
+    """Arguments that accept any value."""
     unknown: frozenset[str] = _SINCE_4_3
     """Arguments that a second declaration may change."""
     may_be_empty: frozenset[str] = frozenset()
     master_locator: bool = True
     replies_return: bool = True
-    """A mandatory reply by direct reply-to is returned although it arrived."""
+    """True if a mandatory direct reply-to message is returned even after its delivery."""
     replies_numbered: bool = False
-    """Such replies are counted by the channel's delivery tags; if not, each has the tag 1."""
+    """True if direct replies use the channel's delivery tags; otherwise each has the tag 1."""
 
     def carries(self, how: Return, *, quorum: bool) -> bool:
-        """Whether a consumer that dead-letters a message raises the count that goes with it."""
+        """True if a consumer that dead-letters a message raises the count that travels with it."""
         return how in self.carrying and (quorum or self.classic_carries)
 
 
@@ -92,7 +92,7 @@ BEHAVIOURS = {(4, 0): V4_0, (4, 3): V4_3}
 
 
 def behaviour(version: str) -> Behaviour:
-    """The newest of the known versions that is not above this one: ``behaviour("4.2")`` is that of 4.0."""
+    """Return the newest behaviour not above this version: ``behaviour("4.2")`` is that of 4.0."""
     asked = tuple(int(part) for part in version.split(".")[:2])
     known = [one for one in BEHAVIOURS if one <= asked]
     if not known:

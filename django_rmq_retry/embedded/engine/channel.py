@@ -37,7 +37,7 @@ _NO_PROPERTIES = b"\0\0"
 
 
 class Publishing(Declaring):
-    """The part of a channel that publishes, and that requests by direct reply-to."""
+    """The publishing half of a channel, with direct reply-to."""
 
     def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
         super().__init__(host, outbox)
@@ -46,7 +46,7 @@ class Publishing(Declaring):
         self.confirming = False
         self.published = 0
         self.reply_name = ""
-        """What stands in reply_to of the requests of this channel; empty while it has no consumer for the answers."""
+        """The reply_to of this channel's requests; empty while it has no consumer for replies."""
         self.reply_tag = ""
         self.last_tag = 0
 
@@ -72,7 +72,7 @@ class Publishing(Declaring):
     def publish(
         self, exchange: str, key: str, raw: bytes, body: bytes, *, mandatory: bool = False, immediate: bool = False
     ) -> None:
-        """Publish; returns, confirms and deliveries go to the outboxes they belong to."""
+        """Publish one message; returns, confirms and deliveries go to the outboxes of their clients."""
         host = self.host
         if immediate:
             raise Refused(540, "immediate=true")
@@ -91,12 +91,12 @@ class Publishing(Declaring):
             if taken:
                 self.outbox.confirm(self.number, self.published)
             else:
-                self.outbox.tell(Nack(self.number, self.published))
+                self.outbox.put(Nack(self.number, self.published))
         if host.around.graves:
             host.settle()
 
     def _spread(self, source: Exchange, message: Message, *, mandatory: bool) -> bool:
-        """Hand the message to every queue; False: one of them is full."""
+        """Offer the message to every queue; return False if one of them is full."""
         host = self.host
         queues = host.router.route(source, message)
         if not queues:
@@ -118,7 +118,7 @@ class Publishing(Declaring):
         else:
             host.around.lost["unroutable"] += 1
         if mandatory and (not replies or host.behaviour.replies_return):
-            self.outbox.tell(Returned(self.number, message))
+            self.outbox.put(Returned(self.number, message))
 
     def _read(self, message: Message, seen: Glance) -> None:
         if seen.names_user:
@@ -146,11 +146,11 @@ class Publishing(Declaring):
         tag = 1
         if self.host.behaviour.replies_numbered:
             tag = self.last_tag = self.last_tag + 1
-        self.outbox.tell(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
+        self.outbox.put(Deliver(self.number, self.reply_tag, tag, message, raw=message.raw, redelivered=False))
 
 
 def _add_copies(message: Message, headers: Headers) -> None:
-    """Read the headers CC and BCC, and take BCC away."""
+    """Read the headers CC and BCC, and remove BCC."""
     copies = {name: _keys(name, headers) for name in ("CC", "BCC") if name in headers}
     message.bcc = copies.get("BCC", ())
     message.more = copies.get("CC", ()) + message.bcc
@@ -172,7 +172,7 @@ Held = tuple[Consumer | None, Queue, Entry]
 
 
 class Channel(Publishing):
-    """The methods of AMQP 0-9-1 as plain calls. A refusal is raised; the face then closes what it must."""
+    """The methods of AMQP 0-9-1 as plain calls. A refusal is raised; the caller closes the channel."""
 
     def __init__(self, host: Host, outbox: Outbox, number: int, *, user: str) -> None:
         super().__init__(host, outbox, number, user=user)
@@ -183,11 +183,11 @@ class Channel(Publishing):
 
     @method(60, 10)
     def qos(self, prefetch: int = 0, *, size: int = 0, channel_wide: bool = False) -> None:
-        """Limit consumers started from now on; channel-wide (global=true): all of this channel together."""
+        """Limit each consumer started from now on, or with channel-wide (global=true) all of this channel together."""
         if size:
             raise Refused(540, f"prefetch_size!=0 ({size})")
         if not channel_wide or not self.host.behaviour.channel_prefetch:
-            # RabbitMQ lets the second kind of limit end the first (rabbit_channel, basic.qos).
+            # Setting one kind of limit clears the other (rabbit_channel, basic.qos).
             self._prefetch, self._credit.limit = prefetch, 0
             return
         self._credit.limit = prefetch
@@ -233,7 +233,7 @@ class Channel(Publishing):
 
     @method(60, 30)
     def cancel(self, tag: str) -> None:
-        """End a consumer; what it holds stays with the channel."""
+        """End a consumer; its unacked messages stay with the channel."""
         if tag == self.reply_tag:
             self._end_replies()
         if tag in self.consumers:
@@ -245,7 +245,7 @@ class Channel(Publishing):
 
     @method(60, 70)
     def get(self, queue: str = "", *, no_ack: bool = False) -> Got | None:
-        """Take one message, if there is one."""
+        """Take one message, if the queue has one."""
         found = self._own_queue(self._named(queue))
         if found.spec.quorum and found.roster.single:
             what = "basic.get operations are not supported by quorum queues with single active consumer"
@@ -286,13 +286,13 @@ class Channel(Publishing):
 
     @method(60, 110)
     def recover(self, *, requeue: bool = True) -> None:
-        """Give everything back that this channel holds."""
+        """Return every unacked message of this channel to its queue."""
         if not requeue:
             raise Refused(540, "requeue=false")
         self._return(self._settled(0, multiple=True), "recover", requeue=True)
 
     def stop_consuming(self) -> list[Queue]:
-        """End all consumers, without giving their queues' messages to others yet."""
+        """End all consumers, without offering their queues' messages to other consumers yet."""
         if self.reply_name:
             self._end_replies()
         ended = [queue for _, queue in self.consumers.values()]
@@ -301,18 +301,18 @@ class Channel(Publishing):
         self.consumers.clear()
         return ended
 
-    def let_go(self) -> None:
-        """Give back everything that is held, as when the channel is closed."""
+    def return_unacked(self) -> None:
+        """Return every unacked message to its queue, as the end of a channel does."""
         self._return(self._settled(0, multiple=True), "lost", requeue=True)
 
     def close(self) -> None:
-        """End the channel: first its consumers, then what it holds goes back in order."""
+        """End the channel: its consumers first, then its unacked messages return in order."""
         ended = self.stop_consuming()
-        self.let_go()
+        self.return_unacked()
         self.wake(ended)
 
     def wake(self, queues: Iterable[Queue]) -> None:
-        """Other consumers of these queues may have their turn now."""
+        """Offer the messages of these queues to other consumers."""
         for queue in queues:
             queue.dispatch()
             self._left(queue)
@@ -325,14 +325,14 @@ class Channel(Publishing):
         else:
             self.unacked[tag] = (consumer, queue, entry)
             queue.note(entry, "held")
-            consumer.in_hand += 1
-            self._credit.in_hand += 1
+            consumer.unacked += 1
+            self._credit.unacked += 1
         raw, redelivered = dressed(queue, entry)
         self.outbox.valve.pass_on(len(raw) + len(entry.message.body))
-        self.outbox.tell(Deliver(self.number, consumer.tag, tag, entry.message, raw=raw, redelivered=redelivered))
+        self.outbox.put(Deliver(self.number, consumer.tag, tag, entry.message, raw=raw, redelivered=redelivered))
 
     def _settled(self, tag: int, *, multiple: bool) -> list[Held]:
-        """Take out of hand what a client's word is about."""
+        """Remove and return the unacked messages that a client settles."""
         unacked = self.unacked
         if tag not in unacked and not (multiple and tag == 0):
             raise Refused(406, f"unknown delivery tag {tag}")
@@ -342,8 +342,8 @@ class Channel(Publishing):
         found = [unacked.pop(one) for one in tags]
         for consumer, _, _ in found:
             if consumer is not None:
-                consumer.in_hand -= 1
-                self._credit.in_hand -= 1
+                consumer.unacked -= 1
+                self._credit.unacked -= 1
         return found
 
     def _return(self, found: list[Held], how: Return, *, requeue: bool) -> None:
@@ -373,11 +373,11 @@ class Channel(Publishing):
 
     def _queue_gone(self, tag: str) -> None:
         self.consumers.pop(tag, None)
-        if self.outbox.hears_cancels:
-            self.outbox.tell(Cancel(self.number, tag))
+        if self.outbox.supports_cancel:
+            self.outbox.put(Cancel(self.number, tag))
 
     def _left(self, queue: Queue) -> None:
-        """Its last consumer may have gone."""
+        """Delete an auto-delete queue, or start its lease, after its last consumer has left."""
         if queue.roster.members or queue.closed:
             return
         if queue.spec.auto_delete:

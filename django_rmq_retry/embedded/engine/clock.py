@@ -8,7 +8,7 @@ _FEW = 64
 
 
 class Timer:
-    """One call at one time; cancelled, it stays in the heap until its time comes or many like it are cleared."""
+    """One call at one time. A cancelled timer stays in the heap until it is due or most of the heap is cancelled."""
 
     __slots__ = ("_clock", "due", "run")
 
@@ -24,7 +24,7 @@ class Timer:
 
 
 class Clock:
-    """Seconds on any scale; `epoch` is what to add to get Unix time. Several virtual hosts may share one."""
+    """Seconds on any scale; adding `epoch` gives Unix time. Several virtual hosts may share one clock."""
 
     __slots__ = ("_cancelled", "_heap", "_numbers", "epoch", "now")
 
@@ -41,7 +41,7 @@ class Clock:
         return timer
 
     def next_due(self) -> float | None:
-        """When `advance` will have something to do; never later than that, now and then earlier."""
+        """The time of the next timer; cancelled timers can make it too early, never too late."""
         heap = self._heap
         while heap and heap[0][2].run is None:
             heappop(heap)
@@ -49,7 +49,7 @@ class Clock:
         return heap[0][0] if heap else None
 
     def advance(self, now: float) -> None:
-        """Let time pass; each timer sees its own time as the present, in order."""
+        """Move time forward; each timer runs in order and sees its own due time as now."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             due, _, timer = heappop(heap)
@@ -62,10 +62,10 @@ class Clock:
         self.now = max(self.now, now)
 
     def forget_one(self) -> None:
-        """Count a cancelled timer, and clear them away once they are most of the heap."""
+        """Count a cancelled timer; remove all of them once they fill most of the heap."""
         self._cancelled += 1
         if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
-            # In place: advance() holds this very list while a timer that it runs cancels others.
+            # In place, because advance() iterates over this list while one of its timers cancels others.
             self._heap[:] = [item for item in self._heap if item[2].run is not None]
             heapify(self._heap)
             self._cancelled = 0

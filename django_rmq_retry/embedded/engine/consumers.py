@@ -1,4 +1,4 @@
-"""The consumers of a queue: credit, turns and slow readers."""
+"""The consumers of a queue: credit, turns and slow clients."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,11 +10,11 @@ from django_rmq_retry.embedded.engine.entries import Entry
 
 MUCH, LITTLE = 8 * 2**20, 2**20
 _AROUND = 100
-"""What a delivery's frames take beside its properties and its body, about."""
+"""Approximate bytes of a delivery's frames besides its properties and body."""
 
 
 class Valve:
-    """Shut from when a client has much unread until little is left: its consumers count as full then."""
+    """Backpressure of one client: it closes when too much is unread and opens once little is left."""
 
     __slots__ = ("most", "shut", "unread")
 
@@ -24,13 +24,13 @@ class Valve:
         self.unread = 0
 
     def pass_on(self, size: int) -> None:
-        """A delivery goes through; what follows it may have to wait."""
+        """Count a delivery on its way; later deliveries may have to wait."""
         self.unread += size + _AROUND
         if self.unread > self.most:
             self.shut = True
 
     def measure(self, unread: int) -> bool:
-        """Learn what is really unread; whether the valve opens."""
+        """Set the real number of unread bytes; return True if the valve opens."""
         self.unread = unread
         opens = self.shut and unread < LITTLE
         self.shut = unread > self.most or (self.shut and not opens)
@@ -38,22 +38,22 @@ class Valve:
 
 
 class Credit:
-    """How many deliveries a channel may hold and holds; a limit of 0 is none. The valve is the whole connection's."""
+    """The unacked deliveries of a channel and their limit; 0 is unlimited. The whole connection shares the valve."""
 
-    __slots__ = ("in_hand", "limit", "valve")
+    __slots__ = ("limit", "unacked", "valve")
 
     def __init__(self, valve: Valve) -> None:
         self.limit = 0
-        self.in_hand = 0
+        self.unacked = 0
         self.valve = valve
 
 
 class Consumer:
-    """One basic.consume; `take` is how it gets a message, `gone` how it learns that its queue is no more."""
+    """One basic.consume; `take` receives a message, `gone` is called when the queue is deleted."""
 
     __slots__ = (
-        "arguments", "credit", "exclusive", "gone", "in_hand", "listed", "no_ack", "prefetch", "priority", "tag",
-        "take", "waits",
+        "arguments", "credit", "exclusive", "gone", "listed", "no_ack", "prefetch", "priority", "tag", "take",
+        "unacked", "waits",
     )  # fmt: skip
 
     take: Callable[[Entry], None]
@@ -76,10 +76,10 @@ class Consumer:
         self.exclusive = exclusive
         self.arguments = arguments or {}
         self.priority: int = self.arguments.get("x-priority", 0)
-        self.in_hand = 0
+        self.unacked = 0
         self.listed = False
         self.waits = False
-        """It stands in the roster's line of those that can take."""
+        """True while the roster lists the consumer as able to take a message."""
 
     def full(self) -> bool:
         credit = self.credit
@@ -88,12 +88,12 @@ class Consumer:
         if self.no_ack:
             return False
         return bool(
-            (self.prefetch and self.in_hand >= self.prefetch) or (credit.limit and credit.in_hand >= credit.limit)
+            (self.prefetch and self.unacked >= self.prefetch) or (credit.limit and credit.unacked >= credit.limit)
         )
 
 
 class Roster:
-    """The consumers of one queue, in turn; with `single`, one of them takes until it leaves or gives way."""
+    """The consumers of one queue, in turn; with `single`, one consumer is active until it leaves or yields."""
 
     __slots__ = (
         "_active", "_line", "_ranked", "_returned_yields", "_yielding", "_yields", "members", "single"
@@ -108,7 +108,7 @@ class Roster:
         self._returned_yields = behaviour.returned_yields
         self._active: Consumer | None = None
         self._yielding = False
-        """The one that takes gets nothing more until it holds nothing."""
+        """True while the active consumer gets nothing more because it will yield once nothing is unacked."""
 
     def add(self, consumer: Consumer) -> None:
         self.members.append(consumer)
@@ -126,17 +126,17 @@ class Roster:
         self._appoint()
 
     def settled(self, consumer: Consumer) -> None:
-        """It has dealt with something that it held."""
+        """Note that a consumer has settled a delivery."""
         self._appoint()
         self.wake(consumer)
 
     def returned(self) -> None:
-        """Something has come back."""
+        """Note that a message was returned to the queue."""
         if self._returned_yields:
             self._appoint()
 
     def wake(self, consumer: Consumer) -> None:
-        """It may have room again."""
+        """List a consumer that may have room again."""
         if consumer.waits or (self.single and (consumer is not self._active or self._yielding)):
             return
         if consumer.listed:
@@ -144,7 +144,7 @@ class Roster:
             consumer.waits = True
 
     def next(self) -> Consumer | None:
-        """Whose turn it is; those that are full leave the line until they are woken."""
+        """Return the next consumer with room; full ones leave the list until they are woken."""
         line = self._line
         while line:
             consumer = line[0]
@@ -164,14 +164,14 @@ class Roster:
         return any(consumer.exclusive for consumer in self.members)
 
     def _appoint(self) -> None:
-        """Say anew which single one takes."""
+        """Choose the single active consumer."""
         if not self.single:
             return
         active, best = self._active, max(self.members, key=_rank, default=None)
         if active is None or best is None:
             self._activate(best)
         elif self._yields and (self._yielding or best.priority > active.priority):
-            if active.in_hand:
+            if active.unacked:
                 self._yielding = True
                 self._leave_line(active)
             else:

@@ -20,7 +20,7 @@ _LAST = ("x-last-death-queue", "x-last-death-reason", "x-last-death-exchange")
 def letter(
     entry: Entry, behaviour: Behaviour, *, queue: str, reason: str, time: int, exchange: str, key: str | None
 ) -> Message:
-    """The message as it leaves for its dead-letter exchange."""
+    """Return the message as it is published to its dead-letter exchange."""
     old = entry.message
     death = Death(
         queue=queue,
@@ -47,7 +47,7 @@ def letter(
 
 
 def cycles(queue: str, message: Message) -> bool:
-    """Whether a message has been through this queue already with no consumer rejecting it in between."""
+    """True if the message has passed this queue before, without a rejection by a consumer since then."""
     if message.deaths[0].reason == "rejected":
         return False
     for at, death in enumerate(message.deaths):
@@ -56,10 +56,10 @@ def cycles(queue: str, message: Message) -> bool:
     return False
 
 
-def _recorded(known: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
-    """With one more death in front; a second one of the same queue and reason only counts."""
-    others = tuple(one for one in known if (one.queue, one.reason) != (death.queue, death.reason))
-    for one in known:
+def _recorded(earlier: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+    """Put one more death in front; a second death of the same queue and reason raises its count."""
+    others = tuple(one for one in earlier if (one.queue, one.reason) != (death.queue, death.reason))
+    for one in earlier:
         if (one.queue, one.reason) == (death.queue, death.reason):
             again = replace(one, count=one.count + 1)
             return (again, *others)
@@ -67,7 +67,7 @@ def _recorded(known: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
 
 
 def _carried(entry: Entry, behaviour: Behaviour) -> int | None:
-    """Failed deliveries so far: 4.3 begins to count in a queue with those of the queues before, 4.0 adds them here."""
+    """Return the failed deliveries so far: 4.3 starts each queue's count with them, 4.0 adds them here."""
     before = 0 if behaviour.carried_count == "counted" else entry.message.count or 0
     return before + entry.count - entry.unkept or entry.message.count
 
@@ -78,7 +78,7 @@ def _encoded(deaths: tuple[Death, ...]) -> bytes:
 
 
 def _table(death: Death) -> bytes:
-    """Written by hand: RabbitMQ counts in 64 bits however small the number."""
+    """Encode by hand, because RabbitMQ writes every count as 64 bits."""
     pieces = [
         b"\x05countl" + _LONG.pack(death.count),
         _entry("reason", death.reason),
@@ -102,7 +102,7 @@ def _entry(name: str, value: str) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    """Names that are no UTF-8 go out as they came."""
+    """Encode a name; bytes that are not UTF-8 stay unchanged."""
     return b"S" + _prefixed(value.encode("utf-8", "surrogateescape"))
 
 
@@ -110,12 +110,12 @@ def _prefixed(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-# An at-least-once dead letter that was not taken is tried again after this (rabbit_fifo_dlx_worker).
+# Seconds until an at-least-once dead letter that no queue accepted is retried (rabbit_fifo_dlx_worker).
 _AGAIN = 180.0
 
 
 class Undertaker:
-    """Empties `around.graves`. One after the other, so that a chain of deaths needs no recursion."""
+    """Empties `around.graves` one message at a time, so that a chain of deaths needs no recursion."""
 
     def __init__(self, around: Surroundings, router: Router) -> None:
         self._around = around
@@ -159,7 +159,7 @@ class Undertaker:
         )
 
     def _send(self, message: Message, name: str) -> None:
-        """At most once: what no queue takes is gone."""
+        """Publish at most once: a message that no queue accepts is lost."""
         lost = self._around.lost
         exchange = self._router.exchanges.get(name)
         targets = () if exchange is None else self._router.route(exchange, message)
@@ -168,12 +168,12 @@ class Undertaker:
         for target in targets:
             if cycles(target.name, message):
                 lost["dead letter cycle"] += 1
-            # A quorum queue refuses only publishers that it could tell, and an at-most-once dead letter has none.
+            # A quorum queue refuses only a publisher with confirms, and an at-most-once dead letter has none.
             elif not target.offer(message, refusable=not target.spec.quorum):
                 lost["dead letter refused"] += 1
 
     def _deliver(self, message: Message, name: str, done: set[Queue]) -> bool:
-        """At least once: whether every queue that should have it has it."""
+        """Publish at least once; return True once every target queue has the message."""
         exchange = self._router.exchanges.get(name)
         targets = () if exchange is None else self._router.route(exchange, message)
         for target in targets:
@@ -203,7 +203,7 @@ class Undertaker:
 
 
 def _at_least_once(queue: Source) -> bool:
-    """Only a quorum queue that refuses when full does it; any other falls back without a word."""
+    """True for a quorum queue that refuses when full; RabbitMQ silently uses at-most-once for all others."""
     spec = queue.spec
     return (
         spec.quorum

@@ -23,13 +23,13 @@ class Declared(NamedTuple):
 
 
 class Declaring:
-    """The part of a channel that declares."""
+    """The declaring half of a channel."""
 
     def __init__(self, host: Host, outbox: Outbox) -> None:
         self.host = host
         self.outbox = outbox
         self.last_queue = ""
-        """What an empty queue name means."""
+        """The queue that an empty queue name stands for."""
 
     @method(40, 10)
     def exchange_declare(
@@ -180,7 +180,7 @@ class Declaring:
         return queue or self.last_queue
 
     def _own_queue(self, name: str) -> Queue:
-        """A queue that is there, and not another connection's."""
+        """Return an existing queue that no other connection owns."""
         queue = self.host.queue(name)
         self._check_mine(queue)
         return queue
@@ -197,7 +197,7 @@ class Declaring:
 
     def _queue_binding(self, queue: str, exchange: str, key: str, arguments: Arguments) -> Binding:
         name = self._named(queue)
-        # An empty key with an empty queue name is the name of that queue (AMQP 0-9-1, queue.bind).
+        # An empty key with an empty queue name stands for the name of that queue (AMQP 0-9-1, queue.bind).
         return self._binding(exchange, "queue", name, name if not queue and not key else key, arguments=arguments)
 
     def _exchange_binding(self, destination: str, source: str, key: str, arguments: Arguments) -> Binding:
@@ -217,7 +217,7 @@ def _check_match(binding: Binding) -> None:
 
 
 def _stripped(name: str) -> str:
-    """RabbitMQ takes line ends out of names."""
+    """Remove line ends from a name, as RabbitMQ does."""
     return name.replace("\r", "").replace("\n", "")
 
 

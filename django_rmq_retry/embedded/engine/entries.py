@@ -16,12 +16,12 @@ NEVER = float("inf")
 _HIGH = 5
 _TWO = 2
 _HIGH_RUN = 2
-_UNSAID = 4
-"""The priority, in 4.3's quorum queues, of a message that has none."""
+_DEFAULT_PRIORITY = 4
+"""The priority of a message without one, in the quorum queues of 4.3."""
 
 
 class Entry:
-    """A message's place in a queue, and what the queue remembers of it."""
+    """A message's entry in a queue, with the queue's own counts."""
 
     __slots__ = ("acquired", "count", "expires", "message", "position", "redelivered", "unkept")
 
@@ -31,13 +31,13 @@ class Entry:
         self.expires = expires
         self.count = 0
         self.unkept = 0
-        """What of the count does not go with it when it is dead-lettered."""
+        """The part of the count that does not travel with the dead letter."""
         self.acquired = 0
         self.redelivered = False
 
 
 class Lane:
-    """One line of messages; what came back goes before what was never given out."""
+    """The messages of one priority; returned messages precede those never delivered."""
 
     __slots__ = ("back", "fresh")
 
@@ -55,7 +55,7 @@ class Lane:
 
 
 class Ready:
-    """The messages that wait for a consumer. Of lanes, the first that has something gives."""
+    """The messages ready for a consumer. The first lane with a message supplies the next one."""
 
     __slots__ = ("_by_position", "_lanes", "_numbers", "_run", "bytes", "count")
 
@@ -68,7 +68,7 @@ class Ready:
         self.bytes = 0
 
     def put(self, entry: Entry) -> None:
-        """At the back of its lane."""
+        """Append an entry to its lane."""
         lanes = self._lanes
         lane = lanes[0] if len(lanes) == 1 else self._lane_of(entry)
         lane.fresh.append(entry)
@@ -76,7 +76,7 @@ class Ready:
         self.bytes += self._size(entry)
 
     def restore(self, entry: Entry) -> None:
-        """Where it was (classic queues), or behind what came back before it (quorum queues)."""
+        """Put a returned entry back at its place (classic queues) or behind earlier returns (quorum queues)."""
         self._numbers += 1
         lane = self._lane_back(entry)
         heappush(lane.back, (entry.position if self._by_position else self._numbers, entry))
@@ -91,7 +91,7 @@ class Ready:
         return entry
 
     def head(self) -> Entry | None:
-        """What `take` would give."""
+        """The entry that `take` would return."""
         return self._lane_ahead().head()
 
     def take_from(self, lane: Lane) -> Entry:
@@ -101,11 +101,11 @@ class Ready:
         return entry
 
     def lines(self) -> tuple[Lane, ...]:
-        """The lanes whose heads expire on their own: here only the one that gives next."""
+        """The lanes whose heads expire on their own: by default only the lane of the next entry."""
         return (self._lane_ahead(),)
 
     def __iter__(self) -> Iterator[Entry]:
-        """What waits, lane by lane, for somebody who only looks."""
+        """Iterate over the ready entries, lane by lane, without taking them."""
         for lane in self._lanes:
             yield from (entry for _, entry in sorted(lane.back, key=itemgetter(0)))
             yield from lane.fresh
@@ -120,7 +120,7 @@ class Ready:
         return len(entry.message.body)
 
     def _lane_of(self, entry: Entry) -> Lane:
-        """Lanes stand highest first; a classic queue takes a priority above its highest for its highest."""
+        """Return the entry's lane: highest first, and a priority above the highest uses the highest."""
         top = len(self._lanes) - 1
         return self._lanes[top - min(entry.message.priority or 0, top)]
 
@@ -136,7 +136,7 @@ class Ready:
 
 
 class TwoLanes(Ready):
-    """RabbitMQ 4.0's quorum queue: what came back, then two high ones to each low one that is older."""
+    """RabbitMQ 4.0's quorum queue: returned messages first, then two of high priority for each older low one."""
 
     __slots__ = ()
 
@@ -166,9 +166,9 @@ class TwoLanes(Ready):
 
 
 class ManyLanes(Ready):
-    """RabbitMQ 4.3's quorum queue: what came back, then a line for each priority; properties have a size.
+    """RabbitMQ 4.3's quorum queue: returned messages first, then one lane per priority; properties have a size.
 
-    Each line expires on its own.
+    Each lane expires separately.
     """
 
     __slots__ = ()
@@ -182,7 +182,7 @@ class ManyLanes(Ready):
     def _lane_of(self, entry: Entry) -> Lane:
         lowest = len(self._lanes) - 1
         priority = entry.message.priority
-        return self._lanes[max(lowest - (_UNSAID if priority is None else priority), 1)]
+        return self._lanes[max(lowest - (_DEFAULT_PRIORITY if priority is None else priority), 1)]
 
     def _lane_back(self, entry: Entry) -> Lane:
         return self._lanes[0]
@@ -192,14 +192,14 @@ class ManyLanes(Ready):
 
 
 def ready_for(highest_priority: int | None, quorum_lanes: int) -> Ready:
-    """What fits a queue: a classic one (no quorum lanes) with its highest priority, or a quorum one."""
+    """Return the lanes of a queue: a classic one (no quorum lanes) with its highest priority, or a quorum one."""
     if not quorum_lanes:
         return Ready((highest_priority or 0) + 1, by_position=True)
     return TwoLanes() if quorum_lanes == _TWO else ManyLanes(quorum_lanes)
 
 
 class Delayed:
-    """Entries that are kept back, each until its own time; `end` is told when that has come."""
+    """Entries that are delayed, each until its own time; `end` is called for each when it is due."""
 
     __slots__ = ("_clock", "_end", "_timers")
 
@@ -221,7 +221,7 @@ class Delayed:
         return self._timers[entry].due
 
     def clear(self) -> list[Entry]:
-        """Give them all up."""
+        """Remove and return every entry."""
         entries = list(self._timers)
         for timer in self._timers.values():
             timer.cancel()
@@ -235,12 +235,12 @@ class Delayed:
 
 _LONG = struct.Struct(">q")
 _DELIVERY_LIMIT = 20
-"""That of a queue whose declaration names none; a negative one is none."""
+"""The delivery limit of a quorum queue that declares none; a negative one means unlimited."""
 Delays = Literal["all", "failed", "returned"]
 
 
 class Counts:
-    """The rules of one quorum queue."""
+    """The delivery counts of one quorum queue."""
 
     __slots__ = ("_behaviour", "_first", "_kind", "_limit", "_most")
 
@@ -253,25 +253,25 @@ class Counts:
         self._most = spec.seconds("x-delayed-retry-max") or self._first
 
     def exhausted(self, entry: Entry, how: Return) -> bool:
-        """Count a return, and tell whether it was one too many."""
+        """Count a return; return True if the delivery limit is exceeded."""
         entry.acquired += 1
         count(entry, how, self._behaviour)
         return 0 <= self._limit < entry.count
 
     def delay(self, entry: Entry, how: Return) -> float:
-        """For how long it is kept back before it is given out again."""
+        """Return the seconds for which a returned entry is delayed."""
         failed = how in self._behaviour.counted
         if self._kind in ("all", "failed" if failed else "returned"):
             return min(self._first * entry.count, self._most) if failed else self._first
         return 0.0
 
     def headers(self, entry: Entry) -> bytes:
-        """The encoded headers that its next delivery shows."""
+        """Return the encoded count headers of the next delivery."""
         behaviour = self._behaviour
         shown = b""
         if entry.count:
             shown = b"\x10x-delivery-countl" + _LONG.pack(entry.count)
-        # As long as it has not come back here, 4.3 takes the count that came with it for both.
+        # Until the first return to this queue, 4.3 shows the count of the dead letter in both headers.
         acquired = entry.acquired or entry.count
         if acquired and behaviour.acquired_count:
             shown += b"\x10x-acquired-countl" + _LONG.pack(acquired)
@@ -279,18 +279,18 @@ class Counts:
 
 
 def begin(entry: Entry, behaviour: Behaviour) -> None:
-    """Go on from the count that came with a message."""
+    """Start with the count that the message brought."""
     if behaviour.carried_count == "counted":
         entry.count = entry.message.count or 0
 
 
 def count(entry: Entry, how: Return, behaviour: Behaviour) -> None:
-    """One more return, if it is of a kind that counts."""
+    """Count one more return, if its kind counts."""
     if how in behaviour.counted:
         entry.count += 1
         entry.unkept += how not in behaviour.kept
 
 
 def carried(number: int) -> bytes:
-    """The header of a count that came with the message from another queue."""
+    """Return the header of a count that the message brought from another queue."""
     return b"\x10x-delivery-countl" + _LONG.pack(number)

@@ -21,7 +21,7 @@ Destination = Union[Queue, "Exchange"]
 
 
 class Binding:
-    """One way out of an exchange."""
+    """One binding of an exchange to a queue or to another exchange."""
 
     __slots__ = ("arguments", "destination", "key", "source")
 
@@ -68,11 +68,11 @@ class Exchange:
         self.bindings: dict[Binding, None] = {}
         self.by_key: dict[str, list[Binding]] = {}
         self.plain = self.alternate is None
-        """Messages go to queues at once: no alternate, no further exchange."""
+        """True if messages go straight to queues: no alternate exchange and no further exchange."""
         self._found: dict[str, tuple[Destination, ...]] = {}
 
     def add(self, binding: Binding) -> bool:
-        """Bind; False: that binding is there already."""
+        """Add a binding; return False if an equal one exists."""
         if any(one.like(binding) for one in self.by_key.get(binding.key, ())):
             return False
         self.bindings[binding] = None
@@ -89,11 +89,11 @@ class Exchange:
         self._changed()
 
     def find(self, binding: Binding) -> Binding | None:
-        """The binding that says the same."""
+        """Return the equal binding, if one exists."""
         return next((one for one in self.by_key.get(binding.key, ()) if one.like(binding)), None)
 
     def route(self, message: Message) -> Sequence[Destination]:
-        """What gets the message, each once."""
+        """Return every destination of the message once."""
         if self.type == "headers":
             return _once(one for one in self.bindings if headers_match(one.arguments, message))
         if not message.more:
@@ -127,20 +127,20 @@ def _once(bindings: Iterable[Binding]) -> tuple[Destination, ...]:
 
 
 def check_match(arguments: Mapping[str, object]) -> None:
-    """Refuse a binding to a headers exchange whose x-match means nothing."""
+    """Refuse a binding to a headers exchange with an invalid x-match."""
     if "x-match" not in arguments:
         return
-    told = arguments["x-match"]
-    if not isinstance(told, str):
-        what = f"type {type_name(told)} (value {shown_value(told)}); expected longstr"
+    mode = arguments["x-match"]
+    if not isinstance(mode, str):
+        what = f"type {type_name(mode)} (value {shown_value(mode)}); expected longstr"
         raise Refused(406, f"Invalid x-match field {what}")
-    if told not in _MATCHES:
-        what = f'value <<"{told}">>; expected all, any, all-with-x, or any-with-x'
+    if mode not in _MATCHES:
+        what = f'value <<"{mode}">>; expected all, any, all-with-x, or any-with-x'
         raise Refused(406, f"Invalid x-match field {what}")
 
 
 def headers_match(asked: Mapping[str, object], message: Message) -> bool:
-    """Whether a headers exchange passes the message by a binding's arguments."""
+    """True if a headers exchange routes the message by a binding's arguments."""
     mode = asked.get("x-match", "all")
     all_keys = mode in ("all-with-x", "any-with-x")
     wanted = {key: value for key, value in asked.items() if key != "x-match" and (all_keys or not key.startswith("x-"))}
@@ -150,7 +150,7 @@ def headers_match(asked: Mapping[str, object], message: Message) -> bool:
 
 
 def _hit(headers: Headers, key: str, value: object) -> bool:
-    """No value at all asks only that the header is there."""
+    """Compare one header; a binding without a value requires only that the header exists."""
     if key not in headers:
         return False
     try:
@@ -160,7 +160,7 @@ def _hit(headers: Headers, key: str, value: object) -> bool:
 
 
 class Router:
-    """Every queue is bound to the default exchange "" by its name."""
+    """The exchanges and queues of a virtual host. The default exchange "" routes to each queue by its name."""
 
     def __init__(self, store: Store) -> None:
         self.queues: dict[str, Queue] = {}
@@ -174,7 +174,7 @@ class Router:
         self.exchanges["amq.rabbitmq.trace"] = Exchange("amq.rabbitmq.trace", "topic", internal=True)
 
     def route(self, exchange: Exchange, message: Message) -> Sequence[Queue]:
-        """Every queue that gets the message, each once."""
+        """Return every queue that gets the message, once."""
         if exchange is self.default and not message.more:
             queue = self.queues.get(message.key)
             return () if queue is None else (queue,)
@@ -254,8 +254,8 @@ def _lasting(binding: Binding) -> bool:
     return binding.source.durable and (destination.spec.kept if isinstance(destination, Queue) else destination.durable)
 
 
-def _tell(told: Callable[..., None], binding: Binding) -> None:
-    told(
+def _tell(mode: Callable[..., None], binding: Binding) -> None:
+    mode(
         binding.source.name,
         binding.destination.name,
         binding.key,

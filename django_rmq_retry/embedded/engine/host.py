@@ -17,38 +17,38 @@ Chance = Callable[[], str]
 
 
 class Outbox:
-    """What one client has not been told yet."""
+    """The events that one client has not received yet."""
 
     def __init__(self, busy: dict["Outbox", None]) -> None:
         self.events: list[Event] = []
         self.valve = Valve()
-        self.hears_cancels = True
-        """It wants to know when the queue of a consumer goes."""
+        self.supports_cancel = True
+        """True if the client accepts basic.cancel for a deleted queue."""
         self._busy = busy
 
-    def tell(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         if not self.events:
             self._busy[self] = None
         self.events.append(event)
 
     def confirm(self, channel: int, number: int) -> None:
-        """Confirms in a row become one."""
+        """Confirm one publish; consecutive confirms become one."""
         last = self.events[-1] if self.events else None
         if type(last) is Ack and last.channel == channel:
             last.number = number
             last.multiple = True
         else:
-            self.tell(Ack(channel, number))
+            self.put(Ack(channel, number))
 
     def drain(self) -> list[Event]:
-        """Take everything there is to tell, in order."""
+        """Take all events, in order."""
         events, self.events = self.events, []
         self._busy.pop(self, None)
         return events
 
 
 class Host:
-    """The state of a virtual host. Ends every method of a channel by burying what died."""
+    """The state of a virtual host. Every method of a channel ends by dead-lettering what died."""
 
     def __init__(self, name: str, clock: Clock, behaviour: Behaviour, *, chance: Chance, store: Store) -> None:
         self.name = name
@@ -57,30 +57,30 @@ class Host:
         self.chance = chance
         self.store = store
         self.busy: dict[Outbox, None] = {}
-        """The clients that have something to be told."""
+        """The clients with unsent events."""
         self.repliers: dict[str, Callable[[Message], None]] = {}
-        """Who waits for answers by direct reply-to, by the name that stands in reply_to."""
+        """The channels that wait for direct replies, by the name in reply_to."""
         self.around = Surroundings(clock, behaviour, store)
         self.router = Router(store)
         self._undertaker = Undertaker(self.around, self.router)
         self.around.settle = self.settle
 
     def settle(self) -> None:
-        """Bury what died; called whenever something may have."""
+        """Dead-letter every message that died; called after each operation that may have ended one."""
         if self.around.graves:
             self._undertaker.bury_all()
 
     def queue(self, name: str) -> Queue:
-        found = self.router.queues.get(name)
-        if found is None:
+        entry = self.router.queues.get(name)
+        if entry is None:
             raise missing("queue", name, self.name)
-        return found
+        return entry
 
     def exchange(self, name: str) -> Exchange:
-        found = self.router.exchanges.get(name)
-        if found is None:
+        entry = self.router.exchanges.get(name)
+        if entry is None:
             raise missing("exchange", name, self.name)
-        return found
+        return entry
 
     def add_queue(self, spec: QueueSpec, owner: Outbox | None) -> Queue:
         queue = Queue(spec, self.around, owner)
@@ -104,7 +104,7 @@ class Host:
             )
 
     def remove_queue(self, queue: Queue) -> None:
-        """With what is in it, which is not dead-lettered; its consumers are told."""
+        """Delete a queue with its messages, which are not dead-lettered; its consumers get basic.cancel."""
         if self.router.queues.get(queue.name) is not queue:
             return
         self.router.remove_queue(queue)

@@ -10,7 +10,7 @@ from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 
 PERSISTENT = 2
-# The flags of the properties, in the order in which their values follow.
+# The flags of the properties, in the order of their values.
 _TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY, _CORRELATION, _REPLY_TO, _EXPIRATION = (
     1 << place for place in range(15, 7, -1)
 )
@@ -35,7 +35,7 @@ class Death:
 
 
 class Message:
-    """What was published, shared by all queues that hold it and never changed."""
+    """A published message, shared by every queue that holds it and never changed."""
 
     __slots__ = (
         "bcc", "body", "count", "deaths", "exchange", "expiration", "key", "more", "persistent", "priority", "raw"
@@ -50,11 +50,11 @@ class Message:
         self.priority: int | None = None
         self.expiration: str | None = None
         self.more: tuple[str, ...] = ()
-        """The keys of CC and BCC."""
+        """The routing keys in CC and BCC."""
         self.bcc: tuple[str, ...] = ()
         self.deaths: tuple[Death, ...] = ()
         self.count: int | None = None
-        """The failed deliveries of the queues that it died in, as far as the version carries them on."""
+        """The failed deliveries in the queues where it died, as far as the version carries them on."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Message:
 
 
 class Glance:
-    """The properties that decide what the broker does, read without decoding the others."""
+    """The properties that the broker acts on, read without decoding the others."""
 
     __slots__ = ("expiration", "flags", "mode", "priority", "reply_to")
 
@@ -143,7 +143,7 @@ def _skip_rest(raw: bytes, flags: int, at: int) -> int:
 
 
 def checked_headers(raw: bytes) -> Headers:
-    """The headers of what a client sent."""
+    """Decode the headers of a client's message, or refuse it."""
     try:
         return Headers(table_of(raw))
     except (UndecodableHeaders, IndexError):
@@ -151,7 +151,7 @@ def checked_headers(raw: bytes) -> Headers:
 
 
 def decoded(raw: bytes) -> Properties:
-    """All properties of what a client sent."""
+    """Decode all properties of a client's message, or refuse it."""
     try:
         return decode_properties(raw)
     except UndecodableHeaders as error:
@@ -159,14 +159,14 @@ def decoded(raw: bytes) -> Properties:
 
 
 def table_of(raw: bytes) -> bytes:
-    """The header table as it stands in the properties."""
+    """Return the encoded header table of the properties."""
     flags = raw[0] << 8 | raw[1]
     at = _skip_to_headers(raw, flags)
     return raw[at + 4 : at + 4 + _LENGTH.unpack_from(raw, at)[0]] if flags & _HEADERS else b""
 
 
 def with_table(raw: bytes, *, drop: Collection[str], add: bytes) -> bytes:
-    """Properties with encoded entries put behind the other headers; every other byte is the same."""
+    """Return the properties with encoded entries after the other headers; every other byte is unchanged."""
     flags = raw[0] << 8 | raw[1]
     at = _skip_to_headers(raw, flags)
     rest = at
@@ -183,7 +183,7 @@ def with_table(raw: bytes, *, drop: Collection[str], add: bytes) -> bytes:
 
 
 def without_expiration(raw: bytes) -> bytes:
-    """Properties that have an expiration, without it; every other byte is the same."""
+    """Return the properties without their expiration; every other byte is unchanged."""
     flags = raw[0] << 8 | raw[1]
     at = _skip_to_headers(raw, flags)
     if flags & _HEADERS:
@@ -196,7 +196,7 @@ def without_expiration(raw: bytes) -> bytes:
 
 
 class Deliver:
-    """A message for a consumer; `raw` are its properties with the counts of its queue."""
+    """A delivery to a consumer; `raw` are the properties with the counts of its queue."""
 
     __slots__ = ("channel", "consumer", "message", "raw", "redelivered", "tag")
 
@@ -212,7 +212,7 @@ class Deliver:
 
 
 class Got:
-    """The answer to basic.get; `left` is how many messages are ready behind it."""
+    """The answer to basic.get; `left` is the number of messages still ready."""
 
     __slots__ = ("left", "message", "raw", "redelivered", "tag")
 
@@ -225,7 +225,7 @@ class Got:
 
 
 class Returned:
-    """A mandatory message that no queue takes."""
+    """A mandatory message that no queue accepted."""
 
     __slots__ = ("channel", "code", "message", "text")
 
@@ -237,7 +237,7 @@ class Returned:
 
 
 class Ack:
-    """Everything published up to `number` and not refused is taken care of."""
+    """Every publish up to `number` that was not refused is stored."""
 
     __slots__ = ("channel", "multiple", "number")
 
@@ -248,7 +248,7 @@ class Ack:
 
 
 class Nack:
-    """A queue refused what was published."""
+    """A queue refused a publish."""
 
     __slots__ = ("channel", "number")
 
@@ -258,7 +258,7 @@ class Nack:
 
 
 class Cancel:
-    """The queue of a consumer is gone."""
+    """The queue of a consumer was deleted."""
 
     __slots__ = ("channel", "consumer")
 
@@ -278,7 +278,7 @@ def reply_name(chance: str) -> str:
 
 
 def is_reply_name(key: str) -> bool:
-    """A broker of this kind has made it, whether or not somebody still waits there."""
+    """True if an embedded broker made this name; its channel may have closed since."""
     return key.startswith(_MADE_HERE)
 
 

@@ -12,12 +12,12 @@ from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Ent
 from django_rmq_retry.embedded.engine.messages import Message, with_table
 from django_rmq_retry.embedded.engine.store import Detail, Place, Store
 
-# Quorum queues look every five seconds (rabbit_quorum_queue's tick).
+# Quorum queues check every five seconds (rabbit_quorum_queue's tick).
 _TICK = 5.0
 
 
 class Lease:
-    """How long a queue may be unused; a consumer suspends it."""
+    """The time for which a queue may stay unused; a consumer suspends it."""
 
     __slots__ = ("_born", "_clock", "_end", "_quorum", "_seconds", "_timer")
 
@@ -31,7 +31,7 @@ class Lease:
         self.renew()
 
     def renew(self) -> None:
-        """It is used now."""
+        """Restart the lease."""
         self.stop()
         due = self._clock.now + self._seconds
         if self._quorum:
@@ -39,29 +39,29 @@ class Lease:
         self._timer = self._clock.at(due, self._end)
 
     def declared(self) -> None:
-        """It is declared again: that is use to a classic queue only."""
+        """Restart the lease of a classic queue after a redeclaration; quorum queues ignore it."""
         if not self._quorum and self._timer is not None:
             self.renew()
 
     def fetched(self) -> None:
-        """It was asked for a message by basic.get."""
+        """Restart the lease after basic.get."""
         if self._timer is not None:
             self.renew()
 
     def stop(self) -> None:
-        """A consumer uses it."""
+        """Suspend the lease while a consumer uses the queue."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-# A full quorum queue takes messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
+# A full quorum queue accepts messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
 _REOPENS_AT = 0.8
 Verdict = Literal["take", "refuse", "bury"]
 
 
 class Limits:
-    """x-max-length, x-max-length-bytes and x-overflow. What a client holds does not count."""
+    """x-max-length, x-max-length-bytes and x-overflow. Unacked messages do not count."""
 
     __slots__ = ("_bytes", "_length", "_quorum", "_shut", "drops", "overflow")
 
@@ -71,11 +71,11 @@ class Limits:
         self._quorum = spec.quorum
         self._shut = False
         self.overflow = spec.text("x-overflow") or "drop-head"
-        # Quorum queues take reject-publish-dlx without a word and drop their head instead (docs/quorum-queues).
+        # Quorum queues silently treat reject-publish-dlx as drop-head (docs/quorum-queues).
         self.drops = self.overflow == "drop-head" or (spec.quorum and self.overflow == "reject-publish-dlx")
 
     def judge(self, count: int, size: int, *, more: int) -> Verdict:
-        """What becomes of a message of `more` bytes at a queue with this many messages and bytes."""
+        """Decide about a message of `more` bytes, with this many messages and bytes in the queue."""
         if self.drops:
             return "take"
         if self._quorum:
@@ -88,7 +88,7 @@ class Limits:
         return (self._length is not None and count > self._length) or (self._bytes is not None and size > self._bytes)
 
     def note(self, count: int, size: int) -> None:
-        """A quorum queue refuses only after it has grown beyond its limit: it holds one message too many."""
+        """Update the full state; a quorum queue refuses only once it exceeds its limit by one message."""
         if not self.drops and self.over(count, size):
             self._shut = True
 
@@ -103,7 +103,7 @@ def _below(value: int, limit: int | None) -> bool:
 
 
 class Source(Protocol):
-    """The queue in which something died."""
+    """The queue in which a message died."""
 
     name: str
     spec: QueueSpec
@@ -116,25 +116,25 @@ class Source(Protocol):
 
 
 class Surroundings:
-    """Where time comes from, and where what died goes."""
+    """The clock, the store and the graves that all queues of a virtual host share."""
 
     __slots__ = ("behaviour", "clock", "graves", "lost", "settle", "store")
 
     settle: Callable[[], None]
-    """Dead-letter what lies in `graves`; a timer ends with it."""
+    """Dead-letter everything in `graves`; every timer calls it at its end."""
 
     def __init__(self, clock: Clock, behaviour: Behaviour, store: Store) -> None:
         self.clock = clock
         self.behaviour = behaviour
         self.store = store
         self.graves: deque[tuple[Source, Entry, str]] = deque()
-        """What died and has not been dead-lettered yet: the queue it lay in, and the reason."""
+        """Messages that died and are not dead-lettered yet: the queue, the entry and the reason."""
         self.lost: Counter[str] = Counter()
-        """Messages that are gone without a consumer's ack, by reason."""
+        """Messages lost without a consumer's ack, by reason."""
 
 
 class Standing:
-    """The part of a queue that others rely on."""
+    """The part of a queue that dead-lettering relies on."""
 
     __slots__ = ("_stores_all", "around", "closed", "name", "pending", "spec", "stores")
 
@@ -144,26 +144,26 @@ class Standing:
         self.around = around
         self.closed = False
         self.pending = 0
-        """Dead letters that no queue has taken yet (at-least-once)."""
+        """Dead letters that no queue has accepted yet (at-least-once)."""
         self.stores = spec.kept
-        # A quorum queue keeps messages whatever their delivery mode (docs/quorum-queues, "Feature comparison").
+        # A quorum queue stores messages whatever their delivery mode (docs/quorum-queues, "Feature comparison").
         self._stores_all = spec.quorum
 
     def bury(self, entry: Entry, reason: str) -> None:
         self.around.graves.append((self, entry, reason))
 
     def keep(self, entry: Entry) -> None:
-        """It is in this queue from now on."""
+        """Store a new entry."""
         if self.stores and (self._stores_all or entry.message.persistent):
             self.around.store.enqueued(self.name, entry)
 
     def note(self, entry: Entry, place: Place, detail: Detail = None) -> None:
-        """It is in another place of this queue, or more is known of it."""
+        """Store an entry's new state or detail."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.around.store.moved(self.name, entry, place, detail)
 
     def forget(self, entry: Entry) -> None:
-        """It is nowhere in this queue any more."""
+        """Remove an entry from the store."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.around.store.removed(self.name, entry.position)
 
@@ -172,7 +172,7 @@ _LIMITING = ("x-max-length", "x-max-length-bytes")
 
 
 class Queue(Standing):
-    """A queue and its messages. Nothing here routes: what dies is left in `around.graves`."""
+    """A queue and its messages. It routes nothing: messages that die are left in `around.graves`."""
 
     __slots__ = (
         "_arms_when_alone", "_expires_any", "_timer", "counts", "delayed", "held", "lease", "limits", "owner",
@@ -192,16 +192,16 @@ class Queue(Standing):
         self.ttl = NEVER if ttl is None else ttl
         self.position = 0
         self.held = 0
-        """Messages that clients hold."""
+        """The number of unacked messages."""
         self.delayed = Delayed(around.clock, self._undelay)
         self.lease: Lease | None = None
         self._expires_any = False
-        # A classic queue with priorities looks at the time of the first message only (rabbit_amqqueue_process).
+        # A classic queue with priorities checks the expiry of the first message only (rabbit_amqqueue_process).
         self._arms_when_alone = not spec.quorum and "x-max-priority" in spec.arguments
         self._timer: Timer | None = None
 
     def offer(self, message: Message, *, refusable: bool = True) -> bool:
-        """Take a message in; False: the queue is full and refuses it."""
+        """Accept a message; return False if the queue is full and refuses it."""
         ready = self.ready
         if refusable and self.limits is not None and not self._has_room(self.limits, message):
             return False
@@ -212,7 +212,7 @@ class Queue(Standing):
         self.keep(entry)
         ready.put(entry)
         if self.roster.members:
-            # An empty queue gives a message to a waiting consumer even if its time is 0.
+            # An empty queue delivers to a waiting consumer even a message with a time to live of 0.
             consumer = self.roster.next() if ready.count == 1 else None
             if consumer is not None:
                 self.held += 1
@@ -228,7 +228,7 @@ class Queue(Standing):
         return True
 
     def dispatch(self) -> None:
-        """Give out what consumers can take."""
+        """Deliver to every consumer with room."""
         ready, roster = self.ready, self.roster
         while ready.count and (consumer := roster.next()) is not None:
             if self._expires_any:
@@ -241,7 +241,7 @@ class Queue(Standing):
             self.watch()
 
     def fetch(self) -> Entry | None:
-        """Give out one message to basic.get."""
+        """Take one message for basic.get."""
         if self._expires_any:
             self.expire()
         if not self.ready.count:
@@ -253,13 +253,13 @@ class Queue(Standing):
         return entry
 
     def done(self, entry: Entry) -> None:
-        """A client has dealt with it."""
+        """Remove an acked message."""
         self.held -= 1
         if self.stores:
             self.forget(entry)
 
     def reject(self, entry: Entry, how: Return) -> None:
-        """A client wants it no more."""
+        """Dead-letter or drop a rejected message."""
         if self.closed:
             return
         self.held -= 1
@@ -268,7 +268,7 @@ class Queue(Standing):
         self.bury(entry, "rejected")
 
     def give_back(self, entries: Iterable[Entry], how: Return) -> None:
-        """Clients did not deal with these."""
+        """Put unacked messages back."""
         if self.closed:
             return
         for entry in entries:
@@ -289,19 +289,19 @@ class Queue(Standing):
             self.watch()
 
     def freed(self, consumer: Consumer) -> None:
-        """A consumer has room again."""
+        """Note that a consumer has room again."""
         if consumer.listed:
             self.roster.settled(consumer)
             self.dispatch()
 
     def resume(self, held: list[Entry]) -> None:
-        """Begin after a restart: what lies here has been put back; `held` was in clients' hands."""
+        """Resume after a restart: the ready entries are restored; `held` were unacked."""
         self._expires_any = True
         self.held += len(held)
         self.give_back(held, "lost")
 
     def expire(self) -> None:
-        """Bury what is at the head and past its time; what stands behind a younger message waits for it."""
+        """Dead-letter expired messages at the head; an expired message behind a younger one waits for it."""
         ready, now = self.ready, self.around.clock.now
         stale = True
         while stale:
@@ -313,7 +313,7 @@ class Queue(Standing):
         self.watch()
 
     def watch(self) -> None:
-        """See to it that `expire` runs when the next message's time has come."""
+        """Set the timer for the next message that expires."""
         heads = [head.expires for lane in self.ready.lines() if (head := lane.head()) is not None]
         due = min(heads, default=NEVER)
         clock, timer = self.around.clock, self._timer
@@ -325,7 +325,7 @@ class Queue(Standing):
             self._timer = clock.at(due, self._on_time)
 
     def purge(self) -> int:
-        """Drop what is ready, and what is delayed."""
+        """Drop all ready and delayed messages."""
         dropped = self.ready.clear() + self.delayed.clear()
         for entry in dropped:
             self.forget(entry)
@@ -333,7 +333,7 @@ class Queue(Standing):
         return len(dropped)
 
     def close(self) -> int:
-        """The queue is deleted; return how many messages go with it."""
+        """Close the queue and return the number of messages deleted with it."""
         if self._timer is not None:
             self._timer.cancel()
         if self.lease is not None:
@@ -391,7 +391,7 @@ _COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 
 
 def dressed(queue: Queue, entry: Entry) -> tuple[bytes, bool]:
-    """The properties as this delivery shows them, and whether it is a second one."""
+    """Return the properties that this delivery shows, and the redelivered flag."""
     message = entry.message
     if queue.counts is None:
         marked = queue.around.behaviour.classic_carries and bool(message.count)

@@ -30,7 +30,7 @@ S = TypeVar("S")
 
 
 class Refused(RmqRetryError):
-    """What a client asked for is refused: its channel closes, or (hard) its whole connection."""
+    """A request is refused: its channel closes, or (hard) its whole connection."""
 
     def __init__(self, code: int, reason: str) -> None:
         self.code = code
@@ -45,15 +45,15 @@ class Refused(RmqRetryError):
 
     @property
     def text(self) -> str:
-        """The reply text as it fits into a short string."""
-        # An exchange that somebody publishes to may have a name that is no text.
+        """The reply text, cut to fit a short string."""
+        # A client may publish to an exchange whose name is not valid UTF-8.
         whole = f"{NAMES[self.code]} - {self.reason}".encode("utf-8", "replace")
         cut = whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 3] + b"..."
         return cut.decode("utf-8", "ignore")
 
 
 def method(class_id: int, method_id: int) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Name the AMQP method that a refusal answers."""
+    """Attach the AMQP method that a refusal answers."""
 
     def named(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         @wraps(function)
@@ -69,13 +69,13 @@ def method(class_id: int, method_id: int) -> Callable[[Callable[Concatenate[S, P
     return named
 
 
-def shown(what: str, name: str, vhost: str) -> str:
-    """A resource as RabbitMQ writes it: queue 'payments' in vhost '/'."""
-    return f"{what} '{name}' in vhost '{vhost}'"
+def shown(kind: str, name: str, vhost: str) -> str:
+    """Format a resource as RabbitMQ does: queue 'payments' in vhost '/'."""
+    return f"{kind} '{name}' in vhost '{vhost}'"
 
 
-def missing(what: str, name: str, vhost: str) -> Refused:
-    return Refused(404, f"no {shown(what, name, vhost)}")
+def missing(kind: str, name: str, vhost: str) -> Refused:
+    return Refused(404, f"no {shown(kind, name, vhost)}")
 
 
 def locked(queue: str, vhost: str) -> Refused:

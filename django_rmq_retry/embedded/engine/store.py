@@ -1,4 +1,4 @@
-"""The protocol of a file store: what durable queues need to survive a restart."""
+"""The protocol of a file store: the state that durable queues need after a restart."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,26 +9,27 @@ from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.messages import Message
 
 Place = Literal["fresh", "held", "back", "delayed", "dying"]
-"""Where in its queue a message is: never given out or behind all others, in a client's hands, come back, kept back for
-a while, or dead while no queue has taken its dead letter."""
+"""The place of a message in its queue. "fresh" is never delivered or at the back, "held" unacked, "back" returned,
+"delayed" waiting for a time, and "dying" a dead letter that no queue has accepted yet.
+"""
 Detail = float | str | None
-"""Until when it is kept back, on the clock's scale; or why it died."""
+"""The end of the delay, on the clock's scale, or the reason of the death."""
 
 
 class Store(Protocol):
-    """Told of everything durable, at once and in order; a message is told apart by its queue and position."""
+    """Receives every durable change, at once and in order. A queue and a position identify a message."""
 
     def queue_declared(self, spec: QueueSpec) -> None: ...
 
     def queue_deleted(self, name: str) -> None:
-        """With its messages and its bindings."""
+        """Record a deleted queue, with its messages and bindings."""
 
     def exchange_declared(
         self, name: str, kind: str, *, auto_delete: bool, internal: bool, arguments: Mapping[str, object]
     ) -> None: ...
 
     def exchange_deleted(self, name: str) -> None:
-        """With its bindings."""
+        """Record a deleted exchange, with its bindings."""
 
     def bound(
         self, source: str, destination: str, key: str, *, to_exchange: bool, arguments: Mapping[str, object]
@@ -39,17 +40,17 @@ class Store(Protocol):
     ) -> None: ...
 
     def enqueued(self, queue: str, entry: Entry) -> None:
-        """A message that must outlive the broker."""
+        """Record a message that must survive a restart."""
 
     def moved(self, queue: str, entry: Entry, place: Place, detail: Detail) -> None:
-        """Such a message is in another place of its queue; its counts may have changed as well."""
+        """Record a message's new place in its queue; its counts may have changed too."""
 
     def removed(self, queue: str, position: int) -> None:
-        """That message has left that queue, for whatever reason."""
+        """Record that a message has left a queue, for any reason."""
 
 
 class NullStore:
-    """Remembers nothing: a restart finds an empty broker."""
+    """A store that keeps nothing: a restart starts with an empty broker."""
 
     def queue_declared(self, spec: QueueSpec) -> None: ...
 
@@ -89,7 +90,7 @@ class KeptExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBinding:
-    """A binding between two things that are kept."""
+    """A binding between two durable things."""
 
     source: str
     destination: str
@@ -100,7 +101,7 @@ class KeptBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptMessage:
-    """A message in a queue; times are on the clock's scale. The counts are None where nothing happened to it."""
+    """A message in a queue; times are on the clock's scale. The counts are None if the message was never delivered."""
 
     queue: str
     position: int
@@ -116,7 +117,7 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a virtual host held when it ended. Messages come in the order in which they got where they are."""
+    """The durable content of a virtual host. Messages are in the order in which they reached their places."""
 
     queues: tuple[QueueSpec, ...] = ()
     exchanges: tuple[KeptExchange, ...] = ()

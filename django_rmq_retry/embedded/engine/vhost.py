@@ -11,7 +11,7 @@ from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessag
 
 
 class Session(Outbox):
-    """One connection: its channels, its exclusive queues, and what it has to be told."""
+    """One connection: its channels, its exclusive queues and its unsent events."""
 
     def __init__(self, host: Host, *, user: str) -> None:
         super().__init__(host.busy)
@@ -20,7 +20,7 @@ class Session(Outbox):
         self.channels: dict[int, Channel] = {}
 
     def channel(self, number: int) -> Channel:
-        """Open a channel, which must not be open."""
+        """Open a channel whose number is not open yet."""
         channel = self.channels[number] = Channel(self.host, self, number, user=self.user)
         return channel
 
@@ -30,7 +30,7 @@ class Session(Outbox):
             channel.close()
 
     def left_unread(self, size: int) -> None:
-        """So much has the client not read yet; once it is little, its consumers have their turns again."""
+        """Set the bytes that the client has not read yet; once few are left, its consumers get messages again."""
         if not self.valve.measure(size):
             return
         held = [pair for channel in self.channels.values() for pair in channel.consumers.values()]
@@ -41,14 +41,14 @@ class Session(Outbox):
         self.host.settle()
 
     def close(self) -> None:
-        """The connection is gone, in whatever way: no consumer of it may get what another channel of it held."""
+        """End the session. None of its consumers may get a message that another of its channels returns."""
         channels = list(self.channels.values())
         self.channels.clear()
         ended: list[Queue] = []
         for channel in channels:
             ended += channel.stop_consuming()
         for channel in channels:
-            channel.let_go()
+            channel.return_unacked()
         for channel in channels[:1]:
             channel.wake(ended)
         for queue in [one for one in self.host.router.queues.values() if one.owner is self]:
@@ -60,7 +60,7 @@ class Vhost(Host):
     """A broker for the clients of one virtual host.
 
     ``vhost = Vhost("/", Clock(), chance=iter_names)``; ``channel = vhost.connect().channel(1)``; after every call
-    the sessions in ``vhost.busy`` have something in their outbox: ``session.drain()``.
+    the sessions in ``vhost.busy`` have events in their outbox: ``session.drain()``.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Vhost(Host):
         return Session(self, user=user)
 
     def next_due(self) -> float | None:
-        """When something will happen by itself; None: never."""
+        """The time of the next timer; None without one."""
         return self.clock.next_due()
 
     def advance(self, now: float) -> None:
-        """Let time pass until now."""
+        """Move time forward to now."""
         self.clock.advance(now)
 
 
 def restore(host: Host, kept: Kept) -> None:
-    """Fill an empty virtual host. Its store is told again of queues, exchanges and bindings, not of messages."""
+    """Fill an empty virtual host. Its store receives queues, exchanges and bindings again, but no messages."""
     for one in kept.exchanges:
         host.add_exchange(
             Exchange(one.name, one.kind, auto_delete=one.auto_delete, internal=one.internal, arguments=one.arguments)

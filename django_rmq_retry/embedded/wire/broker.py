@@ -14,7 +14,7 @@ from django_rmq_retry.embedded.file_store import FileStore
 
 
 class Broker:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, behaviour: Behaviour = V4_0, *, file: Path | None = None) -> None:
         now = time.monotonic()
@@ -23,45 +23,45 @@ class Broker:
         self._store = FileStore(file, epoch=self.clock.epoch) if file is not None else None
         vhost = Vhost("/", self.clock, behaviour, chance=_chance, store=self._store)
         self.vhosts = {vhost.name: vhost}
-        self._tellers: dict[Outbox, Callable[[], None]] = {}
+        self._writers: dict[Outbox, Callable[[], None]] = {}
         if self._store is not None:
             restore(vhost, self._store.read())
 
-    def connect(self, vhost: str, user: str, tell: Callable[[], None]) -> Session | None:
-        """A session on a virtual host, if there is such a one; `tell` is called when it has news."""
+    def connect(self, vhost: str, user: str, write_events: Callable[[], None]) -> Session | None:
+        """Open a session on a virtual host, or or return None; `write_events` is called when it has events."""
         found = self.vhosts.get(vhost)
         if found is None:
             return None
         session = found.connect(user)
         session.valve.most = MUCH
-        self._tellers[session] = tell
+        self._writers[session] = write_events
         return session
 
     def disconnect(self, session: Session) -> None:
-        del self._tellers[session]
+        del self._writers[session]
         session.close()
 
     @property
-    def has_news(self) -> bool:
+    def has_events(self) -> bool:
         return any(vhost.busy for vhost in self.vhosts.values())
 
-    def tell(self) -> None:
-        """Have every client that has news take it."""
+    def write_events(self) -> None:
+        """Write the events of every client that has any."""
         for vhost in self.vhosts.values():
             for session in list(vhost.busy):
-                teller = self._tellers.get(session)
-                if teller is None:
+                writer = self._writers.get(session)
+                if writer is None:
                     session.drain()
                 else:
-                    teller()
+                    writer()
 
     def commit(self) -> None:
-        """Have the file hold all that has happened; before that, nobody may be told of it."""
+        """Write every change to the file; no client may see a confirm before that."""
         if self._store is not None:
             self._store.commit()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._store is not None:
             try:
                 self._store.commit()

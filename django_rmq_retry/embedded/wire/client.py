@@ -41,14 +41,14 @@ _header = struct.Struct(">HHQ").unpack_from
 
 
 class Dialogue:
-    """A channel and the message that is on its way in: basic.publish, then its header, then its body."""
+    """A channel and the message being received: basic.publish, then its header, then its body."""
 
     __slots__ = ("_bits", "_left", "_parts", "_place", "_places", "_raw", "_wanted", "closing", "engine")
 
     def __init__(self, engine: Channel, places: Places) -> None:
         self.engine = engine
         self.closing = False
-        """We have closed it and the client has not said yet that it knows."""
+        """We have closed the channel and wait for the client's close-ok."""
         self._places = places
         self._wanted = FRAME_METHOD
         self._place = "", ""
@@ -58,7 +58,7 @@ class Dialogue:
         self._parts: list[bytes] = []
 
     def take(self, kind: int, payload: bytes) -> bool:
-        """Take a frame in; False: it is a method that is for somebody else."""
+        """Take a frame; return False if it is a method for the caller to handle."""
         if kind != self._wanted:
             raise Refused(505, _EXPECTED[self._wanted])
         if kind == FRAME_METHOD:
@@ -123,20 +123,20 @@ log = logging.getLogger("django_rmq_retry")
 FRAME_HEARTBEAT = 8
 CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
 PATIENCE = 10.0
-"""Seconds for the whole handshake, and for a close to be answered, however much the client sends meanwhile."""
+"""Seconds for the whole handshake, and for the answer to a close, however much the client sends meanwhile."""
 
 
 class Client:
-    """What a client says is answered at once; what the engine tells it is fetched by `tell`."""
+    """One client. Its methods are answered at once; `write_events` fetches what the engine has for it."""
 
     def __init__(self, broker: Broker) -> None:
         self.out = bytearray()
         self.ended = False
-        """The socket is to be closed when `out` is written."""
+        """The socket is to be closed once `out` is written."""
         self.heartbeat = 0.0
-        self.heard = self.spoke = time.monotonic()
-        self._deadline = self.heard + PATIENCE
-        """When a connection that is not open yet, or no more, is cut."""
+        self.received_at = self.sent_at = time.monotonic()
+        self._deadline = self.received_at + PATIENCE
+        """The time at which a connection that is not open is cut."""
         self._broker = broker
         self._frames = Frames(FRAME_MAX)
         self._places = Places()
@@ -145,12 +145,12 @@ class Client:
         self._handshake = Handshake()
         self._head: bytes | None = b""
         self._closing = False
-        self._deaf = False
-        """Frames cannot be told apart any more: only the answer to our close counts."""
+        self._unreadable = False
+        """The frames are unreadable from here on: only the answer to our close counts."""
 
     def receive(self, data: bytes) -> None:
-        """Take in what the client sent."""
-        if self._deaf:
+        """Process bytes from the client."""
+        if self._unreadable:
             self.ended = data.endswith(CLOSE_OK)
             return
         if self._head is not None:
@@ -165,14 +165,14 @@ class Client:
                 if self.ended:
                     return
         except Refused as refused:
-            self._deaf = True
+            self._unreadable = True
             self._refuse(0, refused)
         except Exception as error:
-            log.exception("The embedded broker failed at what a client sent")
+            log.exception("The embedded broker failed on data from a client")
             self._refuse(number, Refused(541, f"{type(error).__name__}: {error}"))
 
-    def tell(self) -> None:
-        """Write down what the engine has for the client."""
+    def write_events(self) -> None:
+        """Write the engine's events for the client."""
         session = self._session
         if session is None:
             return
@@ -182,41 +182,41 @@ class Client:
                 write_event(out, event, frame_max=most)
 
     def measure(self) -> None:
-        """Tell the engine how much the client has not read."""
+        """Report the client's unread bytes to the engine."""
         if self._session is not None:
             self._session.left_unread(len(self.out))
 
     def close(self, refused: Refused) -> None:
-        """End the connection with a word why."""
+        """Close the connection with a reason."""
         if self._closing or self.ended:
             return
-        self.tell()
+        self.write_events()
         self.end_session()
         self._closing = True
         self._deadline = time.monotonic() + PATIENCE
         self._write(0, spec.Connection.Close(refused.code, refused.text, refused.class_id, refused.method_id))
 
     def end_session(self) -> None:
-        """The connection is gone: what it held goes back."""
+        """End the session; its unacked messages return to their queues."""
         session, self._session = self._session, None
         self._dialogues.clear()
         if session is not None:
             self._broker.disconnect(session)
 
     def beat(self, now: float) -> str:
-        """Send a heartbeat where it is time for one; why the connection is to be cut, if it is."""
+        """Send a heartbeat if one is due; return the reason to cut the connection, if there is one."""
         if self._session is None:
-            return "it did not answer in time" if now > self._deadline else ""
+            return "the client did not answer in time" if now > self._deadline else ""
         if not self.heartbeat:
             return ""
-        if now - self.heard > 2 * self.heartbeat:
+        if now - self.received_at > 2 * self.heartbeat:
             return "missed heartbeats"
-        if now - self.spoke >= self.heartbeat / 2:
+        if now - self.sent_at >= self.heartbeat / 2:
             self.out += HEARTBEAT
         return ""
 
     def _begin(self, head: bytes) -> bytes:
-        """Read the protocol header; what follows it is frames."""
+        """Read the protocol header and return the bytes after it."""
         if not PROTOCOL.startswith(head[: len(PROTOCOL)]):
             self.out += PROTOCOL
             self.ended = True
@@ -247,8 +247,8 @@ class Client:
             self._take_method(number, dialogue, payload)
 
     def _take_method(self, number: int, dialogue: Dialogue, payload: bytes) -> None:
-        # What is told already comes before the answer, and what the call leads to behind it.
-        self.tell()
+        # Earlier events precede the answer, and the events of this call follow it.
+        self.write_events()
         asked: Any = read_method(payload)
         if asked.INDEX == GET:
             self._get(number, dialogue, asked)
@@ -279,7 +279,7 @@ class Client:
         self._write(number, spec.Channel.OpenOk())
 
     def _take_closing(self, number: int, kind: int, payload: bytes) -> None:
-        """After our channel.close only its answer counts, or a close that crossed it."""
+        """After our channel.close accept only its answer, or a close that crossed it."""
         if kind != FRAME_METHOD:
             return
         asked = read_method(payload)
@@ -298,50 +298,50 @@ class Client:
         if refused.hard or dialogue is None or self._session is None:
             self._refuse_connection(refused)
             return
-        self.tell()
+        self.write_events()
         dialogue.closing = True
         self._session.close_channel(number)
         self._write(number, spec.Channel.Close(refused.code, refused.text, refused.class_id, refused.method_id))
 
     def _refuse_connection(self, refused: Refused) -> None:
-        """Who is not in yet is told why only if it can understand that."""
-        if not self._handshake.tells:
+        """Refuse a connection; before login a reason is sent only to a client that supports it."""
+        if not self._handshake.sends_reason:
             self.ended = True
         else:
             self.close(refused)
 
     def _take_control(self, kind: int, payload: bytes) -> None:
-        """A frame of channel 0."""
+        """Take a frame of channel 0."""
         if kind != FRAME_METHOD:
             raise Refused(505, "expected method frame, got non method frame instead")
         asked: Any = read_method(payload)
         if type(asked) is spec.Connection.CloseOk and self._closing:
             self.ended = True
         elif type(asked) is spec.Connection.Close:
-            self.tell()
+            self.write_events()
             self.end_session()
             self._write(0, spec.Connection.CloseOk())
             self.ended = True
         elif self._closing:
             return
         elif type(asked) is self._handshake.expected:
-            self._shake(asked)
+            self._take_handshake(asked)
         elif self._session is not None and type(asked) is spec.Connection.UpdateSecret:
             self._write(0, spec.Connection.UpdateSecretOk())
         else:
             state = "running" if self._session is not None else "starting"
             raise Refused(504, f"unexpected method in connection state {state}")
 
-    def _shake(self, asked: Any) -> None:
+    def _take_handshake(self, asked: Any) -> None:
         handshake = self._handshake
         answer = handshake.take(asked)
         if answer is not None:
             self._write(0, answer)
         if handshake.vhost is not None:
-            self._session = self._broker.connect(handshake.vhost, handshake.user, self.tell)
+            self._session = self._broker.connect(handshake.vhost, handshake.user, self.write_events)
             if self._session is None:
                 raise Refused(530, f"vhost {handshake.vhost} not found")
-            self._session.hears_cancels = handshake.hears_cancels
+            self._session.supports_cancel = handshake.supports_cancel
             self.heartbeat = handshake.heartbeat
             self._frames.most = handshake.frame_max
             self._write(0, spec.Connection.OpenOk())

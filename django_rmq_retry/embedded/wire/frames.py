@@ -29,24 +29,24 @@ _frame = struct.Struct(">BHI").unpack_from
 
 
 class Frames:
-    """Cuts bytes into frames, as they come."""
+    """Cuts bytes into frames as they arrive."""
 
     __slots__ = ("_rest", "most")
 
     def __init__(self, most: int) -> None:
         self._rest = b""
         self.most = most
-        """The largest frame that may come."""
+        """The largest frame that the client may send."""
 
     def cut(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (type, channel, payload) of each whole frame; a part of one waits for more bytes."""
+        """Yield (type, channel, payload) of each complete frame; an incomplete one waits for more bytes."""
         buffer = self._rest + data if self._rest else data
         at, end = 0, len(buffer)
         self._rest = b""
         while end - at >= FRAME_OVERHEAD - 1:
             kind, channel, size = _frame(buffer, at)
             stop = at + FRAME_OVERHEAD + size
-            # RabbitMQ refuses only a payload above frame_max, and names the limit that the standard has.
+            # RabbitMQ refuses only a payload above frame_max, and its message names the limit of the standard.
             if size > self.most:
                 what = f"{{frame_too_large,{size},{self.most - FRAME_OVERHEAD}}}"
                 raise Refused(501, f"type {kind}, all octets = <<>>: {what}")
@@ -63,14 +63,14 @@ class Frames:
 
 
 def _shown(octets: bytes) -> str:
-    """Bytes as Erlang writes them: as text where they are such."""
+    """Return bytes as Erlang prints them: printable ones as text."""
     if octets and octets.isascii() and octets.decode().isprintable():
         return f'"{octets.decode()}"'
     return ",".join(map(str, octets))
 
 
 def read_method(payload: bytes) -> Method:
-    """The method in a frame."""
+    """Decode the method in a frame."""
     index = int.from_bytes(payload[:4])
     kind = spec.methods.get(index)
     if kind is None:
@@ -78,7 +78,7 @@ def read_method(payload: bytes) -> Method:
     try:
         method = _decoded(kind, payload)
     except Exception as error:
-        # pika's decoders fail in whatever way the bytes lead them to.
+        # pika's decoders raise any exception on invalid bytes.
         refused = Refused(502, f"cannot decode the arguments of {kind.NAME}")
         refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
         raise refused from error
@@ -88,11 +88,11 @@ def read_method(payload: bytes) -> Method:
 
 def _decoded(kind: type[Method], payload: bytes) -> Method:
     if kind is spec.Connection.UpdateSecret:
-        # pika cannot decode this method, and the broker needs neither of its arguments.
+        # pika cannot decode this method, and the broker needs neither argument.
         return spec.Connection.UpdateSecret("", "")
     method: Any = kind().decode(payload, 4)
     if getattr(method, "arguments", None):
-        # The table at the end, read once more: pika makes whole numbers of fractions.
+        # Read the table at the end again, because pika turns fractions into integers.
         method.arguments = None
         at = 4 + sum(map(len, method.encode()))
         method.arguments = dict(Headers(payload[at:]))
@@ -100,7 +100,7 @@ def _decoded(kind: type[Method], payload: bytes) -> Method:
 
 
 def _check_names(method: Method, index: int) -> None:
-    """Names are text: pika leaves as bytes what is none. RabbitMQ skips those of basic.publish, for speed."""
+    """Refuse names that are not UTF-8, which pika leaves as bytes. RabbitMQ skips those of basic.publish, for speed."""
     if all(type(value) is not bytes or field in _LONG for field, value in vars(method).items()):
         return
     refused = Refused(501, "Malformed UTF-8 in shortstr")
@@ -130,7 +130,7 @@ def write_method(out: bytearray, channel: int, method: Method) -> None:
 
 
 def write_got(out: bytearray, channel: int, got: Got, *, frame_max: int) -> None:
-    """The answer to basic.get."""
+    """Write the answer to basic.get."""
     message = got.message
     _write(
         out, channel, _GET_OK, _tag(got.tag, got.redelivered) + _place(message.exchange, message.key) + _left(got.left)
@@ -139,7 +139,7 @@ def write_got(out: bytearray, channel: int, got: Got, *, frame_max: int) -> None
 
 
 def write_event(out: bytearray, event: Event, *, frame_max: int) -> None:
-    """What the engine tells a client by itself."""
+    """Write an event that the client did not request."""
     channel = event.channel
     match event:
         case Deliver(message=message):

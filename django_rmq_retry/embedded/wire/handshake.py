@@ -33,7 +33,7 @@ _LOGIN = ("guest", "guest")
 
 
 def server_properties(version: str) -> dict[str, object]:
-    """Clients look at product and version to know what they can use; the rest says what this is."""
+    """Clients derive their features from product and version; the other fields name the embedded broker."""
     return {
         "capabilities": dict.fromkeys(_CAPABILITIES, True),
         "cluster_name": f"embedded@{socket.gethostname()}",
@@ -46,7 +46,7 @@ def server_properties(version: str) -> dict[str, object]:
 
 
 def user_of(mechanism: str, response: bytes) -> str:
-    """Who it is; as on a fresh RabbitMQ that is guest, from this machine only."""
+    """Return the user; as on a fresh RabbitMQ this is guest, from this machine only."""
     if mechanism not in MECHANISMS.split():
         raise Refused(503, f"unknown authentication mechanism '{mechanism}'")
     user, password = _plain(response) if mechanism == "PLAIN" else _table(response)
@@ -54,7 +54,7 @@ def user_of(mechanism: str, response: bytes) -> str:
         raise Refused(
             403,
             f"Login was refused using authentication mechanism {mechanism}. "
-            "The embedded broker knows one user: guest, with the password guest.",
+            "The embedded broker has one user: guest, with the password guest.",
         )
     return user
 
@@ -72,32 +72,32 @@ def _table(response: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def _agreed(field: str, asked: int, *, most: int, least: int = 0) -> int:
-    """A limit that the client may lower but not raise; 0 would be none."""
-    if asked and asked < least:
-        raise Refused(530, f"negotiated {field} = {asked} is lower than the minimum allowed value ({least})")
-    if asked == 0 or asked > most:
-        shown = "0 (no limit)" if asked == 0 else str(asked)
+def _agreed(field: str, method: int, *, most: int, least: int = 0) -> int:
+    """Check a limit that the client may lower but not raise; 0 would be unlimited."""
+    if method and method < least:
+        raise Refused(530, f"negotiated {field} = {method} is lower than the minimum allowed value ({least})")
+    if method == 0 or method > most:
+        shown = "0 (no limit)" if method == 0 else str(method)
         raise Refused(530, f"negotiated {field} = {shown} is higher than the maximum allowed value ({most})")
-    return asked
+    return method
 
 
-def _announced(client: Mapping[object, object], capability: str) -> bool:
-    """Whether a client said that it knows what this is."""
+def _has_capability(client: Mapping[object, object], capability: str) -> bool:
+    """True if the client announced this capability."""
     capabilities = client.get("capabilities")
     return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
 
 class Handshake:
-    """The methods of channel 0 before the connection is open, in the one order that there is."""
+    """The methods of channel 0 before the connection is open, in their only order."""
 
     def __init__(self) -> None:
         self.expected: type[Method] | None = None
-        """What the client has to send next; None: it is not its turn, or never again."""
-        self.tells = False
-        """The client can be told why it may not come in."""
-        self.hears_cancels = False
-        """The client knows basic.cancel from a server."""
+        """The method that the client has to send next; None while the client has nothing to send."""
+        self.sends_reason = False
+        """True if the client can be sent the reason of a refusal."""
+        self.supports_cancel = False
+        """True if the client accepts basic.cancel from a server."""
         self.user = ""
         self.vhost: str | None = None
         self.channel_max = CHANNEL_MAX
@@ -111,21 +111,21 @@ class Handshake:
         properties: Any = server_properties(behaviour.version)
         return spec.Connection.Start(0, 9, properties, MECHANISMS, LOCALES)
 
-    def take(self, asked: Any) -> Method | None:
-        """Take what was expected, and answer it."""
+    def take(self, method: Any) -> Method | None:
+        """Take the expected method and return the answer."""
         if self.expected is spec.Connection.StartOk:
-            self.tells = _announced(asked.client_properties, "authentication_failure_close")
-            self.hears_cancels = _announced(asked.client_properties, "consumer_cancel_notify")
-            self.user = user_of(asked.mechanism, asked.response)
-            self.tells = True
+            self.sends_reason = _has_capability(method.client_properties, "authentication_failure_close")
+            self.supports_cancel = _has_capability(method.client_properties, "consumer_cancel_notify")
+            self.user = user_of(method.mechanism, method.response)
+            self.sends_reason = True
             self.expected = spec.Connection.TuneOk
             return spec.Connection.Tune(CHANNEL_MAX, FRAME_MAX, HEARTBEAT)
         if self.expected is spec.Connection.TuneOk:
-            self.channel_max = _agreed("channel_max", asked.channel_max, most=CHANNEL_MAX)
-            self.frame_max = _agreed("frame_max", asked.frame_max, most=FRAME_MAX, least=self._least_frame)
-            self.heartbeat = float(asked.heartbeat)
+            self.channel_max = _agreed("channel_max", method.channel_max, most=CHANNEL_MAX)
+            self.frame_max = _agreed("frame_max", method.frame_max, most=FRAME_MAX, least=self._least_frame)
+            self.heartbeat = float(method.heartbeat)
             self.expected = spec.Connection.Open
             return None
         self.expected = None
-        self.vhost = asked.virtual_host
+        self.vhost = method.virtual_host
         return None

@@ -10,116 +10,118 @@ from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.refusals import Refused
 
 Answer = Method | None
-# pika types what a client left out as None.
-Asked = Any
+# pika types omitted fields as None.
+Fields = Any
 
 
-def call(channel: Channel, asked: Method) -> Answer:
-    """Do what is asked for; a method that asks for no answer (nowait) has none."""
-    known = _CALLS.get(type(asked))
-    if known is None:
+def call(channel: Channel, method: Method) -> Answer:
+    """Call the engine for a method; return no answer if the client asked for none (nowait)."""
+    function = _CALLS.get(type(method))
+    if function is None:
         raise Refused(503, "unimplemented method")
-    answer = known(channel, asked)
-    return None if getattr(asked, "nowait", False) else answer
+    answer = function(channel, method)
+    return None if getattr(method, "nowait", False) else answer
 
 
 def _text(name: str | None) -> str:
     return name or ""
 
 
-def _exchange_declare(channel: Channel, asked: Asked) -> Answer:
+def _exchange_declare(channel: Channel, method: Fields) -> Answer:
     channel.exchange_declare(
-        _text(asked.exchange),
-        _text(asked.type),
-        passive=asked.passive,
-        durable=asked.durable,
-        auto_delete=asked.auto_delete,
-        internal=asked.internal,
-        arguments=asked.arguments,
+        _text(method.exchange),
+        _text(method.type),
+        passive=method.passive,
+        durable=method.durable,
+        auto_delete=method.auto_delete,
+        internal=method.internal,
+        arguments=method.arguments,
     )
     return spec.Exchange.DeclareOk()
 
 
-def _exchange_delete(channel: Channel, asked: Asked) -> Answer:
-    channel.exchange_delete(_text(asked.exchange), if_unused=asked.if_unused)
+def _exchange_delete(channel: Channel, method: Fields) -> Answer:
+    channel.exchange_delete(_text(method.exchange), if_unused=method.if_unused)
     return spec.Exchange.DeleteOk()
 
 
-def _exchange_bind(channel: Channel, asked: Asked) -> Answer:
-    channel.exchange_bind(_text(asked.destination), _text(asked.source), _text(asked.routing_key), asked.arguments)
+def _exchange_bind(channel: Channel, method: Fields) -> Answer:
+    channel.exchange_bind(_text(method.destination), _text(method.source), _text(method.routing_key), method.arguments)
     return spec.Exchange.BindOk()
 
 
-def _exchange_unbind(channel: Channel, asked: Asked) -> Answer:
-    channel.exchange_unbind(_text(asked.destination), _text(asked.source), _text(asked.routing_key), asked.arguments)
+def _exchange_unbind(channel: Channel, method: Fields) -> Answer:
+    channel.exchange_unbind(
+        _text(method.destination), _text(method.source), _text(method.routing_key), method.arguments
+    )
     return spec.Exchange.UnbindOk()
 
 
-def _queue_declare(channel: Channel, asked: Asked) -> Answer:
-    told = channel.queue_declare(
-        _text(asked.queue),
-        passive=asked.passive,
-        durable=asked.durable,
-        exclusive=asked.exclusive,
-        auto_delete=asked.auto_delete,
-        arguments=asked.arguments,
+def _queue_declare(channel: Channel, method: Fields) -> Answer:
+    declared = channel.queue_declare(
+        _text(method.queue),
+        passive=method.passive,
+        durable=method.durable,
+        exclusive=method.exclusive,
+        auto_delete=method.auto_delete,
+        arguments=method.arguments,
     )
-    return spec.Queue.DeclareOk(told.queue, told.messages, told.consumers)
+    return spec.Queue.DeclareOk(declared.queue, declared.messages, declared.consumers)
 
 
-def _queue_bind(channel: Channel, asked: Asked) -> Answer:
-    channel.queue_bind(_text(asked.queue), _text(asked.exchange), _text(asked.routing_key), asked.arguments)
+def _queue_bind(channel: Channel, method: Fields) -> Answer:
+    channel.queue_bind(_text(method.queue), _text(method.exchange), _text(method.routing_key), method.arguments)
     return spec.Queue.BindOk()
 
 
-def _queue_unbind(channel: Channel, asked: Asked) -> Answer:
-    channel.queue_unbind(_text(asked.queue), _text(asked.exchange), _text(asked.routing_key), asked.arguments)
+def _queue_unbind(channel: Channel, method: Fields) -> Answer:
+    channel.queue_unbind(_text(method.queue), _text(method.exchange), _text(method.routing_key), method.arguments)
     return spec.Queue.UnbindOk()
 
 
-def _queue_purge(channel: Channel, asked: Asked) -> Answer:
-    return spec.Queue.PurgeOk(channel.queue_purge(_text(asked.queue)))
+def _queue_purge(channel: Channel, method: Fields) -> Answer:
+    return spec.Queue.PurgeOk(channel.queue_purge(_text(method.queue)))
 
 
-def _queue_delete(channel: Channel, asked: Asked) -> Answer:
-    count = channel.queue_delete(_text(asked.queue), if_unused=asked.if_unused, if_empty=asked.if_empty)
+def _queue_delete(channel: Channel, method: Fields) -> Answer:
+    count = channel.queue_delete(_text(method.queue), if_unused=method.if_unused, if_empty=method.if_empty)
     return spec.Queue.DeleteOk(count)
 
 
-def _qos(channel: Channel, asked: Asked) -> Answer:
-    channel.qos(asked.prefetch_count, size=asked.prefetch_size, channel_wide=asked.global_qos)
+def _qos(channel: Channel, method: Fields) -> Answer:
+    channel.qos(method.prefetch_count, size=method.prefetch_size, channel_wide=method.global_qos)
     return spec.Basic.QosOk()
 
 
-def _consume(channel: Channel, asked: Asked) -> Answer:
+def _consume(channel: Channel, method: Fields) -> Answer:
     tag = channel.consume(
-        _text(asked.queue),
-        _text(asked.consumer_tag),
-        no_ack=asked.no_ack,
-        exclusive=asked.exclusive,
-        arguments=asked.arguments,
+        _text(method.queue),
+        _text(method.consumer_tag),
+        no_ack=method.no_ack,
+        exclusive=method.exclusive,
+        arguments=method.arguments,
     )
     return spec.Basic.ConsumeOk(tag)
 
 
-def _cancel(channel: Channel, asked: Asked) -> Answer:
-    tag = _text(asked.consumer_tag)
+def _cancel(channel: Channel, method: Fields) -> Answer:
+    tag = _text(method.consumer_tag)
     channel.cancel(tag)
     return spec.Basic.CancelOk(tag)
 
 
-def _recover(channel: Channel, asked: Asked) -> Answer:
-    channel.recover(requeue=asked.requeue)
-    return spec.Basic.RecoverOk() if type(asked) is spec.Basic.Recover else None
+def _recover(channel: Channel, method: Fields) -> Answer:
+    channel.recover(requeue=method.requeue)
+    return spec.Basic.RecoverOk() if type(method) is spec.Basic.Recover else None
 
 
-def _nack(channel: Channel, asked: Asked) -> Answer:
-    channel.nack(asked.delivery_tag, multiple=asked.multiple, requeue=asked.requeue)
+def _nack(channel: Channel, method: Fields) -> Answer:
+    channel.nack(method.delivery_tag, multiple=method.multiple, requeue=method.requeue)
     return None
 
 
-def _reject(channel: Channel, asked: Asked) -> Answer:
-    channel.reject(asked.delivery_tag, requeue=asked.requeue)
+def _reject(channel: Channel, method: Fields) -> Answer:
+    channel.reject(method.delivery_tag, requeue=method.requeue)
     return None
 
 
@@ -128,19 +130,19 @@ def _confirm_select(channel: Channel) -> Answer:
     return spec.Confirm.SelectOk()
 
 
-def _flow(asked: Asked) -> Answer:
-    if not asked.active:
+def _flow(method: Fields) -> Answer:
+    if not method.active:
         raise Refused(540, "active=false")
     return spec.Channel.FlowOk(True)  # noqa: FBT003 - pika's own signature
 
 
-def _transaction(channel: Channel, asked: Asked) -> Answer:
+def _transaction(channel: Channel, method: Fields) -> Answer:
     methods = {spec.Tx.Select: channel.tx_select, spec.Tx.Commit: channel.tx_commit}
-    methods.get(type(asked), channel.tx_rollback)()
+    methods.get(type(method), channel.tx_rollback)()
     return None
 
 
-_CALLS: dict[type[Method], Callable[[Channel, Asked], Answer]] = {
+_CALLS: dict[type[Method], Callable[[Channel, Fields], Answer]] = {
     spec.Access.Request: lambda _channel, _asked: spec.Access.RequestOk(1),
     spec.Basic.Cancel: _cancel,
     spec.Basic.Consume: _consume,
@@ -149,7 +151,7 @@ _CALLS: dict[type[Method], Callable[[Channel, Asked], Answer]] = {
     spec.Basic.Recover: _recover,
     spec.Basic.RecoverAsync: _recover,
     spec.Basic.Reject: _reject,
-    spec.Channel.Flow: lambda _channel, asked: _flow(asked),
+    spec.Channel.Flow: lambda _channel, method: _flow(method),
     spec.Confirm.Select: lambda channel, _asked: _confirm_select(channel),
     spec.Exchange.Bind: _exchange_bind,
     spec.Exchange.Declare: _exchange_declare,

@@ -33,17 +33,17 @@ class Connection:
 
     @property
     def wanted(self) -> int:
-        """What to wait for. Who does not read may be waiting for us to read."""
+        """The events to wait for. A client that does not read may be waiting for us to read."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.client.out else 0)
 
 
 class Server:
-    """Listens as soon as it is made; `run` serves until `stop`, which any thread may call."""
+    """Listens as soon as it is constructed; `run` serves until `stop`, which any thread may call."""
 
     def __init__(self, broker: Broker, *, port: int = 0, linger: float | None = None, first: float = 30.0) -> None:
         self.broker = broker
         self._linger = linger
-        """How long to go on when nobody is connected; None: for ever."""
+        """Seconds to stay without a connection; None is unlimited."""
         self._alone_until = time.monotonic() + first
         self._connections: dict[socket.socket, Connection] = {}
         self._changed: set[Connection] = set()
@@ -70,7 +70,7 @@ class Server:
         try:
             while not self._stopping:
                 self._turn(self._timeout())
-            self._say_farewell()
+            self._close_connections()
         finally:
             self._close()
 
@@ -81,8 +81,8 @@ class Server:
             self._waker.send(b"\0")
 
     def _timeout(self) -> float | None:
-        """How long nothing will happen by itself."""
-        if self.broker.has_news:
+        """Return the seconds until the next timer or sweep."""
+        if self.broker.has_events:
             return 0.0
         now = time.monotonic()
         due = self.broker.clock.next_due()
@@ -113,7 +113,7 @@ class Server:
         try:
             self.broker.clock.advance(now)
         except Exception:
-            log.exception("The embedded broker failed at something that was due")
+            log.exception("The embedded broker failed in a timer")
 
     def _accept(self) -> None:
         while True:
@@ -124,8 +124,8 @@ class Server:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return
-                # Asked again at once, the kernel would say the same: no new ones until the next sweep.
-                log.warning("The embedded broker takes no more connections: %s", error)
+                # A retry at once would fail the same way: accept no connections until the next sweep.
+                log.warning("The embedded broker accepts no more connections: %s", error)
                 self._selector.unregister(self._listener)
                 return
             sock.settimeout(0)
@@ -147,14 +147,14 @@ class Server:
         if not data:
             self._drop(connection)
             return
-        connection.client.heard = now
-        # What came was sent before now: a time to live that began earlier would also end too early.
+        connection.client.received_at = now
+        # The bytes were sent before now: a time to live that started earlier would also end too early.
         self._advance(time.monotonic())
         connection.client.receive(data)
 
     def _write_all(self, now: float) -> None:
-        """Write what has piled up in this turn, to each client in one go; the file comes first."""
-        self.broker.tell()
+        """Write this turn's output, to each client in one call; the file is written first."""
+        self.broker.write_events()
         self.broker.commit()
         self._changed.update(one for one in self._connections.values() if one.client.out)
         for connection in self._changed:
@@ -170,7 +170,7 @@ class Server:
                 with memoryview(out) as view:
                     sent = connection.sock.send(view[:WRITE])
                 del out[:sent]
-                client.spoke = now
+                client.sent_at = now
         except BlockingIOError:
             pass
         except OSError:
@@ -186,14 +186,14 @@ class Server:
             self._selector.modify(connection.sock, wanted, connection)
 
     def _sweep(self, now: float) -> None:
-        """Heartbeats, and patience that has an end."""
+        """Send heartbeats and enforce timeouts."""
         self._swept = now
         if self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ)
         for connection in list(self._connections.values()):
             why = connection.client.beat(now)
             if why:
-                log.warning("The embedded broker cuts a connection: %s", why)
+                log.warning("The embedded broker closes a connection: %s", why)
                 self._drop(connection)
         if not self._connections and self._linger is not None and now >= self._alone_until:
             self._stopping = True
@@ -206,8 +206,8 @@ class Server:
         self._selector.unregister(connection.sock)
         connection.sock.close()
 
-    def _say_farewell(self) -> None:
-        """Tell everybody that the broker goes, for as long as they take to hear it."""
+    def _close_connections(self) -> None:
+        """Close every connection with a reason, and wait a moment until the clients have read it."""
         deadline = time.monotonic() + _FAREWELL
         for connection in self._connections.values():
             connection.client.close(Refused(320, "broker forced connection closure with reason 'shutdown'"))

@@ -29,7 +29,7 @@ def test_who_claims_a_folder_is_found_by_its_port_until_the_end(tmp_path: Path) 
 
 
 def test_there_is_only_one_in_a_folder(tmp_path: Path) -> None:
-    with claimed(tmp_path), pytest.raises(AlreadyRunning, match="runs already"), claimed(tmp_path):
+    with claimed(tmp_path), pytest.raises(AlreadyRunning, match="is already running"), claimed(tmp_path):
         pass
 
 
@@ -52,9 +52,9 @@ def test_what_a_killed_broker_left_behind_is_not_taken_for_its_successor(tmp_pat
 def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
 
-    with pytest.raises(ConfigurationError, match=r"your own folder, with nobody else writing \(chmod go-w\)"):
+    with pytest.raises(ConfigurationError, match=r"must be yours, and only you may write to it \(chmod go-w\)"):
         port_of(tmp_path)
-    with pytest.raises(ConfigurationError, match="your own folder"), claimed(tmp_path):
+    with pytest.raises(ConfigurationError, match="must be yours"), claimed(tmp_path):
         pass
 
 

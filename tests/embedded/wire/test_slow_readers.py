@@ -118,8 +118,8 @@ class Silent:
             self.client.receive(pika.frame.Method(channel, method).marshal())
 
     def turn(self, *, reads: int = 0) -> int:
-        """Let the loop have a turn; how much is unread then."""
-        self.broker.tell()
+        """Run one turn of the loop; return the unread bytes after it."""
+        self.broker.write_events()
         del self.client.out[:reads]
         self.client.measure()
         return len(self.client.out)

@@ -131,7 +131,7 @@ def test_a_broker_whose_file_is_damaged_says_so_to_who_brings_it(folder: Path) -
     folder.mkdir(mode=0o700)
     (folder / "broker.sqlite3").write_text("damaged")
 
-    with pytest.raises(ConfigurationError, match=r"broker\.sqlite3 is not one that it wrote, and left as it is"):
+    with pytest.raises(ConfigurationError, match=r"broker\.sqlite3 was not written by it and was left unchanged"):
         process.ensure(folder)
     assert (folder / "broker.sqlite3").read_text() == "damaged"
 
