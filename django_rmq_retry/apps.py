@@ -1,4 +1,4 @@
-"""What Django knows of the app."""
+"""The Django app."""
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
@@ -18,5 +18,5 @@ class RmqRetryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Find the handlers; nothing is connected to."""
+        """Find the handlers; no connection is opened."""
         registry.autodiscover()

@@ -1,4 +1,4 @@
-"""Type checks for policies, queues and handlers: a wrong type is one sentence at import."""
+"""Type checks for policies, queues and handlers: a wrong type raises one sentence at import."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ from django_rmq_retry.errors import ConfigurationError
 
 
 class Kind(NamedTuple):
-    """Which values an argument takes, and how they are written."""
+    """The values that an argument accepts, and their description."""
 
     form: str
     fits: Callable[[object], bool]
@@ -19,12 +19,12 @@ class Kind(NamedTuple):
 
 
 def one_of(kinds: type | tuple[type, ...], form: str) -> Kind:
-    """A value of these classes."""
+    """Accept instances of these classes."""
     return Kind(form, lambda value: isinstance(value, kinds))
 
 
 def many(kinds: type | tuple[type, ...], form: str) -> Kind:
-    """A list or tuple of values of these classes."""
+    """Accept a list or tuple of instances of these classes."""
     return Kind(form, lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, kinds) for each in value))
 
 
@@ -42,17 +42,17 @@ NUMBERS = Kind(
     lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)),
 )
 WHOLE = Kind("a whole number", lambda value: type(value) is int)
-TEXT = one_of(str, "a text")
+TEXT = one_of(str, "a string")
 FLAG = one_of(bool, "True or False")
 FUNCTION = Kind("a function, such as lambda error: …", callable)
 TABLE = Kind(
-    "a dict with texts for keys, such as {'x-max-length': 1000}",
+    "a dict with string keys, such as {'x-max-length': 1000}",
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
 )
 
 
 def check(owner: object, **kinds: Kind) -> None:
-    """Refuse the first attribute of ``owner`` that does not fit."""
+    """Raise for the first attribute of ``owner`` with a wrong value."""
     for name, kind in kinds.items():
         check_value(type(owner).__name__, name, getattr(owner, name), kind)
 

@@ -1,4 +1,4 @@
-"""The settings of ``RMQ_RETRY``, read once into a frozen value. Unknown keys and wrong types are refused."""
+"""The settings of ``RMQ_RETRY``, read once into a frozen value. Unknown keys and wrong types are errors."""
 
 import difflib
 import functools
@@ -28,14 +28,14 @@ def wrong(key: str, expected: str, came: str, advice: str = "") -> ImproperlyCon
 
 
 def refuse_unknown(where: str, given: Iterable[object], known: Iterable[str]) -> None:
-    """Every key must be known; of an unknown one only the name is quoted."""
+    """Raise for an unknown key; the message names the key, never its value."""
     names = sorted(known)
     for key in given:
         if key in names:
             continue
         near = difflib.get_close_matches(str(key).upper(), names, n=1, cutoff=0.5)
-        meant = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(names)}."
-        raise ImproperlyConfigured(f"{where} has no key {key!r}. {meant}")
+        imported = f"Did you mean {near[0]!r}?" if near else f"Valid keys: {', '.join(names)}."
+        raise ImproperlyConfigured(f"{where} has no key {key!r}. {imported}")
 
 
 def url(key: str, value: object) -> Urls:
@@ -54,7 +54,7 @@ def password(key: str, value: object) -> Password | None:
     if isinstance(value, str):
         return Secret(value)
     raise wrong(
-        key, "a text or a function that returns one", f"a {type(value).__name__}", "Its value is not shown here."
+        key, "a string or a function that returns one", f"a {type(value).__name__}", "Its value is not shown here."
     )
 
 
@@ -88,13 +88,13 @@ def path(key: str, value: object) -> str | None:
 def text(key: str, value: object) -> str:
     if isinstance(value, str) and value:
         return value
-    raise wrong(key, "a text that is not empty", repr(value))
+    raise wrong(key, "a string that is not empty", repr(value))
 
 
 def text_or_function(key: str, value: object) -> str | Callable[[], str]:
     if callable(value) or isinstance(value, str):
         return value
-    raise wrong(key, "a text or a function that returns one", repr(value))
+    raise wrong(key, "a string or a function that returns one", repr(value))
 
 
 def function(key: str, value: object) -> Callable[..., object] | None:
@@ -129,7 +129,7 @@ def databases(key: str, value: object) -> bool | tuple[str, ...]:
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) and one for one in value):
         return tuple(value)
-    raise wrong(key, "True, False, or a list of names out of DATABASES", repr(value))
+    raise wrong(key, "True, False, or a list of names from DATABASES", repr(value))
 
 
 def seconds(key: str, value: object) -> float:
@@ -139,7 +139,7 @@ def seconds(key: str, value: object) -> float:
 
 
 def whole(low: int, high: int, *, none: str = "") -> Reader:
-    """A reader of whole numbers; ``none`` says what None means where it is allowed."""
+    """Read a whole number; ``none`` is the meaning of None, if None is allowed."""
 
     def read(key: str, value: object) -> int | None:
         if (value is None and none) or (type(value) is int and low <= value <= high):
@@ -162,7 +162,7 @@ def one_of(*known: str) -> Reader:
 def patterns(key: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(one, str) and one for one in value):
         return tuple(value)
-    raise wrong(key, "a list of queue names, in which * stands for anything", repr(value))
+    raise wrong(key, "a list of queue names, in which * matches anything", repr(value))
 
 
 def policy(key: str, value: object) -> Policy:
@@ -173,13 +173,13 @@ def policy(key: str, value: object) -> Policy:
 
 
 def topology(key: str, value: object) -> tuple[Exchange | Queue, ...]:
-    expected = "a list of Exchange and Queue objects, or of dotted paths to such"
+    expected = "a list of Exchange and Queue objects, or of dotted paths to them"
     if not isinstance(value, (list, tuple)):
         raise wrong(key, expected, repr(value))
     found: list[Exchange | Queue] = []
     for part in value:
-        meant = _imported(key, part) if isinstance(part, str) else part
-        for one in meant if isinstance(meant, (list, tuple)) else [meant]:
+        imported = _imported(key, part) if isinstance(part, str) else part
+        for one in imported if isinstance(imported, (list, tuple)) else [imported]:
             if not isinstance(one, (Exchange, Queue)):
                 raise wrong(key, expected, repr(part))
             found.append(one)
@@ -208,7 +208,7 @@ MASKED = (
     *("card.pan", "*.pan", "*.cvv", "*.cvc", "*.iban", "*.card_number", "*.password", "*.secret", "*.token"),
     *("*.authorization", "*.api_key", "*.pin"),
 )
-"""What nobody reads by accident: a path's last part is the name of a field, and * stands for any depth."""
+"""Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
 
 
@@ -218,62 +218,62 @@ class Settings:
 
     url: Urls = (Secret("embedded://"),)
     password: Password | None = None
-    """The broker's password by itself, or a function that returns it, asked before each connect."""
+    """The broker's password, or a function that returns it, called before each connect."""
     tls: Tls | None = None
     heartbeat: int = 15
     connect_timeout: float = 15
     blocked_timeout: float = 10
-    """How long the broker may hold publishers back before the connection is given up."""
+    """The longest time for which the broker may block publishers before the connection is closed."""
     publish_timeout: float = 10
     prefetch: int = 10
-    """How many messages of one queue are in hand at once."""
+    """The most unacked messages of one queue."""
     threads: int = 4
     shutdown_timeout: float = 30
     crash_limit: int | None = 5
-    """How often a message may take its worker down before it is parked."""
+    """The number of workers that a message may kill before it is parked."""
     policy: Policy = field(default_factory=RetryThenPark)
     queue_type: QueueType = "quorum"
-    """The type of queues that a handler gives by name only."""
+    """The type of queues that a handler names by a string."""
     reply_to: tuple[str, ...] = REPLY_QUEUES
-    """To which queues an answer may be sent, as patterns."""
+    """The queues to which answers may be sent, as patterns."""
     topology: tuple[Exchange | Queue, ...] = ()
-    """Exchanges and queues that are declared besides those of the handlers."""
+    """Exchanges and queues to declare in addition to those of the handlers."""
     management_url: Secret | None = None
     records: bool = True
-    """Whether consumers take parked messages into the database."""
+    """True if consumers store parked messages in the database."""
     parked_queues: tuple[str, ...] = ()
-    """Parked queues of others, besides those of the handlers."""
+    """Parked queues of other programs, in addition to those of the handlers."""
     deploy: str | Callable[[], str] = ""
-    """The version of the project, noted with every failed attempt."""
+    """The version of the project, recorded with every failed attempt."""
     mask: tuple[str, ...] = MASKED
-    """What of bodies and headers is hidden from whoever may not see it, as paths."""
+    """Paths in bodies and headers that are hidden without a permission."""
     editable: Mapping[str, bool] = field(default_factory=dict)
-    """Which types of messages may be edited, by pattern; none by default."""
+    """The types of messages that operators may edit, as patterns; none by default."""
     cutoff: float | None = None
-    """The age above which a message is left out of requeues unless an operator includes it."""
+    """Older messages are left out of a requeue unless an operator includes them."""
     can: Callable[[object, str, object], bool | str] | None = None
-    """The project's own say: (user, verb, message) -> whether, or why not."""
+    """Per-message authorization: (user, verb, message) -> True, or False or a reason to refuse."""
     plain_words: Mapping[str, str] = field(default_factory=dict)
-    """What an error means for people who read no code, by its class name."""
+    """Explanations of errors for people who read no code, by class name."""
     contact: str = ""
-    """Whom to ask for a permission."""
+    """The contact for permissions."""
     environment: str = ""
-    """Shown on every page of the admin, such as PRODUCTION."""
+    """The name on every page of the admin, such as PRODUCTION."""
     outbox: bool | tuple[str, ...] = True
-    """Whether what is published inside a transaction is a row of it first; or the databases in which it is."""
+    """True if messages published inside a transaction are stored in it first; or the databases where they are."""
     inbox_days: int = 120
-    """How long it is remembered which messages were handled by handlers that run once for each."""
+    """The days for which handlers with ``once`` remember their messages."""
     held_per_key: int = 1000
-    """How many messages may wait behind one that has failed, where order counts."""
+    """The most messages that may wait behind a failed one of their ordering key."""
     held_in_all: int = 100_000
     attempt_days: int = 30
     resolved_days: int = 90
     audit_days: int = 2557
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
-        """How to get to the broker, for whoever is about to connect; ImproperlyConfigured where that cannot be.
+        """Return the broker's access for a connection, or raise ImproperlyConfigured.
 
-        The embedded broker has another port after each start; `port_of` is asked for the one of its folder.
+        The embedded broker has another port after each start; `port_of` returns the current one of its folder.
         """
         found = self.address()
         if not found.embedded:
@@ -282,12 +282,12 @@ class Settings:
         return replace(found, source=lambda: replace(found, hosts=(Host(LOOPBACK, port_of(folder)),)))
 
     def folder(self) -> Path:
-        """Where the processes of the project find their embedded broker."""
+        """The folder where the project's processes find their embedded broker."""
         named = self.address().folder
         return Path(named) if named else place.folder_of(_project())
 
     def address(self) -> Access:
-        """The broker as it is named in the settings, to be shown or looked at."""
+        """The broker as the settings name it, for display."""
         try:
             return Access.parse(
                 self.url,
@@ -341,12 +341,12 @@ KEYS: Mapping[str, Reader] = {
 
 @functools.cache
 def settings() -> Settings:
-    """The project's settings, read once; a change under ``override_settings`` is seen."""
+    """Return the project's settings, read once; ``override_settings`` reloads them."""
     try:
         return _read()
     except (ImproperlyConfigured, ConfigurationError) as error:
         problem = str(error)
-    # Raised here, so that no frame of the traceback holds a setting: error pages show the variables of frames.
+    # Raised here so that no frame of the traceback holds a setting: error pages show the variables of frames.
     raise ImproperlyConfigured(problem)
 
 
@@ -363,7 +363,7 @@ def _read() -> Settings:
 
 
 def _project() -> str:
-    """What all processes of a project have in common: its folder, or its settings module."""
+    """Return a name that all processes of a project share: its folder, or its settings module."""
     base = getattr(project, "BASE_DIR", None)
     if base:
         return str(Path(base).resolve())

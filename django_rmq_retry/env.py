@@ -1,4 +1,4 @@
-"""For settings files: ``RMQ_RETRY = rmq_settings(env)`` reads the environment, by way of django-environ."""
+"""For settings files: ``RMQ_RETRY = rmq_settings(env)`` reads the environment with django-environ."""
 
 import difflib
 import os
@@ -20,7 +20,7 @@ def _limit(value: str) -> int | None:
 
 
 def _databases(value: str) -> bool | list[str]:
-    """Whether there is an outbox, or in which databases."""
+    """Parse the outbox switch, or the list of its databases."""
     if value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
         return value.lower() in environ.Env.BOOLEAN_TRUE_STRINGS
     return [name.strip() for name in value.split(",") if name.strip()]
@@ -63,14 +63,14 @@ VARIABLES: Mapping[str, Cast] = {
     "TLS_VERIFY": bool,
     "TLS_SERVER_NAME": str,
 }
-"""What may be set, after ``RMQ_``; a text setting may come from a file named by the same with ``_FILE`` after it."""
+"""The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
 
 
 def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, object]:
-    """The dict for ``RMQ_RETRY`` from ``RMQ_URL`` and its like; what the environment says wins over ``others``.
+    """Return the dict for ``RMQ_RETRY`` from ``RMQ_URL`` and the like; the environment overrides ``others``.
 
-    The values are taken as they are: a password that begins with ``$`` is not looked up elsewhere, and an URL reaches
-    the parser undivided. URLs and passwords come as Secret, which Django's error pages do not show.
+    Values are taken literally: a password that starts with ``$`` is not expanded, and a URL reaches the parser whole.
+    URLs and passwords become Secret, which Django's error pages hide.
     """
     variables: Mapping[str, str] = os.environ if env is None else env.ENVIRON
     _refuse_misspelt(variables)
@@ -89,7 +89,7 @@ def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, 
 
 
 def _text(variables: Mapping[str, str], name: str) -> str | None:
-    """The variable's text, or that of its file without the line break at its end; an empty one counts as not set."""
+    """Return the variable, or its file without the final line end; an empty variable is not set."""
     file = variables.get(f"{name}_FILE")
     if not file:
         return variables.get(name) or None
@@ -111,13 +111,13 @@ def _cast(name: str, cast: Cast, text: str) -> object:
 
 
 def _refuse_misspelt(variables: Mapping[str, str]) -> None:
-    """A name with our prefix that is nearly one of ours; others may be anybody's."""
+    """Refuse a variable with our prefix whose name is nearly one of ours; other variables may belong to other
+    programs.
+    """
     for name in variables:
         bare = name.removeprefix(PREFIX).removesuffix("_FILE")
         if not name.startswith(PREFIX) or bare in VARIABLES or name.removeprefix(PREFIX) in VARIABLES:
             continue
         near = difflib.get_close_matches(bare, VARIABLES, n=1, cutoff=0.85)
         if near:
-            raise environ.ImproperlyConfigured(
-                f"The environment variable {name} is not known. Did you mean {PREFIX}{near[0]}?"
-            )
+            raise environ.ImproperlyConfigured(f"Unknown environment variable {name}. Did you mean {PREFIX}{near[0]}?")

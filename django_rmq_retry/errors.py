@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 
 class RmqRetryError(Exception):
-    """The base of every error this package raises."""
+    """The base of every error of this package."""
 
 
 class UndecodableHeaders(RmqRetryError):
@@ -24,28 +24,28 @@ class HeadersTooLarge(RmqRetryError):
         self.size = size
         self.limit = limit
         super().__init__(
-            f"The properties and headers of this message take {size} bytes, but the broker takes at most {limit} "
+            f"The properties and headers of this message take {size} bytes, but the broker accepts at most {limit} "
             "in one frame. Shorten the headers: large values belong in the body."
         )
 
 
 class ConfigurationError(RmqRetryError, ValueError):
-    """A handler, policy, queue or setting that cannot be meant; raised where it is written down."""
+    """An invalid handler, policy, queue or setting; raised where it is defined."""
 
 
 class TopologyConflict(ConfigurationError):
-    """Two handlers of one project ask for the same name with different arguments."""
+    """One project defines the same name twice with different arguments."""
 
     def __init__(self, what: str, name: str, differences: Mapping[str, tuple[object, object]]) -> None:
         self.what = what
         self.name = name
         self.differences = dict(differences)
-        said = "; ".join(
+        differing = "; ".join(
             f"{part}: {one!r} in one place, {two!r} in another" for part, (one, two) in differences.items()
         )
         super().__init__(
-            f"The {what} {name!r} is asked for in two ways: {said}. "
-            "Write it down once and use that object in both places."
+            f"The {what} {name!r} is defined twice with different arguments: {differing}. "
+            "Define it once and use that object in both places."
         )
 
 
@@ -59,7 +59,7 @@ class UndecodableBody(RmqRetryError):
 
 
 class UnencodableData(RmqRetryError, TypeError):
-    """Data that a codec cannot write."""
+    """Data that a codec cannot encode."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -67,7 +67,7 @@ class UnencodableData(RmqRetryError, TypeError):
 
 
 class PublishError(RmqRetryError):
-    """A message that the broker did not confirm; the subclass says what is known of it."""
+    """The broker did not confirm a message; the subclass says whether it may be stored."""
 
     advice = ""
 
@@ -83,52 +83,52 @@ class PublishError(RmqRetryError):
 
 
 class MessageReturned(PublishError):
-    """No queue takes it: nothing was stored."""
+    """No queue accepts the message: nothing was stored."""
 
-    what = "was returned: no queue takes it, so nothing was stored"
+    what = "was returned: no queue accepts it, so nothing was stored"
     advice = "Declare the queues with `manage.py rmq_declare`, or correct the routing key."
 
 
 class MessageNacked(PublishError):
-    """A queue refused it; where several are bound, others may have it."""
+    """A queue refused the message; other bound queues may have stored it."""
 
     what = "was refused by a queue"
-    advice = "The queue is full or its node is away. Publish it again later, with the same message id."
+    advice = "The queue is full or its node is down. Publish it again later with the same message id."
 
 
 class PublishUnknown(PublishError):
-    """The connection was lost, or the time was over, before the broker answered: it may or may not be stored."""
+    """The connection was lost, or the timeout expired, before the broker confirmed: it may have stored the message."""
 
-    what = "has an unknown end: it may be stored"
-    advice = "Publish it again with the same message id; a handler that knows the id loses nothing and doubles nothing."
+    what = "was not confirmed: the broker may have stored it"
+    advice = "Publish it again with the same message id; an idempotent handler makes this safe."
 
 
 class MessageUnsent(PublishError):
-    """It never left this process."""
+    """The message never left this process."""
 
     what = "was not sent"
-    advice = "Nothing was stored: publish it again when the broker is back."
+    advice = "Nothing was stored: publish it again once the broker is reachable."
 
 
 class MessageTooLarge(MessageUnsent):
-    """Its body is larger than the broker takes; so it was not sent."""
+    """The body is larger than the broker accepts, so the message was not sent."""
 
-    advice = "Nothing was stored: send less, or raise max_message_size on the broker."
+    advice = "Nothing was stored: send a smaller body, or raise max_message_size on the broker."
 
 
 class BrokerRefused(RmqRetryError):
-    """The broker was reached and said no; trying again would change nothing."""
+    """The broker was reached and refused the connection; a retry would change nothing."""
 
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
         self.reason = reason
         super().__init__(
-            f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's rights."
+            f"The broker at {address} cannot be used: {reason}. Check RMQ_RETRY['URL'] and the user's permissions."
         )
 
 
 class QueueUnusable(RmqRetryError):
-    """A queue that cannot be consumed: it is missing, or the user may not read it."""
+    """A queue cannot be consumed: it is missing, or the user may not read it."""
 
     def __init__(self, queue: str, reason: str, *, advice: str) -> None:
         self.queue = queue
@@ -137,30 +137,30 @@ class QueueUnusable(RmqRetryError):
 
 
 class TopologyMissing(RmqRetryError):
-    """Queues or exchanges without which a message could not be taken, retried or parked."""
+    """Queues or exchanges that messages, retries or parked messages need are missing."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         super().__init__(
-            f"What the handlers need is missing on the broker: {', '.join(self.names)}. No message was taken. "
-            "Declare it with `manage.py rmq_declare`."
+            f"The broker lacks queues or exchanges of the handlers: {', '.join(self.names)}. No message was taken. "
+            "Declare them with `manage.py rmq_declare`."
         )
 
 
 class CallUnanswered(RmqRetryError, TimeoutError):
-    """A call without an answer. Whether somebody works on it is not known once it was sent."""
+    """A call got no answer. Once it was sent, its handler may have run."""
 
     def __init__(self, routing_key: str, *, timeout: float, sent: bool, reason: str = "") -> None:
         self.routing_key = routing_key
         self.timeout = timeout
         self.sent = sent
-        why = f"the connection was lost: {reason}" if reason else f"no answer came within {timeout:g} s"
-        what = "it may have been worked on all the same" if sent else "it was not sent"
+        why = f"the connection was lost: {reason}" if reason else f"no answer within {timeout:g} s"
+        what = "its handler may have run" if sent else "it was not sent"
         super().__init__(f"The call to {routing_key!r} has no answer: {why}; {what}. Is its consumer running?")
 
 
 class CallFailed(RmqRetryError):
-    """The handler that was called answered with an error."""
+    """The called handler answered with an error."""
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
@@ -169,7 +169,7 @@ class CallFailed(RmqRetryError):
 
 
 class NotDelayable(ConfigurationError):
-    """A delay was asked for where nothing can hold a message back."""
+    """A delay was requested for a handler without waiting queues."""
 
     def __init__(self, handler: str, carrier: str) -> None:
         self.handler = handler
@@ -181,27 +181,27 @@ class NotDelayable(ConfigurationError):
 
 
 class NotExpirable(ConfigurationError):
-    """An expiration was asked for where nobody parks what expires."""
+    """An expiration was requested for a handler whose expired messages would not be parked."""
 
     def __init__(self, handler: str, carrier: str) -> None:
         self.handler = handler
         self.carrier = carrier
         super().__init__(
-            f"Handler {handler} cannot be published to with expiration=…: its carrier {carrier} sends what expires in "
-            "the queue round its loop, where RabbitMQ drops it, instead of parking it. Leave expiration out, or use "
+            f"Handler {handler} cannot be published to with expiration=…: its carrier {carrier} sends expired "
+            "messages round its loop, where RabbitMQ drops them, instead of parking them. Omit expiration, or use "
             "via=Ladder()."
         )
 
 
 class BrokerUnfit(RmqRetryError):
-    """The broker cannot do what a handler's carrier needs of it."""
+    """The broker lacks a feature that a handler's carrier needs."""
 
 
 class DeadlineExceeded(BaseException):
     """A handler ran for longer than its ``timeout``.
 
-    No ``Exception``, as ``asyncio.CancelledError`` is none: an ``except Exception`` of a handler or of a library must
-    not take it for a failure of its own and go on.
+    It is not an ``Exception``, like ``asyncio.CancelledError``: a handler's or library's ``except Exception`` must not
+    swallow it and continue.
     """
 
     def __init__(self, handler: str = "", timeout: float = 0.0, *, hung: bool = False) -> None:
@@ -211,20 +211,20 @@ class DeadlineExceeded(BaseException):
         if not handler:
             super().__init__("The handler ran for longer than its timeout")
         elif hung:
-            super().__init__(f"Handler {handler} was stuck beyond twice its timeout of {timeout:g} s")
+            super().__init__(f"Handler {handler} did not end within twice its timeout of {timeout:g} s")
         else:
             super().__init__(f"Handler {handler} ran for longer than its timeout of {timeout:g} s")
 
 
 class EffectsLost(RmqRetryError):
-    """A handler ended well, but what it did in the database would not be, or is not, committed."""
+    """A handler returned, but its database changes would not be, or were not, committed."""
 
     def __init__(self, handler: str, database: str, *, what: str, advice: str) -> None:
         self.handler = handler
         self.database = database
         self.what = what
         super().__init__(
-            f"Handler {handler} ended without an error, but nothing of it can be committed in {database!r}: {what}. "
+            f"Handler {handler} ended without an error, but its changes cannot be committed in {database!r}: {what}. "
             f"{advice}"
         )
 

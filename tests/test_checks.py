@@ -214,12 +214,12 @@ def test_each_hazard_of_a_handler_or_its_queue_is_told(
 @pytest.mark.parametrize(
     ("options", "lost"),
     [
-        ({"message_ttl": 1.5}, "what no handler takes within 1.5 s"),
-        ({}, "what no handler takes before its own expiration"),
-        ({"message_ttl": 60, "max_length": 5}, "what no handler takes within 60 s"),
+        ({"message_ttl": 1.5}, "messages that no handler takes within 1.5 s"),
+        ({}, "messages that no handler takes before its own expiration"),
+        ({"message_ttl": 60, "max_length": 5}, "messages that no handler takes within 60 s"),
         (
             {"message_ttl": 60, "max_length": 5, "max_bytes": 100, "overflow": "drop-head"},
-            "what no handler takes within 60 s and the oldest beyond 5 messages or 100 bytes",
+            "messages that no handler takes within 60 s and the oldest messages beyond 5 messages or 100 bytes",
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_what_a_queue_drops_on_purpose_is_named(options: dict[str, Any], lost: s
 
     (message,) = found()
 
-    assert message.msg == f"Queue 'prices' drops {lost}: no record, no handler and no log has it."
+    assert message.msg == f"Queue 'prices' drops {lost}: no handler gets them, and no record or log line names them."
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,16 @@ def test_what_a_queue_drops_on_purpose_is_named(options: dict[str, Any], lost: s
         (
             Broadcast("q", bindings=[MAIN.bind("q")]),
             (
-                "Queue 'q' ends with its consumer: what is published while none runs is lost, and so is what it still "
-                "holds then."
+                "Queue 'q' is deleted with its consumer: messages in it, and messages published while no consumer "
+                "runs, "
+                "are lost."
             ),
         ),
         (
             Queue("q", type="classic", durable=False),
             (
-                "Queue 'q' is gone when the broker restarts, with its messages. RabbitMQ 4 deprecates transient queues "
+                "Queue 'q' is deleted with its messages when the broker restarts. RabbitMQ 4 deprecates transient "
+                "queues "
                 "that are not exclusive, and 4.3 refuses them by default."
             ),
         ),
@@ -273,7 +275,7 @@ def test_a_dead_letter_exchange_that_nothing_is_bound_to_is_told() -> None:
 
     (message,) = found(TOPOLOGY=[Exchange("letters", "fanout")])
 
-    assert (message.id, "which nothing is bound to" in message.msg) == ("rmq_retry.W009", True)
+    assert (message.id, "which has no binding" in message.msg) == ("rmq_retry.W009", True)
 
 
 def test_a_dead_letter_exchange_of_somebody_else_is_believed() -> None:

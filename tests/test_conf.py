@@ -120,7 +120,7 @@ def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
     [
         ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
         ({"url": "amqp://h"}, "Did you mean 'URL'?"),
-        ({"ZZZ": 1}, "Known are ATTEMPT_DAYS, AUDIT_DAYS"),
+        ({"ZZZ": 1}, "Valid keys: ATTEMPT_DAYS, AUDIT_DAYS"),
         ({"PREFETCH": "10"}, "RMQ_RETRY['PREFETCH'] takes a whole number from 1 to 65535, not '10'."),
         ({"PREFETCH": 0}, "takes a whole number from 1 to 65535, not 0."),
         ({"PREFETCH": True}, "takes a whole number from 1 to 65535, not True."),

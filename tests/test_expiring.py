@@ -21,8 +21,8 @@ def test_a_handler_in_a_dead_letter_loop_takes_no_expiration() -> None:
 
     assert (caught.value.handler, caught.value.carrier) == ("payments.handlers.charge", "DeadLetter")
     assert str(caught.value) == (
-        "Handler payments.handlers.charge cannot be published to with expiration=…: its carrier DeadLetter sends what "
-        "expires in the queue round its loop, where RabbitMQ drops it, instead of parking it. Leave expiration out, "
+        "Handler payments.handlers.charge cannot be published to with expiration=…: its carrier DeadLetter sends "
+        "expired messages round its loop, where RabbitMQ drops them, instead of parking them. Omit expiration, "
         "or use via=Ladder()."
     )
 

@@ -256,9 +256,9 @@ def test_the_decorator_needs_its_queue() -> None:
 @pytest.mark.parametrize(
     ("queue", "options", "said"),
     [
-        ("", {}, "must be a text that is not empty"),
-        (None, {}, "must be a text that is not empty"),
-        ("amq.mine", {}, "belongs to the broker"),
+        ("", {}, "must be a string that is not empty"),
+        (None, {}, "must be a string that is not empty"),
+        ("amq.mine", {}, "reserved for the broker"),
         ("q", {"policy": RetryThenPark}, "policy is a value such as RetryThenPark"),
         ("q", {"policy": "RetryThenPark"}, "policy is a value such as RetryThenPark"),
         ("q", {"keys": "payment"}, "keys is a function, such as lambda message: …, not 'payment'"),
@@ -273,7 +273,7 @@ def test_the_decorator_needs_its_queue() -> None:
         ("q", {"timeout": 0}, "timeout takes seconds above 0 and up to ten years, not 0"),
         ("q", {"timeout": "15"}, "timeout takes seconds above 0 and up to ten years, not '15'"),
         ("q", {"park": "q"}, "parks into its own queue"),
-        ("q", {"park": "amq.parked"}, "belongs to the broker"),
+        ("q", {"park": "amq.parked"}, "reserved for the broker"),
         ("q", {"policy": RetryThenPark(via=Requeue(), attempts=5)}, "cannot count to attempts=5"),
         (Queue("q", type="classic"), {"policy": RetryThenPark(via=Native(1))}, "feature of quorum queues"),
         (

@@ -290,7 +290,7 @@ def test_what_the_broker_gives_up_is_parked_as_well(rmq: RmqTest, made: Made) ->
     rmq.drain()
     gone, failed = rmq.all_parked(charge)
 
-    assert (gone.code, gone.reason, gone.data, gone.handler) == ("expired", "The broker gave it up: expired", 2, "")
+    assert (gone.code, gone.reason, gone.data, gone.handler) == ("expired", "The broker removed it: expired", 2, "")
     assert (failed.code, failed.data) == ("retries exhausted", 1)
 
 

@@ -11,6 +11,10 @@ PACKAGE = ROOT / "django_rmq_retry"
 PLAIN: tuple[str, ...] = (
     "tests/tooling/writing.py",
     "tests/test_writing.py",
+    "django_rmq_retry/apps.py",
+    "django_rmq_retry/arguments.py",
+    "django_rmq_retry/checks",
+    "django_rmq_retry/conf.py",
     "django_rmq_retry/embedded/__init__.py",
     "django_rmq_retry/embedded/direct/__init__.py",
     "django_rmq_retry/embedded/engine",
@@ -18,6 +22,11 @@ PLAIN: tuple[str, ...] = (
     "django_rmq_retry/embedded/place.py",
     "django_rmq_retry/embedded/process.py",
     "django_rmq_retry/embedded/wire",
+    "django_rmq_retry/env.py",
+    "django_rmq_retry/errors.py",
+    "django_rmq_retry/signals.py",
+    "django_rmq_retry/testing",
+    "django_rmq_retry/topology",
 )
 """The folders and files that were rewritten so far, below the root."""
 ALLOWED: frozenset[tuple[str, str]] = frozenset()

@@ -1,4 +1,4 @@
-"""System checks: everything that can be known of a project without its broker."""
+"""System checks: the problems of a project that are visible without its broker."""
 
 from django_rmq_retry.checks import once, settings, topology
 

@@ -33,16 +33,17 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
         if isinstance(one.policy.via, AckFirst):
             yield warning(
                 "W032",
-                "Runs once, by AckFirst: what dies between its acknowledgement and its copy is not even run once.",
-                hint="Use the default, via=Ladder(): once=True takes care of what comes twice.",
+                "Runs once with AckFirst: a message whose worker dies between its ack and its copy is lost without a "
+                "run.",
+                hint="Use the default, via=Ladder(): once=True skips the second copy of a message.",
                 at=one.name,
             )
     if found and settings.inbox_days < settings.resolved_days:
         yield warning(
             "W031",
-            f"INBOX_DAYS is {settings.inbox_days}, but messages that are done with can be sent back for RESOLVED_DAYS, "
-            f"{settings.resolved_days}: what was handled may then run again.",
-            hint="Let RMQ_RETRY['INBOX_DAYS'] be the longer one.",
+            f"INBOX_DAYS is {settings.inbox_days}, but closed messages can be requeued for RESOLVED_DAYS, "
+            f"{settings.resolved_days}: a handled message may then run again.",
+            hint="Set RMQ_RETRY['INBOX_DAYS'] to at least RESOLVED_DAYS.",
         )
     for alias, names in _databases(found).items():
         yield from _database(alias, names)
@@ -50,11 +51,13 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
 
 @register(Tags.database)
 def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
-    """Asked with ``--database``, and by ``migrate``, which an error would keep from mending it."""
+    """Run with ``--database`` and by ``migrate``; a warning, because an error would stop ``migrate`` from creating the
+    table.
+    """
     try:
         found = _databases([one for one in map(registry.subscription, joined()) if one.once])
     except ImproperlyConfigured:
-        # Another check says what is wrong with the settings.
+        # check_settings reports the invalid settings.
         return []
     return [
         _no_table(warning, "W033", alias, found[alias])
@@ -64,7 +67,7 @@ def check_inbox_tables(*, databases: Collection[str] | None = None, **_: object)
 
 
 def _databases(found: Iterable[Subscription]) -> dict[str, list[str]]:
-    """The handlers of each database."""
+    """Return the names of the handlers of each database."""
     named: dict[str, list[str]] = {}
     for one in found:
         named.setdefault(one.using or DEFAULT_DB_ALIAS, []).append(one.name)
@@ -76,7 +79,7 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
         yield error(
             "E030",
             f"Runs once in the database {alias!r}, which DATABASES does not have.",
-            hint="Correct using=… of @handler, or leave it out for the default database.",
+            hint="Correct using=… of @handler, or omit it for the default database.",
             at=names[0],
         )
         return
@@ -87,24 +90,24 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
         yield error(
             "E033",
             f"Runs once in the database {alias!r}, which has AUTOCOMMIT False: nothing would be committed.",
-            hint="Leave AUTOCOMMIT out of DATABASES.",
+            hint="Remove AUTOCOMMIT from DATABASES.",
             at=names[0],
         )
     in_a_file = known["ENGINE"].endswith("sqlite3") and "memory" not in str(known["NAME"])
     if in_a_file and str(known["OPTIONS"].get("transaction_mode", "")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         yield warning(
             "W030",
-            f"Runs once in the SQLite database {alias!r}, and holds its lock for as long as it runs. Transactions "
-            "beside it that read first and write then fail at once.",
+            f"Runs once in the SQLite database {alias!r}, and holds its write lock while it runs. Other "
+            "transactions that read first and then write fail at once.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE', and a timeout.",
             at=names[0],
         )
 
 
-def _no_table(say: Callable[..., CheckMessage], number: str, alias: str, names: Sequence[str]) -> CheckMessage:
-    return say(
+def _no_table(check: Callable[..., CheckMessage], number: str, alias: str, names: Sequence[str]) -> CheckMessage:
+    return check(
         number,
-        f"Runs once in the database {alias!r}, which has no table {TABLE!r} for what was handled.",
+        f"Runs once in the database {alias!r}, which has no table {TABLE!r} for handled messages.",
         hint=f"Run `manage.py migrate --database {alias}`; a router must let the app rmq_retry migrate there.",
         at=names[0],
     )
@@ -115,7 +118,7 @@ def _has_table(alias: str) -> bool:
         with connections[alias].cursor() as cursor:
             return TABLE in connections[alias].introspection.table_names(cursor)
     except Error:
-        # That it cannot be reached is said by whoever asked for it.
+        # The caller of the check reports that the database is unreachable.
         return True
 
 
@@ -124,9 +127,9 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
     if longest > settings.inbox_days * DAY:
         yield error(
             "E032",
-            f"Its retries take up to {longest / DAY:.0f} days, but what was handled is remembered for INBOX_DAYS, "
+            f"Its retries take up to {longest / DAY:.0f} days, but handled messages are remembered for INBOX_DAYS, "
             f"{settings.inbox_days}: a second copy of a message could then run again.",
-            hint="Raise RMQ_RETRY['INBOX_DAYS'], or give the back-off a cap.",
+            hint="Raise RMQ_RETRY['INBOX_DAYS'], or set a cap on the back-off.",
             at=one.name,
         )
 
@@ -137,7 +140,7 @@ def _all_waits(backoff: Backoff, attempts: int | None) -> float:
 
 
 LONG = 600.0
-"""Seconds in hand after which a message goes back, where it may; the broker takes it away after 1800."""
+"""Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
 
 
 @register(TAG)
@@ -151,15 +154,15 @@ def check_switching(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _stops_others(intake: Intake) -> Iterable[CheckMessage]:
-    """A queue is consumed or it is not: its handlers stop together."""
+    """Warn of a breaker that pauses other handlers: a queue is paused as a whole."""
     guarded = [one for one in intake.subscriptions if one.breaker is not None]
     others = [one.name for one in intake.subscriptions if one.breaker is None]
     if guarded and others:
         yield warning(
             "W050",
-            f"While the breaker of {guarded[0].name} is open, queue {intake.queue.name!r} is paused, and with it "
+            f"While the breaker of {guarded[0].name} is open, queue {intake.queue.name!r} is paused, and so are "
             f"{', '.join(others)}.",
-            hint="Give the handler with the breaker a queue of its own.",
+            hint="Give the handler with the breaker its own queue.",
             at=guarded[0].name,
         )
 
@@ -173,9 +176,9 @@ def _parks_and_spares(subscription: Subscription) -> Iterable[CheckMessage]:
     if both:
         yield warning(
             "W051",
-            f"{', '.join(both)} opens the breaker, and park_on would park it. It is never parked: the message comes "
-            "again when the breaker closes.",
-            hint="Leave it out of one of them.",
+            f"{', '.join(both)} is in both Breaker(on=…) and park_on. The breaker wins: the message is not parked, "
+            "and is redelivered when the breaker closes.",
+            hint="Remove it from one of them.",
             at=subscription.name,
         )
 
@@ -185,9 +188,9 @@ def _holds_too_long(subscription: Subscription, intake: Intake, settings: Settin
     if subscription.rate is not None and prefetch / subscription.rate > LONG:
         yield warning(
             "W052",
-            f"With a rate of {spelled(subscription.rate)} the {prefetch} messages in hand last for "
-            f"{prefetch / subscription.rate:.0f} s; what waits longer than {LONG:g} s goes back to its queue, or loses "
-            "its connection.",
+            f"With a rate of {spelled(subscription.rate)} {prefetch} unacked messages take "
+            f"{prefetch / subscription.rate:.0f} s; a message that waits longer than {LONG:g} s returns to its queue, "
+            "or loses its connection.",
             hint="Lower the prefetch of the consumer, or raise the rate.",
             at=subscription.name,
         )

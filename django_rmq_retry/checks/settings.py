@@ -39,7 +39,7 @@ def warning(number: str, text: str, *, hint: str, at: str | None = None) -> Chec
 
 
 def with_settings(check: Callable[[Settings], Iterable[CheckMessage]]) -> Check:
-    """A check that has nothing to say while the settings or the handlers are broken: another check says that."""
+    """Skip a check while settings or handlers are invalid; check_settings and check_joining report those."""
 
     def run(*, app_configs: Sequence[object] | None, **_: object) -> list[CheckMessage]:  # noqa: ARG001  # Django's call
         try:
@@ -51,12 +51,12 @@ def with_settings(check: Callable[[Settings], Iterable[CheckMessage]]) -> Check:
 
 
 def joined() -> list[str]:
-    """The names of the handlers that can be joined with their queues."""
+    """Return the names of the handlers that fit their queue and policy."""
     return [name for name in registry.registrations() if not problem(name)]
 
 
 def problem(name: str) -> str:
-    """Why a handler cannot be joined with its queue and policy; empty where it can."""
+    """Return the reason why a handler does not fit its queue and policy, or ""."""
     try:
         registry.subscription(name)
     except ConfigurationError as wrong:
@@ -65,9 +65,9 @@ def problem(name: str) -> str:
 
 
 CONSUMER_TIMEOUT = 1800
-"""Seconds, by RabbitMQ's default, after which the broker takes back what a consumer has not settled."""
+"""Seconds after which RabbitMQ takes back an unacked delivery, by default."""
 LONG = 60
-"""Seconds of waiting in hand that are worth a word."""
+"""Seconds of waiting with an unacked message that deserve a warning."""
 
 
 @register(TAG)
@@ -79,8 +79,9 @@ def check_settings(*, app_configs: Sequence[object] | None, **_: object) -> list
     return [
         warning(
             "W011",
-            f"RMQ_RETRY['REPLY_TO'] contains {pattern!r}: whoever may publish can have answers sent to any queue.",
-            hint="Name the queues of the callers, as ['amq.rabbitmq.reply-to.*', 'bank.answers.*'].",
+            f"RMQ_RETRY['REPLY_TO'] contains {pattern!r}: every client that may publish can direct answers to any "
+            "queue.",
+            hint="List the queues of the callers, such as ['amq.rabbitmq.reply-to.*', 'bank.answers.*'].",
         )
         for pattern in settings.reply_to
         if not pattern.strip("*?")
@@ -90,23 +91,23 @@ def check_settings(*, app_configs: Sequence[object] | None, **_: object) -> list
 @register(TAG)
 @with_settings
 def check_joining(settings: Settings) -> Iterator[CheckMessage]:
-    """Each handler by itself, then those of one queue, then all together."""
-    wrong = [(name, said) for name in registry.registrations() if (said := problem(name))]
-    for name, said in wrong:
-        yield error("E002", said, hint="Correct the arguments of @handler, or RMQ_RETRY['POLICY'].", at=name)
+    """Check each handler, then the handlers of each queue, then the whole topology."""
+    wrong = [(name, text) for name in registry.registrations() if (text := problem(name))]
+    for name, text in wrong:
+        yield error("E002", text, hint="Correct the arguments of @handler, or RMQ_RETRY['POLICY'].", at=name)
     if wrong:
         return
     try:
         intakes = registry.intakes()
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="What belongs to a queue is the same for all its handlers.")
+        yield error("E003", str(disagreement), hint="All handlers of a queue must agree about the queue.")
         return
     try:
         registry.topology()
     except TopologyConflict as conflict:
-        yield error("E004", str(conflict), hint="Handlers and RMQ_RETRY['TOPOLOGY'] describe one topology.")
+        yield error("E004", str(conflict), hint="Define each name once, in a handler or in RMQ_RETRY['TOPOLOGY'].")
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="What belongs to a queue is the same for all its handlers.")
+        yield error("E003", str(disagreement), hint="All handlers of a queue must agree about the queue.")
     yield from _idle(settings, intakes)
 
 
@@ -121,13 +122,13 @@ def check_policies(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG00
 
 
 def _idle(settings: Settings, intakes: Sequence[Intake]) -> Iterable[CheckMessage]:
-    in_hand = sum(1 if intake.ordered else settings.prefetch for intake in intakes)
-    said = "THREADS" in getattr(project, conf.NAME, {})
-    if said and intakes and settings.threads > in_hand:
+    unacked = sum(1 if intake.ordered else settings.prefetch for intake in intakes)
+    configured = "THREADS" in getattr(project, conf.NAME, {})
+    if configured and intakes and settings.threads > unacked:
         yield warning(
             "W012",
-            f"RMQ_RETRY['THREADS'] is {settings.threads}, but at most {in_hand} messages of all queues are in hand at "
-            "once: some threads never work.",
+            f"RMQ_RETRY['THREADS'] is {settings.threads}, but at most {unacked} messages of all queues are unacked at "
+            "once: some threads stay idle.",
             hint="Raise RMQ_RETRY['PREFETCH'], or lower THREADS.",
         )
 
@@ -136,8 +137,9 @@ def _acks_first(subscription: Subscription) -> Iterable[CheckMessage]:
     if isinstance(subscription.policy.via, AckFirst):
         yield warning(
             "W001",
-            "AckFirst acknowledges a message before its copy is stored: what dies between the two is lost.",
-            hint="Use via=Republish(), which may double and never loses, or the default, via=Ladder().",
+            "AckFirst acknowledges a message before its copy is stored: if the process dies in between, the message "
+            "is lost.",
+            hint="Use via=Republish(), which may duplicate but not lose a message, or the default, via=Ladder().",
             at=subscription.name,
         )
 
@@ -157,9 +159,9 @@ def _forgets(subscription: Subscription) -> Iterable[CheckMessage]:
     if subscription.ack == "auto":
         yield warning(
             "W019",
-            "With ack='auto' the broker forgets a message as it sends it: what fails, what waits here when the process "
-            "ends, and what a lost connection was carrying is lost.",
-            hint="Where that is meant, silence this check. Else leave ack out.",
+            "With ack='auto' the broker deletes a message when it sends it. Failed messages, messages waiting in a "
+            "process that ends, and messages on a lost connection are lost.",
+            hint="If that is intended, silence this check. Otherwise omit ack.",
             at=subscription.name,
         )
 
@@ -169,14 +171,14 @@ def _waits_in_line(subscription: Subscription) -> Iterable[CheckMessage]:
     if mixed and isinstance(subscription.policy.via, WaitQueue):
         yield warning(
             "W004",
-            "WaitQueue holds waits of different lengths in one queue: a long one keeps shorter ones behind it waiting.",
+            "WaitQueue mixes waits of different lengths in one queue: a long wait delays the shorter ones behind it.",
             hint="Use via=Ladder(), which has a queue for each wait, or one fixed wait without jitter.",
             at=subscription.name,
         )
 
 
 def _wait_in_one_line(subscriptions: Sequence[Subscription]) -> Iterable[CheckMessage]:
-    """Handlers that each have one wait, but not the same, in the same queue."""
+    """Find handlers with one wait each, but different waits, in the same wait queue."""
     lines: dict[str, dict[str, float]] = {}
     for subscription in subscriptions:
         via, waits = subscription.policy.via, _waits(subscription)
@@ -184,12 +186,12 @@ def _wait_in_one_line(subscriptions: Sequence[Subscription]) -> Iterable[CheckMe
             lines.setdefault(name_of(via.queue), {})[subscription.name] = waits.pop()
     for queue, line in lines.items():
         if len(set(line.values())) > 1:
-            said = ", ".join(f"{name} {wait:g} s" for name, wait in line.items())
+            listed = ", ".join(f"{name} {wait:g} s" for name, wait in line.items())
             yield warning(
                 "W004",
-                f"WaitQueue holds waits of different lengths in one queue, {queue!r} ({said}): a long one keeps "
-                "shorter ones behind it waiting.",
-                hint="Give each handler a wait queue of its own or the same wait, or use via=Ladder().",
+                f"WaitQueue mixes waits of different lengths in queue {queue!r} ({listed}): a long wait delays "
+                "the shorter ones behind it.",
+                hint="Give each handler its own wait queue or the same wait, or use via=Ladder().",
                 at=next(iter(line)),
             )
 
@@ -202,7 +204,7 @@ def _goes_round(subscription: Subscription) -> Iterable[CheckMessage]:
     if isinstance(subscription.policy.via, Requeue) and subscription.policy.attempts is None:
         yield warning(
             "W005",
-            "Requeue with attempts=None never gives up: a message that always fails comes back for ever.",
+            "Requeue with attempts=None never gives up: a message that always fails is redelivered forever.",
             hint="Use attempts=2, or via=Ladder() to count further.",
             at=subscription.name,
         )
@@ -217,9 +219,9 @@ def _holds_too_long(subscription: Subscription) -> Iterable[CheckMessage]:
     if longest >= LONG:
         yield warning(
             "W008",
-            f"{type(subscription.policy.via).__name__} waits up to {longest:.9g} s with the message in hand, which "
-            "takes one place of the prefetch for so long.",
-            hint="Give the back-off a lower cap, or use via=Ladder(), which waits in the broker.",
+            f"{type(subscription.policy.via).__name__} waits up to {longest:.9g} s with the message unacked, which "
+            "occupies a prefetch slot for that time.",
+            hint="Set a lower cap on the back-off, or use via=Ladder(), which waits on the broker.",
             at=subscription.name,
         )
 
@@ -232,8 +234,8 @@ def _loses_order(subscription: Subscription) -> Iterable[CheckMessage]:
     if queue.max_priority is not None or "x-max-priority" in queue.arguments:
         yield warning(
             "W013",
-            f"Queue {queue.name!r} has priorities, so messages overtake each other in spite of {by}.",
-            hint="Leave max_priority out.",
+            f"Queue {queue.name!r} has priorities, so messages overtake each other despite {by}.",
+            hint="Remove max_priority.",
             at=subscription.name,
         )
     if queue.existing:
@@ -241,7 +243,7 @@ def _loses_order(subscription: Subscription) -> Iterable[CheckMessage]:
             "W014",
             f"Queue {queue.name!r} is declared elsewhere. {by} keeps the order only if it was declared with "
             "x-single-active-consumer.",
-            hint="Make sure of it with `manage.py rmq_declare --check`, then silence this check.",
+            hint="Verify it with `manage.py rmq_declare --check`, then silence this check.",
             at=subscription.name,
         )
 
@@ -257,16 +259,16 @@ def check_outbox(settings: Settings) -> Iterator[CheckMessage]:
         if alias not in connections:
             yield error(
                 "E040",
-                f"RMQ_RETRY['OUTBOX'] names the database {alias!r}, and DATABASES has none of that name.",
-                hint=f"Known: {', '.join(connections)}.",
+                f"RMQ_RETRY['OUTBOX'] names the database {alias!r}, which DATABASES does not have.",
+                hint=f"Configured databases: {', '.join(connections)}.",
             )
         elif not router.allow_migrate_model(alias, apps.get_model("rmq_retry", "OutboxMessage")):
             yield warning(
                 "W040",
-                f"The database {alias!r} has no outbox, for a router keeps its table away: what is published inside "
-                "its transactions leaves on commit, and is lost when the process ends just then.",
-                hint="Let allow_migrate() return True for the app label 'rmq_retry' there, or set 'OUTBOX' to what is "
-                "meant.",
+                f"The database {alias!r} has no outbox because a router excludes its table: a message published inside "
+                "a transaction is sent after the commit, and is lost if the process ends in between.",
+                hint="Let allow_migrate() return True for the app label 'rmq_retry' there, or list the "
+                "intended databases in 'OUTBOX'.",
             )
 
 
@@ -283,22 +285,22 @@ def check_deployment(settings: Settings) -> Iterator[CheckMessage]:
         yield warning(
             "W026",
             "DEBUG is on: each worker records every query it makes, which costs time and memory.",
-            hint="Set DEBUG = False where consumers run.",
+            hint="Set DEBUG = False in processes that consume.",
         )
     yield from _connections()
-    # A function may ask a vault or a network for the URL; a check does not.
+    # A URL function may read a vault or the network, which a check must not.
     if not callable(settings.url) and not callable(settings.password):
         yield from _access(settings.address())
 
 
 def _access(access: Access) -> Iterable[CheckMessage]:
     if access.embedded:
-        # Whoever has turned DEBUG off means it: then the deployment is refused.
-        say, number = (warning, "W024") if project.DEBUG else (error, "E024")
-        yield say(
+        # Without DEBUG this is a deployment, so the embedded broker is an error.
+        report, number = (warning, "W024") if project.DEBUG else (error, "E024")
+        yield report(
             number,
             "The broker is embedded://, which is for development and tests: one process, one file, no users.",
-            hint="Set RMQ_RETRY['URL'] to a RabbitMQ, as amqps://user:password@host/vhost.",
+            hint="Set RMQ_RETRY['URL'] to a RabbitMQ, such as amqps://user:password@host/vhost.",
         )
         return
     remote = [str(host) for host in access.hosts if not _loopback(host.name)]
@@ -306,58 +308,60 @@ def _access(access: Access) -> Iterable[CheckMessage]:
         yield warning(
             "W021",
             f"Messages and the password travel unencrypted to {', '.join(remote)} (amqp://).",
-            hint="Use amqps://, with RMQ_RETRY['TLS'] = {'CA_FILE': …} for a CA of your own.",
+            hint="Use amqps://, with RMQ_RETRY['TLS'] = {'CA_FILE': …} for your own CA.",
         )
     if access.tls is not None and not access.tls.verify:
         yield warning(
             "W025",
-            "RMQ_RETRY['TLS'] has VERIFY False: whoever sits on the way can be the broker.",
-            hint="Name your CA with CA_FILE, and the certificate's name with SERVER_NAME where it is not the host's.",
+            "RMQ_RETRY['TLS'] has VERIFY False: any machine on the path can pose as the broker.",
+            hint="Name your CA with CA_FILE, and the certificate's name with SERVER_NAME if it differs from the "
+            "host's.",
         )
     if access.user == GUEST and (remote or access.password == Secret(GUEST)):
         yield warning(
             "W020",
-            "The broker is used as 'guest', whose password everybody knows; by default it may not come from elsewhere.",
-            hint="Make a user of its own for this project, with rights to its virtual host only.",
+            "The broker is used as 'guest', whose password is public; by default it may only log in locally.",
+            hint="Create a user for this project, with permissions on its virtual host only.",
         )
     if access.heartbeat > LONG_HEARTBEAT:
         yield warning(
             "W022",
-            f"The heartbeat is {access.heartbeat} s: a broker that is gone is noticed after more than twice that time.",
+            f"The heartbeat is {access.heartbeat} s: a lost broker is noticed only after twice that time.",
             hint="Use RMQ_RETRY['HEARTBEAT'] = 15, the default.",
         )
 
 
 def _connections() -> Iterable[CheckMessage]:
-    """How workers reach the databases: a message is what a request is to a server, but there are many more of them."""
+    """Check the database connections, which Django by default closes after each message."""
     for alias, database in connections.settings.items():
         if database["ENGINE"] in CHEAP_TO_OPEN or database["OPTIONS"].get("pool"):
             continue
         if database["CONN_MAX_AGE"] == 0:
             yield warning(
                 "W027",
-                f"Each message opens a connection to the database {alias!r} anew: its CONN_MAX_AGE is 0.",
-                hint="Where consumers run set CONN_MAX_AGE = 60 and CONN_HEALTH_CHECKS = True, or a pool in OPTIONS.",
+                f"Each message opens a new connection to the database {alias!r}: its CONN_MAX_AGE is 0.",
+                hint="In processes that consume, set CONN_MAX_AGE = 60 and CONN_HEALTH_CHECKS = True, or a pool in "
+                "OPTIONS.",
             )
         elif not database["CONN_HEALTH_CHECKS"]:
             yield warning(
                 "W028",
-                f"Connections to the database {alias!r} are kept and not tried before use: after each restart of the "
-                "database the first message of every thread fails an attempt.",
+                f"Connections to the database {alias!r} are kept without health checks: after each restart of the "
+                "database, the first message of every thread fails one attempt.",
                 hint="Set CONN_HEALTH_CHECKS = True.",
             )
 
 
 def _shown_settings() -> Iterable[CheckMessage]:
-    """What Django's error pages and mails would show, by the project's own filter."""
+    """Find passwords in the settings as Django's error pages and mails show them."""
     shown = get_default_exception_reporter_filter().get_safe_settings()
     for name, value in shown.items():
         for place in _logins(name, value):
             yield warning(
                 "W023",
                 f"The setting {place} holds a URL with a password, which Django's error pages and mails show.",
-                hint="Wrap it: Secret(url) from django_rmq_retry.env, which rmq_settings() does by itself; or take the "
-                "password out of the URL into RMQ_RETRY['PASSWORD'].",
+                hint="Wrap it: Secret(url) from django_rmq_retry.env, which rmq_settings() does for you; or move the "
+                "password from the URL to RMQ_RETRY['PASSWORD'].",
             )
 
 

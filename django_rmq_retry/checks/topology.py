@@ -47,9 +47,9 @@ def _gives_up(queue: QueueDeclaration) -> Iterable[CheckMessage]:
     if queue.role is Role.WORK and not queue.existing and DEAD_LETTERS not in queue.arguments:
         yield warning(
             "W003",
-            f"Work queue {queue.name!r} has no dead-letter exchange: what the broker gives up (expired, over a limit, "
-            "rejected) is dropped without a trace.",
-            hint=f"Leave {DEAD_LETTERS!r} to the layout: it is given where the queue's arguments do not say None.",
+            f"Work queue {queue.name!r} has no dead-letter exchange: messages that the broker removes (expired, over "
+            "a limit, rejected) are dropped silently.",
+            hint=f"Remove {DEAD_LETTERS!r} from the queue's arguments: the layout then sets it.",
         )
 
 
@@ -57,10 +57,10 @@ def _ends(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
     for queue in (intake.queue for intake in intakes if not intake.queue.lasting):
         if queue.exclusive or queue.auto_delete:
             when = (
-                "ends with its consumer: what is published while none runs is lost, and so is what it still holds then"
+                "is deleted with its consumer: messages in it, and messages published while no consumer runs, are lost"
             )
         else:
-            when = "is gone when the broker restarts, with its messages"
+            when = "is deleted with its messages when the broker restarts"
         refused = (
             ""
             if queue.durable or queue.exclusive
@@ -69,7 +69,7 @@ def _ends(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
         yield warning(
             "W018",
             f"Queue {queue.name!r} {when}{refused}.",
-            hint="Where that is meant, silence this check. Else use a durable queue: Queue(…), the default.",
+            hint="If that is intended, silence this check. Otherwise use a durable queue: Queue(…), the default.",
         )
 
 
@@ -78,8 +78,9 @@ def _drops(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
         if queue.drops:
             yield warning(
                 "W016",
-                f"Queue {queue.name!r} drops {' and '.join(queue.drops)}: no record, no handler and no log has it.",
-                hint="Where that is meant, silence this check. Else use expired='park', the default.",
+                f"Queue {queue.name!r} drops {' and '.join(queue.drops)}: no handler gets them, and no record or log "
+                "line names them.",
+                hint="If that is intended, silence this check. Otherwise use expired='park', the default.",
             )
 
 
@@ -91,7 +92,7 @@ def _drops_oldest(queue: QueueDeclaration) -> Iterable[CheckMessage]:
             "W002",
             f"Quorum queue {queue.name!r} drops its oldest message when it is full (drop-head), so its dead-lettering "
             "is at most once: messages on their way to the parked queue are lost when the broker stops.",
-            hint="Use overflow='reject-publish': the publisher is told and keeps the message.",
+            hint="Use overflow='reject-publish': the publisher gets an error and keeps the message.",
         )
 
 
@@ -99,8 +100,8 @@ def _vanishes(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMess
     if "x-expires" in queue.arguments:
         yield warning(
             "W007",
-            f"Queue {queue.name!r} has x-expires: the broker deletes it with all it holds when nobody uses it.",
-            hint="Leave x-expires out of queues that hold messages you need.",
+            f"Queue {queue.name!r} has x-expires: the broker deletes it with its messages once it is unused.",
+            hint="Remove x-expires from queues whose messages you need.",
         )
 
 
@@ -112,9 +113,9 @@ def _crosses_types(queue: QueueDeclaration, topology: Topology) -> Iterable[Chec
         if target is not None and target.arguments.get("x-queue-type") == "quorum":
             yield warning(
                 "W006",
-                f"Classic queue {queue.name!r} dead-letters into quorum queue {name!r}: of messages on that way most "
+                f"Classic queue {queue.name!r} dead-letters into quorum queue {name!r}: most messages on that way "
                 "are lost when the broker restarts.",
-                hint="Give both the same type; quorum is the safe one.",
+                hint="Give both the same type, preferably quorum.",
             )
 
 
@@ -125,17 +126,17 @@ def _dead_ends(queue: QueueDeclaration, topology: Topology) -> Iterable[CheckMes
     known = topology.exchanges.get(str(exchange))
     if known is not None and known.existing:
         return
-    said = "which nothing is bound to" if known else "which nobody declares"
-    named = f"the exchange {exchange!r}, {said}" if exchange else "a queue that nobody declares"
+    problem = "which has no binding" if known else "which is not declared"
+    named = f"the exchange {exchange!r}, {problem}" if exchange else "a queue that is not declared"
     yield warning(
         "W009",
-        f"Queue {queue.name!r} dead-letters into {named}: the broker drops such messages without a word.",
-        hint="Declare it with a bound queue in RMQ_RETRY['TOPOLOGY'], or say Exchange(…, existing=True) there.",
+        f"Queue {queue.name!r} dead-letters into {named}: the broker silently drops such messages.",
+        hint="Declare it with a bound queue in RMQ_RETRY['TOPOLOGY'], or add Exchange(…, existing=True) there.",
     )
 
 
 def _targets(queue: QueueDeclaration, topology: Topology) -> list[str]:
-    """The queues that what this one gives up may reach; by a key that is not known all bound ones count."""
+    """Return the queues that dead letters of this queue may reach; with an unknown key, all bound ones."""
     exchange = queue.arguments.get(DEAD_LETTERS)
     if exchange is None:
         return []
@@ -159,8 +160,8 @@ def _exchanges(topology: Topology) -> Iterable[CheckMessage]:
         if not exchange.durable or exchange.auto_delete:
             yield warning(
                 "W010",
-                f"Exchange {exchange.name!r} is not lasting: after a restart of the broker, or once nothing is bound, "
-                "it is gone, and messages published to it are returned.",
+                f"Exchange {exchange.name!r} is not durable: after a restart of the broker, or without a binding, "
+                "it is deleted, and messages published to it are returned.",
                 hint="Use durable=True and auto_delete=False, the defaults.",
             )
 
@@ -172,15 +173,16 @@ def _loops(topology: Topology) -> Iterable[CheckMessage]:
         if leaving:
             yield error(
                 "E005",
-                f"Queue {intake.queue.name!r} has {leaving}, and a dead-letter loop: what RabbitMQ gives up for that "
-                "goes round without an attempt, and is dropped or stays where nobody can take it.",
-                hint=f"Leave it to the layout (x-delivery-limit={NO_LIMIT}, no TTL, x-overflow='reject-publish'), or "
+                f"Queue {intake.queue.name!r} has {leaving}, and a dead-letter loop: messages that RabbitMQ removes "
+                "for that circulate without an attempt, and are dropped or stay where no consumer can reach them.",
+                hint=f"Omit it, so that the layout sets it (x-delivery-limit={NO_LIMIT}, no TTL, "
+                "x-overflow='reject-publish'), or "
                 "use via=Ladder().",
             )
 
 
 def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
-    """How the broker may give a message up that no handler has seen, by all that is declared of its queue."""
+    """Return the reason why the broker may dead-letter a message before any attempt, or None."""
     arguments = queue.arguments
     if "x-message-ttl" in arguments:
         return f"x-message-ttl={arguments['x-message-ttl']!r}"
@@ -191,7 +193,7 @@ def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
 
 
 def _lines(topology: Topology) -> Iterable[CheckMessage]:
-    """Queues whose order counts, by all that is declared of them."""
+    """Check the queues that keep an order."""
     for intake in registry.intakes():
         if intake.ordered or intake.keyed:
             by = "StopTheLine" if intake.ordered else "order_by"
@@ -202,24 +204,24 @@ def _line(queue: QueueDeclaration, by: str) -> Iterable[CheckMessage]:
     if queue.arguments.get("x-single-active-consumer") is not True:
         yield error(
             "E007",
-            f"Queue {queue.name!r} is to keep its order ({by}), but its arguments take "
-            "x-single-active-consumer away: each consumer would be handed messages of its own.",
-            hint=f"Leave x-single-active-consumer out of the arguments: {by} sets it.",
+            f"Queue {queue.name!r} must keep its order ({by}), but its arguments remove "
+            "x-single-active-consumer: two consumers would process messages at the same time.",
+            hint=f"Remove x-single-active-consumer from the arguments: {by} sets it.",
         )
     limit = met_limit(queue.arguments)
     if limit:
         yield error(
             "E008",
-            f"Queue {queue.name!r} is to keep its order ({by}), but has {limit}: after so many returns, those "
-            "of orderly stops too, the broker gives a message up and the ones behind it pass.",
-            hint=f"Leave the delivery limit to the layout ({NO_LIMIT}). Where a line shall give up what stops its "
-            "worker so often, silence this check.",
+            f"Queue {queue.name!r} must keep its order ({by}), but has {limit}: after that number of returns, "
+            "including those of clean stops, the broker removes a message and later ones pass it.",
+            hint=f"Omit the delivery limit, so that the layout sets it ({NO_LIMIT}). If the queue should give up a "
+            "message that stops its worker repeatedly, silence this check.",
         )
     unlimited = not {"x-queue-type", "x-delivery-limit"} & queue.arguments.keys()
     if unlimited and not queue.existing:
         yield warning(
             "W015",
-            f"Queue {queue.name!r} is to keep its order ({by}), but leaves its type to the broker: where that "
-            "is quorum it has no x-delivery-limit of ours, and what comes back loses its place.",
-            hint="Say type='quorum' or type='classic'.",
+            f"Queue {queue.name!r} must keep its order ({by}), but leaves its type to the broker: if that "
+            "is quorum, no x-delivery-limit is set, and returned messages lose their place.",
+            hint="Set type='quorum' or type='classic'.",
         )

@@ -1,6 +1,6 @@
-"""The test kit: handlers with all their retries in the test's own process, on a virtual clock, without a broker.
+"""The test kit: runs handlers with all their retries in the test's own process, on a virtual clock, without a broker.
 
-With pytest ask for the fixture ``rmq``; elsewhere write ``with RmqTest() as rmq`` or inherit from ``RmqTestMixin``.
+With pytest request the fixture ``rmq``; elsewhere write ``with RmqTest() as rmq`` or inherit from ``RmqTestMixin``.
 """
 
 from django_rmq_retry.testing.broker import Fault

@@ -17,7 +17,7 @@ Sent = Callable[[Message], None]
 
 
 class Hands(Protocol):
-    """A consuming connection that can be broken on purpose."""
+    """A consuming connection that a test can break."""
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
 
@@ -30,28 +30,28 @@ class Hands(Protocol):
     def resume(self, queue: str, *, prefetch: int | None = None) -> None: ...
 
     def poll(self) -> None:
-        """Hand over what has arrived."""
+        """Hand over new deliveries."""
 
     def die(self) -> None:
-        """The process is gone."""
+        """End as a killed process does."""
 
     def lose(self, reason: str) -> None:
-        """The connection breaks."""
+        """Break the connection."""
 
     def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
-        """The connection breaks between the settlement and its last word."""
+        """Break the connection after the settlement and before its ack."""
 
 
 class Place(Protocol):
-    """A broker with an empty virtual host, and the time there."""
+    """A broker with an empty virtual host, and its clock."""
 
     server: Server
     breakable: bool
-    """Whether its connections can be broken on purpose."""
+    """True if a test can break its connections."""
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start of the test."""
         ...
 
     def today(self) -> int:
@@ -59,14 +59,14 @@ class Place(Protocol):
         ...
 
     def begin(self, until: float | None) -> None:
-        """Somebody is about to run, for a while or until all is quiet."""
+        """Prepare a run until that time, or until nothing is left to do."""
 
     def next_due(self) -> float | None:
-        """When there may be something to do; None: never."""
+        """Return the time of the next event; None if there is none."""
         ...
 
     def advance(self, now: float) -> None:
-        """Let time pass until then, or until something arrives."""
+        """Move time forward to that time, or until a delivery arrives."""
 
     def declare(self, topology: Topology) -> None: ...
 
@@ -106,47 +106,49 @@ PUBLISH = "publish"
 
 
 class Fault(StrEnum):
-    """What can go wrong around a handler that runs well, or while something is published."""
+    """A fault after a handler has run, or of a publish."""
 
     CRASH = "crash before ack"
-    """The handler has run; its worker dies before the broker is told anything."""
+    """The handler has run, and its worker dies before it settles the message."""
     DUPLICATE = "duplicate delivery"
-    """Everything is done, only the acknowledgement is lost: the message comes once more."""
+    """Only the ack is lost: the message is redelivered after a complete attempt."""
     BROKER = "broker loss"
-    """The connection breaks while the handler runs; or the message to be published is not sent."""
+    """The connection breaks while the handler runs; at a publish, the message is not sent."""
     CONFIRM = "confirm lost"
-    """What is published is stored, and its publisher does not learn it."""
+    """The message is stored, but its publisher gets no confirm."""
     NACK = "nack"
-    """A queue refuses what is published."""
+    """A queue refuses the message."""
 
 
 Trouble = Fault | BaseException | type[BaseException]
 
 ENDS = {Fault.BROKER: Outcome.UNSENT, Fault.CONFIRM: Outcome.UNKNOWN, Fault.NACK: Outcome.NACKED}
-"""How a publish ends."""
+"""The outcome of a publish with a fault."""
 AROUND_HANDLERS = (Fault.CRASH, Fault.DUPLICATE, Fault.BROKER)
 
 
 class Faults:
-    """Each point has its troubles in a line; one is taken each time that it is passed."""
+    """A queue of faults for each point; each use of the point takes one."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Trouble]] = {}
 
     def add(self, point: str, trouble: Trouble | str, *, times: int) -> None:
-        found = Fault(trouble) if isinstance(trouble, str) else trouble
+        injected = Fault(trouble) if isinstance(trouble, str) else trouble
         fitting: tuple[Fault, ...] = tuple(ENDS) if point == PUBLISH else AROUND_HANDLERS
-        if (isinstance(found, Fault) and found not in fitting) or (point == PUBLISH and not isinstance(found, Fault)):
-            known = ", ".join(repr(fault.value) for fault in fitting)
+        if (isinstance(injected, Fault) and injected not in fitting) or (
+            point == PUBLISH and not isinstance(injected, Fault)
+        ):
+            choices = ", ".join(repr(fault.value) for fault in fitting)
             more = "" if point == PUBLISH else ", or an exception"
-            raise ValueError(f"fail_next({point!r}, …) takes {known}{more}, not {trouble!r}.")
-        self._lines.setdefault(point, deque()).extend([found] * times)
+            raise ValueError(f"fail_next({point!r}, …) takes {choices}{more}, not {trouble!r}.")
+        self._lines.setdefault(point, deque()).extend([injected] * times)
 
     def take(self, point: str) -> Trouble | None:
         line = self._lines.get(point)
         return line.popleft() if line else None
 
     def take_end(self) -> Outcome | None:
-        """How the publish under way ends, if not well."""
+        """Take the outcome of the current publish, if it has a fault."""
         trouble = self.take(PUBLISH)
         return ENDS[trouble] if isinstance(trouble, Fault) else None

@@ -23,18 +23,18 @@ from django_rmq_retry.topology.versions import Server
 
 
 class Valves:
-    """What is switched outlives a crash, as the project's database does."""
+    """The pauses of a test's queues. Like rows in the project's database they survive a crash."""
 
     def __init__(self, intakes: Sequence[Intake]) -> None:
         self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}
-        self._asked = asked(intakes)
+        self._gated = asked(intakes)
         self._prefetch: dict[str, int | None] = {}
         self._source: Hands | None = None
         self._ready: deque[Delivery] = deque()
         self._sequencer = Sequencer(lambda _delivery: None)
 
-    def tell(self, source: Hands, ready: deque[Delivery], sequencer: Sequencer) -> None:
-        """From now on this one consumes; ``ready`` and ``sequencer`` have what has arrived and was not begun."""
+    def attach(self, source: Hands, ready: deque[Delivery], sequencer: Sequencer) -> None:
+        """Use this connection; ``ready`` and ``sequencer`` hold its deliveries that have not started."""
         self._source, self._ready, self._sequencer = source, ready, sequencer
         for lane, prefetch in self._prefetch.items():
             _pass_on(source, lane, prefetch)
@@ -42,7 +42,7 @@ class Valves:
     def shut(self, queue: str) -> None:
         lanes = self._lanes.get(queue, ())
         self._turn(lanes, 0)
-        if queue in self._asked:
+        if queue in self._gated:
             return
         back = [one for one in self._ready if one.queue in lanes]
         for one in back:
@@ -80,11 +80,11 @@ MOST_AT_ONCE = 1000
 
 
 class NeverQuiet(AssertionError):
-    """Running on would have no end."""
+    """A run without an end."""
 
 
 class Driver:
-    """The consumer of a test: one worker, which is the test itself."""
+    """The consumer of a test: one worker, in the test's own thread."""
 
     def __init__(self, place: Place, publisher: Publisher, faults: Faults) -> None:
         self._place = place
@@ -105,11 +105,13 @@ class Driver:
         self._patience = Patience(0)
 
     def employ(self, intakes: Sequence[Intake], surroundings: Surroundings, board: Board, *, prefetch: int) -> None:
-        """Consume these queues from now on, as far as the board lets them flow."""
+        """Consume these queues, as far as the board does not pause them."""
         self._valves = Valves(intakes)
         self._board, board.hands = board, self._valves
-        meddled = [replace(intake, subscriptions=tuple(map(self._meddled, intake.subscriptions))) for intake in intakes]
-        self._made = lambda: Attempts(meddled, surroundings)
+        faulty = [
+            replace(intake, subscriptions=tuple(map(self._with_faults, intake.subscriptions))) for intake in intakes
+        ]
+        self._made = lambda: Attempts(faulty, surroundings)
         self._attempts = self._made()
         self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
         self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
@@ -117,10 +119,10 @@ class Driver:
             self._restart()
 
     def run(self, *, until: float | None = None, enough: Callable[[], bool] = lambda: False, limit: int = 0) -> None:
-        """Run what is due until the clock shows ``until``, or until nothing is left to happen."""
+        """Run until the clock shows ``until``, or until nothing is left to do."""
         if self._source is None:
             self._restart()
-        # A handler that calls another one runs this within the run that has called it.
+        # A handler that calls another one enters this function again.
         outer, self._patience = self._patience, Patience(limit)
         self._place.begin(until)
         try:
@@ -129,7 +131,7 @@ class Driver:
             self._patience = outer
 
     def unfinished(self, key: Key, tried: Tried) -> None:
-        """To be told of each attempt after which another one follows."""
+        """Count an attempt that another one follows."""
         self._patience.unfinished(key, tried)
 
     def _run(self, until: float | None, enough: Callable[[], bool]) -> None:
@@ -140,7 +142,8 @@ class Driver:
                 turns = 0
                 if made > MOST_DELIVERIES:
                     raise NeverQuiet(
-                        f"After {made} deliveries there is more to do. Does a handler publish anew? Else drain again."
+                        f"After {made} deliveries the queues are still not empty. Check for a handler that publishes "
+                        "to itself, or drain again."
                     )
                 continue
             if self._switch():
@@ -150,11 +153,11 @@ class Driver:
                 return
             turns += 1
             if turns > MOST_TURNS:
-                raise NeverQuiet(f"{turns} times in a row the broker moved messages, and none came to a handler.")
+                raise NeverQuiet(f"{turns} times in a row the broker moved messages without a delivery to a handler.")
             self._place.advance(due)
 
     def _switch(self) -> bool:
-        """Whether something was switched: a breaker lets a message be tried."""
+        """Let the board change pauses that are due; return True if it did."""
         due = None if self._board is None else self._board.next_due()
         if self._board is None or due is None or due > self._place.now:
             return False
@@ -162,7 +165,7 @@ class Driver:
         return True
 
     def _next(self, until: float | None) -> float | None:
-        """When to look again; None: never."""
+        """Return the time of the next step; None if there is none."""
         due = self._place.next_due()
         switched = None if self._board is None else self._board.next_due()
         if switched is not None:
@@ -186,7 +189,7 @@ class Driver:
     def drained(self) -> None: ...
 
     def _restart(self) -> None:
-        """A new process: what the old one had in hand goes back, and what it knew is gone."""
+        """Restart as a new process: unacked messages return, and all state in memory is lost."""
         if self._source is not None:
             self._source.die()
             self._attempts = self._made()
@@ -195,7 +198,7 @@ class Driver:
         if self._attempts is not None:
             self._sequencer = Sequencer(self._attempts.key)
         self._source = self._place.hands(self._publisher)
-        self._valves.tell(self._source, self._ready, self._sequencer)
+        self._valves.attach(self._source, self._ready, self._sequencer)
         self._source.start(self._lines, self)
 
     def _work_one(self) -> bool:
@@ -209,7 +212,7 @@ class Driver:
         delivery = self._taken()
         if delivery is None:
             return True
-        # A handler may call another one: what shall go wrong here stays this attempt's own.
+        # A handler may call another one, whose attempt must not take this attempt's fault.
         outer = self._take_fault()
         settlement = attempts.settlement(delivery)
         fault, self._fault = self._take_fault(), outer
@@ -228,7 +231,7 @@ class Driver:
         return True
 
     def _taken(self) -> Delivery | None:
-        """The next one; nothing where it has to wait for another of its key."""
+        """Return the next delivery; None if it has to wait for another one of its key."""
         following, self._following = self._following, None
         if following is not None:
             return following
@@ -239,8 +242,8 @@ class Driver:
         fault, self._fault = self._fault, None
         return fault
 
-    def _meddled(self, subscription: Subscription) -> Subscription:
-        """The handler, failing where the test wants it to."""
+    def _with_faults(self, subscription: Subscription) -> Subscription:
+        """Wrap the handler so that it fails when the test says so."""
 
         def run(delivery: Delivery) -> object:
             trouble = self._faults.take(subscription.name)
@@ -265,10 +268,10 @@ class Driver:
 
 
 class Patience:
-    """Notices a message that is attempted again and again without an end."""
+    """Detects a message that is attempted without an end."""
 
     def __init__(self, limit: int) -> None:
-        """With a limit a message has so many attempts; without, a thousand within one moment of the clock."""
+        """A limit is the most attempts of one message; without, 1000 attempts at the same time of the clock."""
         self._limit = limit
         self._counts: dict[Key, tuple[float, int]] = {}
         self.over: NeverQuiet | None = None
@@ -286,21 +289,21 @@ class Patience:
 
 
 def _is_the_tests(error: BaseException) -> bool:
-    """Ctrl-C, pytest.fail() and their like are no errors of a handler."""
+    """True for Ctrl-C, pytest.fail() and the like, which are not errors of a handler."""
     outcome = not isinstance(error, Exception) and type(error).__module__.startswith("_pytest")
     return outcome or isinstance(error, KeyboardInterrupt)
 
 
 ONCE = "django_rmq_retry.inbox.once.once"
-"""By its name: pytest loads the kit before a project has its settings, and models ask for them."""
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
 class NoDatabase(AssertionError):
-    """A handler with ``once`` needs the database, which this test has not got."""
+    """A handler with ``once`` needs the database, which this test does not have."""
 
 
 class Inbox:
-    """Runs handlers with ``once``; what is the test's own mistake ends the test, and is no failure of a handler."""
+    """Runs handlers with ``once``. A mistake of the test ends the test and is not a failed attempt."""
 
     def __init__(self, end: Callable[[BaseException], None]) -> None:
         self._end = end
@@ -316,16 +319,18 @@ class Inbox:
 
 def _lack(subscription: Subscription) -> NoDatabase | None:
     alias = subscription.using or DEFAULT_DB_ALIAS
-    said = f"Handler {subscription.name} runs with once in a transaction of database {alias!r}"
+    handler = f"Handler {subscription.name} runs with once in a transaction of database {alias!r}"
     try:
         connection = connections[alias]
         connection.ensure_connection()
     except (Error, ConnectionDoesNotExist, ImproperlyConfigured) as error:
-        return NoDatabase(f"{said}, which cannot be used: {error}")
+        return NoDatabase(f"{handler}, which is not available: {error}")
     except (RuntimeError, AssertionError) as error:
-        # As pytest-django and SimpleTestCase refuse it.
-        return NoDatabase(f"{said}, and this test may not use it: {error}")
+        # pytest-django and SimpleTestCase raise these.
+        return NoDatabase(f"{handler}, which this test must not use: {error}")
     blocks = connection.atomic_blocks
     if blocks and not getattr(blocks[-1], "_from_testcase", False):
-        return NoDatabase(f"{said}, and the test has one open. Call drain() or advance() outside of atomic().")
+        return NoDatabase(
+            f"{handler}, but the test is inside a transaction. Call drain() or advance() outside of atomic()."
+        )
     return None

@@ -36,9 +36,9 @@ log = logging.getLogger("django_rmq_retry")
 
 
 class Around:
-    """Inside a TestCase no commit ever comes; what a handler left for its commit is done as the attempt ends.
+    """Run commit callbacks when an attempt ends, because a TestCase never commits.
 
-    Connections are not closed as in production: the test goes on with them.
+    Connections stay open, unlike in production, because the test continues to use them.
     """
 
     def __init__(self) -> None:
@@ -62,15 +62,15 @@ def _run(callback: Callable[[], object], *, robust: bool) -> None:
     except Exception:
         if not robust:
             raise
-        log.exception("A callback after the commit failed")
+        log.exception("A callback for the commit failed")
 
 
 ORDER = "django_rmq_retry.ordering.gate.Order"
-"""By its name: pytest loads the kit before a project has its settings, and models ask for them."""
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
 def orders(intakes: Sequence[Intake]) -> Sequence[Gate]:
-    """The gate of those handlers, or none."""
+    """Return the gate of handlers with ``order_by``; none without such handlers."""
     if not any(intake.keyed for intake in intakes):
         return ()
     made: Callable[[], Gate] = import_string(ORDER)
@@ -78,27 +78,27 @@ def orders(intakes: Sequence[Intake]) -> Sequence[Gate]:
 
 
 SEND_LEFT = "django_rmq_retry.publishing.relay.send_left"
-"""By its name: pytest loads the kit before a project has its settings, and models ask for them."""
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
 def send_left() -> int:
-    """Send it all; return how many were sent."""
+    """Send every message of the outbox; return their number."""
     send: Callable[[], int] = import_string(SEND_LEFT)
     return send()
 
 
 Named = Handler[Any] | str
 UNPUBLISHED = (
-    " Nothing was published to it. In a TestCase, what is published inside atomic() leaves only where the test says "
+    " Nothing was published to it. In a TestCase, messages published inside atomic() are sent only with "
     "captureOnCommitCallbacks(execute=True)."
 )
 
 
 class RmqTest:
-    """``with RmqTest() as rmq``: meanwhile everything that is published comes here, and ``rmq.drain()`` handles it.
+    """``with RmqTest() as rmq``: every message published inside comes here, and ``rmq.drain()`` handles it.
 
-    ``seed`` makes back-off jitter; without it there is none. ``version`` is the RabbitMQ to behave as: 4.0 or 4.3.
-    With ``url`` it is that broker in real time, and ``patience`` the most seconds that ``drain`` may take.
+    ``seed`` enables back-off jitter. ``version`` is the RabbitMQ version to simulate: 4.0 or 4.3.
+    ``url`` selects a real broker in real time; ``drain`` then takes at most ``patience`` seconds.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class RmqTest:
 
     @property
     def now(self) -> float:
-        """Seconds that have passed on the virtual clock."""
+        """Seconds on the virtual clock since the start of the test."""
         return self._place.now
 
     @property
     def waits(self) -> list[float]:
-        """How long each retry has waited: from the attempt that failed to the next one, in their order."""
+        """The wait of each retry, in order: seconds from the failed attempt to the next one."""
         return list(self._recorder.waits)
 
     def drain(self, *, limit: int = 100) -> int:
-        """Run everything, with all retries and delays, until nothing more will happen; return how many attempts.
+        """Run everything, with all retries and delays, until nothing is left to do; return the number of attempts.
 
-        A message that is attempted ``limit`` times without an end is an error, unless its policy allows for more.
+        A message with ``limit`` attempts and no end is an error, unless its policy allows more.
         """
         self._look()
         own = [one.policy.attempts or 0 for intake in self._intakes.values() for one in intake.subscriptions]
@@ -150,7 +150,7 @@ class RmqTest:
         return len(self._recorder.attempts) - before
 
     def advance(self, seconds: float) -> int:
-        """Let so much time pass, and run what is due by then; return how many attempts."""
+        """Move time forward, and run everything due by then; return the number of attempts."""
         self._look()
         before = len(self._recorder.attempts)
         send_left()
@@ -158,7 +158,7 @@ class RmqTest:
         return len(self._recorder.attempts) - before
 
     def published(self, handler: Named | None = None) -> list[Delivery]:
-        """What was published, to that handler or at all; retries and answers are not counted."""
+        """The messages published to that handler, or all; retries and answers are not included."""
         found = [(message, self._queues(message)) for message in self._sent]
         if handler is None:
             return [_read(arriving(message, queues[0] if queues else "")) for message, queues in found]
@@ -169,7 +169,7 @@ class RmqTest:
         return [replace(one, data=decoded(one, subscription.codec)) for one in fitting]
 
     def parked(self, handler: Named) -> Parked:
-        """The message of this handler that was parked; of several, the last."""
+        """The handler's parked message; the last one if there are several."""
         found = self.all_parked(handler)
         if found:
             return found[-1]
@@ -181,32 +181,33 @@ class RmqTest:
         )
 
     def all_parked(self, handler: Named) -> list[Parked]:
-        """Every message that was parked by this handler, or out of its queue by the broker."""
+        """Every message that this handler parked, or that the broker removed from its queue."""
         subscription = registry.subscription(_name(handler))
         found = [parked(delivery, subscription.codec) for delivery in self._place.lying(subscription.park)]
         queue = subscription.queue.name
         return [one for one in found if one.handler == subscription.name or (not one.handler and one.queue == queue)]
 
     def attempts(self, handler: Named | None = None) -> list[Tried]:
-        """Every attempt of this handler, or of all."""
+        """Every attempt of this handler, or of all handlers."""
         return [one for one in self._recorder.attempts if handler is None or one.handler == _name(handler)]
 
     def messages(self, queue: str) -> list[Delivery]:
-        """What lies in a queue that nobody here consumes, as a queue for answers."""
+        """The messages in a queue without a handler, such as a queue for answers."""
         return [_read(delivery) for delivery in self._place.lying(queue)]
 
     def fail_next(self, point: Named, trouble: Trouble | str, *, times: int = 1) -> None:
-        """Let something go wrong: ``fail_next(charge, BankDown("timeout"), times=2)``.
+        """Inject a fault: ``fail_next(charge, BankDown("timeout"), times=2)``.
 
-        An exception is raised in place of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and ``"broker
-        loss"`` happen after it has run. At the point ``"publish"``: ``"confirm lost"``, ``"broker loss"``, ``"nack"``.
+        An exception is raised instead of the handler. ``"crash before ack"``, ``"duplicate delivery"`` and ``"broker
+        loss"`` happen after the handler has run. The point ``"publish"`` has ``"confirm lost"``, ``"broker "
+        "loss"``, ``"nack"``.
         """
         name = point if point == PUBLISH else _name(point)
         self._look()
         if name != PUBLISH and name not in self._known:
             raise ValueError(f"fail_next() takes a handler or {PUBLISH!r}, not {point!r}.")
         if name != PUBLISH and trouble in {Fault.DUPLICATE, Fault.BROKER} and not self._place.breakable:
-            raise ValueError(f"Only the embedded broker can have {str(trouble)!r} at a handler; leave url=… out.")
+            raise ValueError(f"{str(trouble)!r} at a handler needs the embedded broker. Omit url=….")
         self._faults.add(name, trouble, times=times)
 
     def _enter(self, opening: ExitStack) -> None:
@@ -217,7 +218,7 @@ class RmqTest:
         self._look()
 
     def _look(self) -> None:
-        """Declare and consume what handlers there are; some may have been written since the last look."""
+        """Declare and consume the queues of all handlers, including those defined since the last call."""
         known = registry.registrations()
         if known == self._known:
             return
@@ -227,15 +228,15 @@ class RmqTest:
         for subscription in registry.subscriptions():
             refusal = subscription.policy.via.version_refusal(self._place.server)
             if refusal:
-                raise BrokerUnfit(f"Handler {subscription.name}: {refusal} A test may ask for version='4.3'.")
+                raise BrokerUnfit(f"Handler {subscription.name}: {refusal} Use RmqTest(version='4.3').")
         self._place.declare(registry.topology())
-        clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
+        clock = lambda: self._place.now  # noqa: E731 - called at every attempt
         board = Board(intakes, None, now=clock, chance=self._chance)
         gates: Sequence[Gate] = (board, Pace(intakes, None, now=clock), *orders(intakes))
         self._driver.employ(intakes, self._surroundings(gates), board, prefetch=settings().prefetch)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
-        clock = lambda: self._place.now  # noqa: E731 - asked for at every attempt
+        clock = lambda: self._place.now  # noqa: E731 - called at every attempt
         now = settings()
         events = Events(clock, [self._recorder, Announcer()])
         return Surroundings(
@@ -256,7 +257,7 @@ class RmqTest:
         self._look()
         return self._faults.take_end()
 
-    def _caller(self, exclusive: bool) -> Caller:  # noqa: FBT001 - as wiring has it
+    def _caller(self, exclusive: bool) -> Caller:  # noqa: FBT001 - the signature of broker_connections
         if exclusive not in self._callers:
             self._callers[exclusive] = self._place.caller(
                 self._run_until, self._end_of, self._sent.append, exclusive=exclusive
@@ -272,7 +273,7 @@ class RmqTest:
 
 
 def _forget(_message: Message) -> None:
-    """Retries and answers are nothing that a test has published."""
+    """Ignore retries and answers, which the test did not publish."""
 
 
 def _read(delivery: Delivery) -> Delivery:
@@ -284,11 +285,11 @@ def _name(handler: Named) -> str:
 
 
 class RmqTestMixin(unittest.TestCase):
-    """Each test has its kit: ``class ChargeTest(RmqTestMixin, TestCase)``, then ``self.rmq.drain()``."""
+    """Give each test its own kit: ``class ChargeTest(RmqTestMixin, TestCase)``, then ``self.rmq.drain()``."""
 
     rmq: RmqTest
     rmq_options: ClassVar[Mapping[str, Any]] = {}
-    """What ``RmqTest`` is to be made with, as ``{"seed": 7}``."""
+    """The arguments of ``RmqTest``, such as ``{"seed": 7}``."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -36,7 +36,7 @@ SOON = 10.0
 
 
 class LiveHands:
-    """The real consuming connection; it can be ended, but not broken on purpose."""
+    """The real consuming connection; it can be closed, but not broken on purpose."""
 
     def __init__(self, source: PikaSource, woken: threading.Event) -> None:
         self._source = source
@@ -68,7 +68,7 @@ class LiveHands:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in hand, and nothing in the queues."""
+        """True if no message is unacked and the queues are empty."""
         if not self._lines:
             return True
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ class LiveHands:
         return answer.get(timeout=SOON)
 
     def lose(self, reason: str) -> None:
-        raise AssertionError("the kit refuses what would lead here")
+        raise AssertionError("the kit refuses faults that break a real connection")
 
     def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
         self.lose("")
@@ -108,8 +108,8 @@ class Waking:
         self._ended.set()
 
 
-class Meddled:
-    """The real publisher, with the ends that a test asks for."""
+class LivePublisher:
+    """The real publisher, with the outcomes that a test injects."""
 
     def __init__(self, publisher: Publisher, meddler: Meddler, sent: Sent) -> None:
         self._publisher = publisher
@@ -117,12 +117,12 @@ class Meddled:
         self._sent = sent
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        meddled = self._meddler(message)
-        if meddled is None or meddled is Outcome.UNKNOWN:
+        injected = self._meddler(message)
+        if injected is None or injected is Outcome.UNKNOWN:
             self._publisher.publish(message, timeout=timeout)
             self._sent(message)
-        if meddled is not None:
-            raise forced(meddled).error(message)
+        if injected is not None:
+            raise forced(injected).error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
         batch = list(messages)
@@ -131,22 +131,22 @@ class Meddled:
         return len(batch)
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        meddled = self._meddler(message)
-        if meddled is not None and meddled is not Outcome.UNKNOWN:
-            done(forced(meddled))
+        injected = self._meddler(message)
+        if injected is not None and injected is not Outcome.UNKNOWN:
+            done(forced(injected))
             return
         self._sent(message)
 
         def ended(result: PublishResult) -> None:
-            done(result if meddled is None else forced(meddled))
+            done(result if injected is None else forced(injected))
 
         self._publisher.send(message, ended, timeout=timeout)
 
     def close(self) -> None: ...
 
 
-class Asking:
-    """The real caller, waiting in a thread of its own while handlers run in the test's."""
+class LiveCaller:
+    """The real caller, which waits in its own thread while handlers run in the test's."""
 
     def __init__(
         self, caller: Caller, run_until: RunUntil, woken: threading.Event, *, meddler: Meddler, sent: Sent
@@ -159,9 +159,9 @@ class Asking:
         self._threads = ThreadPoolExecutor(8)
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        meddled = self._meddler(message)
-        if meddled is not None:
-            raise asked_for(message, meddled)
+        injected = self._meddler(message)
+        if injected is not None:
+            raise asked_for(message, injected)
         answer = self._threads.submit(self._caller.call, message, timeout=timeout)
         answer.add_done_callback(lambda _answer: self._woken.set())
         self._sent(message)
@@ -177,7 +177,7 @@ LOOK = 0.05
 
 
 class Live:
-    """A virtual host of a real broker. It must hold no message of the topology's; what is made here is deleted."""
+    """A virtual host of a real broker. Its queues must be empty at the start; the kit deletes what it declares."""
 
     breakable = False
 
@@ -191,7 +191,7 @@ class Live:
         self._io = IoThread("rmq-test")
         self._io.start()
         self._publisher = PikaPublisher(self._io, self._access)
-        self._callers: list[Asking] = []
+        self._callers: list[LiveCaller] = []
         self._shadow = DirectBroker(epoch=0)
         self._began = time.monotonic()
         self._deadline = 0.0
@@ -211,11 +211,13 @@ class Live:
         self._deadline = self.now + self._patience if until is None else float("inf")
 
     def next_due(self) -> float | None:
-        """Quiet is what has been quiet twice: between two queues a message is in neither."""
+        """Return None after two quiet looks in a row, because a message on its way between queues is in neither."""
         if self._quiet() and not self._woken.wait(LOOK) and self._quiet():
             return None
         if self.now > self._deadline:
-            raise NeverQuiet(f"After {self._patience:g} s messages still wait or are in hand. RmqTest(patience=…)?")
+            raise NeverQuiet(
+                f"After {self._patience:g} s messages are still waiting or unacked. Raise RmqTest(patience=…)."
+            )
         return self.now + LOOK
 
     def advance(self, now: float) -> None:
@@ -223,7 +225,7 @@ class Live:
         self._woken.clear()
 
     def declare(self, topology: Topology) -> None:
-        """Make what is missing; a message that is there already is somebody's, and is not touched."""
+        """Declare everything missing. Existing messages belong to other programs and stop the test."""
         queues = {name: replace(queue, existing=False) for name, queue in topology.queues.items()}
         exchanges = {name: replace(exchange, existing=False) for name, exchange in topology.exchanges.items()}
         whole = Topology(exchanges=exchanges, queues=queues, bindings=topology.bindings)
@@ -231,13 +233,13 @@ class Live:
         created = [item.declaration for item in plan.of(State.CREATE)]
         self._made += [one for one in created if not isinstance(one, BindingDeclaration)]
         if not plan.possible:
-            said = "; ".join(item.said for item in plan.of(State.DIFFERS, State.REFUSED, State.LEFT))
-            raise BrokerUnfit(f"The topology cannot be made on {self._access.shown}: {said}")
+            problems = "; ".join(item.said for item in plan.of(State.DIFFERS, State.REFUSED, State.LEFT))
+            raise BrokerUnfit(f"The topology cannot be declared on {self._access.shown}: {problems}")
         found = {one.name for one in self._made} | self._checked
         full = [name for name in queues if name not in found and self._depth(name)]
         if full:
             raise BrokerUnfit(
-                f"Queue {full[0]!r} on {self._access.shown} holds messages. Give the tests a virtual host of their own."
+                f"Queue {full[0]!r} on {self._access.shown} holds messages. Use a separate virtual host for tests."
             )
         self._checked |= queues.keys()
         self._waiting = [name for name, queue in queues.items() if queue.role is Role.WAITING]
@@ -250,17 +252,17 @@ class Live:
         return self._shadow.takers(message)
 
     def publisher(self, meddler: Meddler, sent: Sent) -> Publisher:
-        return Meddled(self._publisher, meddler, sent)
+        return LivePublisher(self._publisher, meddler, sent)
 
     def caller(self, run_until: RunUntil, meddler: Meddler, sent: Sent, *, exclusive: bool) -> Caller:
         caller = PikaCaller(self._io, self._access, exclusive=exclusive)
-        asking = Asking(caller, run_until, self._woken, meddler=meddler, sent=sent)
+        asking = LiveCaller(caller, run_until, self._woken, meddler=meddler, sent=sent)
         self._callers.append(asking)
         return asking
 
     def hands(self, publisher: Publisher) -> Hands:
         hands = LiveHands(PikaSource(self._io, self._access, publisher), self._woken)
-        # Of a crashed one nothing is left to be asked.
+        # A closed connection after a crash has no state to read.
         self._hands = [hands]
         return hands
 

@@ -6,7 +6,7 @@ import pytest
 
 from django_rmq_retry.testing.kit import RmqTest
 
-MARKER = "rmq(seed=None, version='4.0', url=None, patience=60): what the fixture rmq is made with"
+MARKER = "rmq(seed=None, version='4.0', url=None, patience=60): arguments of the fixture rmq"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -15,7 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def rmq(request: pytest.FixtureRequest) -> Iterator[RmqTest]:
-    """The project's handlers on a broker of this test's own, with a virtual clock."""
+    """Run the project's handlers on a broker of this test, with a virtual clock."""
     marker = request.node.get_closest_marker("rmq")
     with RmqTest(**(marker.kwargs if marker else {})) as kit:
         yield kit

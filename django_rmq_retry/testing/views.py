@@ -1,4 +1,4 @@
-"""What a test can look at: parked messages, attempts, waits, published messages and topology."""
+"""Views for assertions: parked messages, attempts, waits, published messages and topology."""
 
 import json
 import os
@@ -32,16 +32,16 @@ class Parked:
     """A message in a parked queue."""
 
     reason: str
-    """For people: ``Gave up after 5 attempts: BankDown: timeout``."""
+    """For operators: ``Gave up after 5 attempts: BankDown: timeout``."""
     code: str
     """For programs: ``retries exhausted``."""
     error: ErrorNote | None
-    """Its ``kind`` is the class's name, its ``text`` the message."""
+    """``kind`` is the class's name, ``text`` the message."""
     attempts: int
     handler: str
-    """Empty where no handler took it."""
+    """Empty if no handler took the message."""
     queue: str
-    """The work queue that it came in by."""
+    """The work queue where the message first arrived."""
     message: Delivery
 
     @property
@@ -50,7 +50,7 @@ class Parked:
 
     @property
     def data(self) -> Any:
-        """The decoded body; None where it cannot be decoded."""
+        """The decoded body; None if it cannot be decoded."""
         return self.message.data
 
     @property
@@ -59,14 +59,14 @@ class Parked:
 
 
 def parked(delivery: Delivery, codec: Codec) -> Parked:
-    """Read a parked message, whether we have parked it or the broker."""
+    """Read a message that the consumer or the broker parked."""
     headers = delivery.headers
     stamp = Stamp.read(headers)
     died = deaths(headers)
     code = _text(headers, "reason") or str(reason_of(headers) or "")
     kind = _text(headers, "error")
     return Parked(
-        reason=_text(headers, "detail") or f"The broker gave it up: {code}",
+        reason=_text(headers, "detail") or f"The broker removed it: {code}",
         code=code,
         error=ErrorNote(kind=kind, text=_text(headers, "message")) if kind else None,
         attempts=stamp.attempts,
@@ -83,7 +83,7 @@ def decoded(delivery: Delivery, codec: Codec = JSON) -> Any:
 
 
 def arriving(message: Message, queue: str) -> Delivery:
-    """A message as a handler of that queue will be given it."""
+    """Return a message as the delivery that a handler of that queue gets."""
     stamp = Stamp.read(message.headers)
     delayed = bool(stamp.queue)
     return Delivery(
@@ -96,7 +96,7 @@ def arriving(message: Message, queue: str) -> Delivery:
 
 
 def taken(delivery: Delivery, intake: Intake, subscription: Subscription) -> bool:
-    """Whether it is this one of the queue's handlers that takes it."""
+    """True if this handler of the queue takes the message."""
     try:
         chosen = intake.choose(delivery)
     except UndecodableHeaders:
@@ -113,13 +113,13 @@ Key = tuple[str, str | bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One attempt, as it was when it ended."""
+    """One attempt at its end."""
 
     handler: str
-    """Empty where no handler took the message."""
+    """Empty if no handler took the message."""
     number: int
     at: float
-    """Seconds since the test began, on the virtual clock."""
+    """Seconds on the virtual clock since the start of the test."""
     verdict: Verdict
     error: BaseException | None
     message: Delivery
@@ -134,7 +134,7 @@ class Recorder:
         self.attempts: list[Tried] = []
         self.waits: list[float] = []
         self.unfinished: Callable[[Key, Tried], None] = lambda _key, _tried: None
-        """Told of each attempt after which another one follows."""
+        """Called after each attempt that another one follows."""
 
     def __call__(self, attempt: FinishedAttempt) -> None:
         delivery, now = attempt.delivery, self._clock()
@@ -170,10 +170,10 @@ def message_of(
     routing_key: str = "",
     **options: Any,
 ) -> Delivery:
-    """What a handler is called with: ``charge(message_of({"payment": 7}, attempt=3))``.
+    """Return a handler's argument: ``charge(message_of({"payment": 7}, attempt=3))``.
 
-    The data makes the way through the codec, so that a handler gets what it would get: ``Decimal`` for 0.5, no tuples.
-    With ``handler`` it is that handler's codec, queue and key. Options are those of ``publish``.
+    The data passes through the codec, so that a handler gets its real types: ``Decimal`` for 0.5, no tuples.
+    ``handler`` supplies the codec, queue and key. The options are those of ``publish``.
     """
     subscription = None if handler is None else handler.subscription
     codec = JSON if subscription is None else subscription.codec
@@ -201,10 +201,10 @@ UPDATE = "RMQ_UPDATE_SNAPSHOTS"
 
 
 def assert_topology(snapshot: str | os.PathLike[str]) -> None:
-    """Fail unless every exchange, queue and binding of the project is as the file says.
+    """Fail unless every exchange, queue and binding of the project equals the snapshot.
 
-    The file is made where ``RMQ_UPDATE_SNAPSHOTS=1`` stands in the environment. It is what
-    ``rabbitmqctl import_definitions`` takes.
+    ``RMQ_UPDATE_SNAPSHOTS=1`` in the environment writes the file, in the format of
+    ``rabbitmqctl import_definitions``.
     """
     registry.autodiscover()
     path = Path(snapshot)
@@ -213,10 +213,10 @@ def assert_topology(snapshot: str | os.PathLike[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(now)
         return
-    how = f"If that is meant, run this test once with {UPDATE}=1 and commit the file."
+    fix = f"To accept it, run this test once with {UPDATE}=1 and commit the file."
     if not path.exists():
-        raise AssertionError(f"There is no snapshot of the topology at {path} yet. {how}")
+        raise AssertionError(f"There is no snapshot of the topology at {path}. {fix}")
     stored = path.read_text()
     if json.loads(stored) != json.loads(now):
-        told = unified_diff(stored.splitlines(), now.splitlines(), str(path), "the project now", lineterm="", n=2)
-        raise AssertionError("\n".join([f"The topology is not what {path} says. {how}", *told]))
+        difference = unified_diff(stored.splitlines(), now.splitlines(), str(path), "the project now", lineterm="", n=2)
+        raise AssertionError("\n".join([f"The topology differs from {path}. {fix}", *difference]))

@@ -1,1 +1,1 @@
-"""Queues, exchanges and bindings: written, declared, compared and drawn. Pure."""
+"""Queues, exchanges and bindings: defined, declared, compared and drawn. Pure."""

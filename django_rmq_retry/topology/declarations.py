@@ -10,7 +10,7 @@ from django_rmq_retry.topology.queues import Arguments, Binding, Exchange, Queue
 
 
 class Role(StrEnum):
-    """What a queue is for."""
+    """The purpose of a queue."""
 
     WORK = "work"
     WAITING = "waiting"
@@ -53,7 +53,7 @@ class QueueDeclaration:
     arguments: Arguments = field(default_factory=dict)
     existing: bool = False
     vital: frozenset[str] = frozenset()
-    """Of a queue that belongs to others: the arguments that are written out, or without which a retry goes astray."""
+    """The compared arguments of an external queue: those written in the project, or needed by retries."""
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False
@@ -61,7 +61,7 @@ class QueueDeclaration:
 
     @property
     def lasting(self) -> bool:
-        """Whether it is there without a consumer, who declares it otherwise."""
+        """True if the queue exists without a consumer; otherwise its consumer declares it."""
         return self.durable and not self.exclusive and not self.auto_delete
 
 
@@ -89,7 +89,7 @@ class BindingDeclaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Exchanges, queues and bindings, each once, in the order in which they can be declared."""
+    """Exchanges, queues and bindings, each once, in the order of their declaration."""
 
     exchanges: Mapping[str, ExchangeDeclaration] = field(default_factory=dict)
     queues: Mapping[str, QueueDeclaration] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Topology:
 
     @property
     def lasting(self) -> "Topology":
-        """Without the queues that belong to their consumers, and what they are bound to."""
+        """The topology without the queues that consumers declare, and without their bindings."""
         queues = {name: queue for name, queue in self.queues.items() if queue.lasting}
         gone = self.queues.keys() - queues.keys()
         bindings = tuple(one for one in self.bindings if one.to_exchange or one.destination not in gone)
@@ -114,13 +114,13 @@ class Topology:
         return self.queues[queue].role
 
     def foreign(self, binding: BindingDeclaration) -> bool:
-        """Whether both ends of a binding belong to others, and so does the binding."""
+        """True if both ends of a binding, and so the binding, belong to other programs."""
         ends = self.exchanges if binding.to_exchange else self.queues
         source, destination = self.exchanges.get(binding.source), ends.get(binding.destination)
         return bool(source and source.existing and destination and destination.existing)
 
     def left_to_others(self, queue: str) -> "Topology":
-        """The same, with a queue that belongs to others."""
+        """Return the topology with one queue marked as external."""
         known = self.queues[queue]
         return replace(self, queues={**self.queues, queue: replace(known, existing=True)})
 
@@ -132,16 +132,16 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Former:
-    """A queue that the project has declared, and that no handler has any more."""
+    """A queue that the project declared earlier and that no handler uses any more."""
 
     queue: QueueDeclaration
     home: str = ""
-    """The work queue to which it belonged, if to one only."""
+    """The work queue to which it belonged, if there was only one."""
     bindings: tuple[BindingDeclaration, ...] = ()
 
 
 def exchanges_of(exchange: Exchange) -> Topology:
-    """An exchange, the exchanges it is bound to, and those bindings. The default exchange is never declared."""
+    """Return an exchange, the exchanges it is bound to, and those bindings. The default exchange is never declared."""
     if not exchange.name:
         return Topology()
     found = Topology(exchanges={exchange.name: ExchangeDeclaration.of(exchange)})
@@ -156,7 +156,7 @@ def exchanges_of(exchange: Exchange) -> Topology:
 def queue_of(
     queue: Queue, role: Role, additions: Mapping[str, object], *, vital: Iterable[str] = ()
 ) -> QueueDeclaration:
-    """A queue as it is written, with what is added to it; what is written wins, and None takes an argument away."""
+    """Return the declaration of a queue with added arguments; the project's own win, and None removes an argument."""
     arguments = {**queue.plain_arguments(), **additions, **queue.arguments}
     kept = {name: value for name, value in arguments.items() if value is not None}
     fixed = (queue.written | frozenset(vital)) & kept.keys() if queue.existing else frozenset()
@@ -174,7 +174,7 @@ def queue_of(
 
 
 def bound(queue: Queue) -> Topology:
-    """The bindings of a queue, with their exchanges."""
+    """Return the bindings of a queue, with their exchanges."""
     found = Topology()
     for binding in queue.bindings:
         found += exchanges_of(binding.source)
@@ -182,17 +182,17 @@ def bound(queue: Queue) -> Topology:
     return found + Topology(bindings=named)
 
 
-def _joined(what: str, left: Mapping[str, D], right: Mapping[str, D]) -> dict[str, D]:
+def _joined(kind: str, left: Mapping[str, D], right: Mapping[str, D]) -> dict[str, D]:
     joined = dict(left)
     for name, declaration in right.items():
         known = joined.setdefault(name, declaration)
         if known != declaration:
-            raise TopologyConflict(what, name, differences(known, declaration))
+            raise TopologyConflict(kind, name, differences(known, declaration))
     return joined
 
 
 def differences(left: object, right: object) -> dict[str, tuple[object, object]]:
-    """What two declarations of one name say differently: argument -> (left, right)."""
+    """Return the differences of two declarations of one name: argument -> (left, right)."""
     found: dict[str, tuple[object, object]] = {}
     for part in left.__dataclass_fields__:  # type: ignore[attr-defined]  # both are declarations
         one, two = getattr(left, part), getattr(right, part)

@@ -17,7 +17,7 @@ _OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.COPY: "⇒ copies to"}
 
 
 def text(shape: Shape) -> str:
-    """Exchanges and queues, each with what comes in and where it goes from there."""
+    """Return exchanges and queues as text, each with its sources and targets."""
     return "\n".join(_text_lines(shape))
 
 
@@ -72,7 +72,7 @@ path.edge { fill: none; stroke: var(--line); stroke-width: 1.5; } .head { fill: 
 
 
 def svg(shape: Shape, *, title: str = "Topology") -> str:
-    """The drawing as a document of its own."""
+    """Return the drawing as an SVG document."""
     where = places(shape)
     columns = max((place.column for place in where.values()), default=0) + 1
     rows = max((place.row for place in where.values()), default=0.0) + 1
@@ -112,7 +112,7 @@ def _edges(shape: Shape, where: Mapping[Key, Place]) -> Iterator[str]:
     for edge in drawn:
         line, _ = _line(where[edge.source], where[edge.target])
         yield f'<path class="edge {_SVG_CLASSES[edge.way]}" d="{line}" marker-end="url(#head)"/>'
-    # Above all lines, so that none strikes a label out.
+    # After all lines, so that no line crosses a label.
     for edge in drawn:
         _, (x, y) = _line(where[edge.source], where[edge.target])
         full = clean(", ".join(edge.labels))
@@ -128,7 +128,7 @@ def _shortened(labels: Sequence[str]) -> list[str]:
 
 
 def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
-    """The path of an edge, and where its label stands."""
+    """Return the path of an edge and the position of its label."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
     across = target.column - source.column
     if across > 0:
@@ -137,7 +137,7 @@ def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
         side, y1, y2 = x1 - 40, y1 + HEIGHT // 2, y2 + HEIGHT // 2
         return f"M{x1} {y1} C{side} {y1} {side} {y2} {x2} {y2}", (side, (y1 + y2) // 2)
     if across == -1:
-        # Out and in below the middle, apart from the way there.
+        # Leave and enter below the middle, apart from the opposite edge.
         (x2, y1, y2), middle = (x2 + WIDTH, y1 + HEIGHT - 8, y2 + HEIGHT - 8), x1 - GAP_X // 2
         return f"M{x1} {y1} C{middle} {y1 + 26} {middle} {y2 + 26} {x2} {y2}", (middle, (y1 + y2) // 2 + 24)
     (x1, y1), (x2, y2) = (x1 + WIDTH // 2, y1 + HEIGHT), (x2 + WIDTH // 2, y2 + HEIGHT)
@@ -147,7 +147,7 @@ def _line(source: Place, target: Place) -> tuple[str, tuple[int, int]]:
 
 
 def _forth(x1: int, y1: int, x2: int, y2: int) -> tuple[str, tuple[int, int]]:
-    """To the right: to the row of the target at once, then straight on, where no other box stands."""
+    """Go to the target's row first and then straight on, where no other box stands."""
     bend = x1 + GAP_X
     path = f"M{x1} {y1} C{bend - GAP_X // 2} {y1} {bend - GAP_X // 2} {y2} {bend} {y2}"
     return path + ("" if bend == x2 else f" H{x2}"), (bend - GAP_X // 2, (y1 + y2) // 2 - 4)
@@ -178,7 +178,7 @@ def short(name: str, longest: int) -> str:
 
 
 def clean(name: str) -> str:
-    """Escaped, and without characters that no XML may contain."""
+    """Escape a name, and remove characters that XML forbids."""
     return escape("".join(char if char.isprintable() else "�" for char in name), {'"': "&quot;", "'": "&apos;"})
 
 
@@ -192,7 +192,7 @@ _MERMAID_CLASSES = {
 
 
 def mermaid(shape: Shape) -> str:
-    """Solid arrows are bindings, dotted ones the broker's dead letters, thick ones the consumer's copies."""
+    """Return Mermaid code: solid arrows are bindings, dotted ones dead letters, thick ones copies by the consumer."""
     return "\n".join(_mermaid_lines(shape))
 
 
@@ -221,12 +221,12 @@ def _label(edge: Edge) -> str:
 
 
 def escaped(name: str) -> str:
-    """Everything that could mean something to Mermaid or HTML as an entity code of Mermaid's."""
+    """Write every character with a meaning in Mermaid or HTML as an entity code."""
     return "".join(char if char.isalnum() or char in " ._-·,=:/" else f"#{ord(char)};" for char in name)
 
 
 def definitions(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, object]]]:
-    """What ``rabbitmqctl import_definitions`` takes; what belongs to somebody else is left out."""
+    """Return a file for ``rabbitmqctl import_definitions``, without external queues and exchanges."""
     topology = topology.lasting
     return {
         "exchanges": [_exchange(one, vhost) for one in topology.exchanges.values() if not one.existing],

@@ -11,7 +11,7 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 class Way(StrEnum):
-    """How a message gets along an edge."""
+    """The way in which a message passes an edge."""
 
     BINDING = "binding"
     DEAD_LETTER = "dead letter"
@@ -30,13 +30,13 @@ class Node:
 
     @property
     def key(self) -> tuple[bool, str]:
-        """Exchanges and queues may have the same name."""
+        """The node's identity; an exchange and a queue may share a name."""
         return self.role is None, self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One way from node to node; several bindings between the same two are one edge with several labels."""
+    """One edge between two nodes; several bindings between them are its labels."""
 
     source: tuple[bool, str]
     target: tuple[bool, str]
@@ -46,7 +46,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``Shape.of(topology, intakes)``; the intakes tell where consumers copy messages to."""
+    """``Shape.of(topology, intakes)``; the intakes say where consumers copy messages to."""
 
     nodes: Mapping[tuple[bool, str], Node] = field(default_factory=dict)
     edges: Sequence[Edge] = ()
@@ -79,7 +79,7 @@ def _queue(one: QueueDeclaration) -> Node:
 
 
 def duration(milliseconds: int) -> str:
-    """``90 s``, ``2 h``: in the largest unit that divides it."""
+    """Format a duration in the largest unit that divides it: ``90 s``, ``2 h``."""
     for size, unit in _UNITS:
         if milliseconds and milliseconds % size == 0:
             return f"{milliseconds // size} {unit}"
@@ -110,7 +110,7 @@ def _dead_letters(topology: Topology, nodes: Mapping[tuple[bool, str], Node]) ->
     found = []
     for queue in topology.queues.values():
         exchange, key = (queue.arguments.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
-        # The default exchange has no box of its own: its key names the queue.
+        # The default exchange has no box: its key names the queue.
         target = (True, str(exchange)) if exchange else (False, str(key if key is not None else queue.name))
         if exchange is not None and target in nodes:
             labels = (str(key),) if exchange and key is not None else ()
@@ -146,14 +146,14 @@ _COLUMNS = {Role.WAITING: WAITING, Role.SUSPECTS: WAITING, Role.PARKED: PARKED, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A column, and a row counted from the top; no whole number where a column is centred beside a longer one."""
+    """A column, and a row counted from the top; the row is fractional where a column is centred beside a longer one."""
 
     column: int
     row: float
 
 
 def places(shape: Shape) -> dict[Key, Place]:
-    """Every node's place. What is connected stands together, each family below the one before."""
+    """Return every node's place. Connected nodes form a family, and each family stands below the one before."""
     found: dict[Key, Place] = {}
     top = 0.0
     for family in families(shape):
@@ -164,7 +164,7 @@ def places(shape: Shape) -> dict[Key, Place]:
         last = columns.pop(PARKED, [])
         height = max(map(len, columns.values()), default=0)
         rows = [(column, top + (height - len(keys)) / 2, keys) for column, keys in columns.items()]
-        # Below all others, so that the way there passes none of them.
+        # Below all others, so that no edge crosses these nodes.
         rows += [(PARKED, top + height, last)] if last else []
         for column, start, keys in rows:
             at = used.index(column)
@@ -174,7 +174,7 @@ def places(shape: Shape) -> dict[Key, Place]:
 
 
 def families(shape: Shape) -> list[list[Key]]:
-    """The nodes in groups that nothing connects, in the order in which they were named."""
+    """Return the groups of connected nodes, in the order in which they were added."""
     linked: dict[Key, set[Key]] = {key: set() for key in shape.nodes}
     for edge in shape.edges:
         if edge.source in linked and edge.target in linked:

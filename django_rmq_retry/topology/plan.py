@@ -11,29 +11,29 @@ Declaration = ExchangeDeclaration | QueueDeclaration | BindingDeclaration
 
 
 class State(StrEnum):
-    """How a declaration and the broker stand to each other."""
+    """The result of comparing a declaration with the broker."""
 
     CREATE = "create"
     SAME = "same"
     DIFFERS = "differs"
     MISSING = "missing"
-    """Somebody else's, and not there."""
+    """An external queue or exchange that does not exist."""
     REFUSED = "refused"
     UNSEEN = "unseen"
-    """Only the management API could tell."""
+    """Visible only through the management API."""
     LEFT = "left"
-    """What an interrupted move left behind."""
+    """Left behind by an interrupted move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One argument: None where a side does not have it."""
+    """One differing argument; None on the side that lacks it."""
 
     argument: str
     here: object
     broker: object
     told: bool = True
-    """Whether the broker said its value."""
+    """True if the broker reported its value."""
 
     def __str__(self) -> str:
         broker = shown(self.broker) if self.told else "another value"
@@ -42,16 +42,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One declaration and how it stands."""
+    """One declaration and its state."""
 
     declaration: Declaration
     state: State
     differences: tuple[Difference, ...] = ()
     problem: str = ""
     type: str = ""
-    """Of a queue that belongs to others: its type on the broker, as far as it can be told."""
+    """The type of an external queue on the broker, if known."""
     foreign: bool = False
-    """Of a binding: whether both its ends belong to others."""
+    """True for a binding whose ends are both external."""
 
     @property
     def kind(self) -> str:
@@ -68,7 +68,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All of a topology, looked at on one broker."""
+    """A whole topology compared with one broker."""
 
     server: Server
     items: tuple[Item, ...]
@@ -78,12 +78,12 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """Nothing stands in the way of it."""
+        """True if nothing prevents the declaration."""
         return not self.of(State.DIFFERS, State.MISSING, State.REFUSED, State.LEFT)
 
     @property
     def fulfilled(self) -> bool:
-        """The broker has all that can be seen, as it is written here."""
+        """True if the broker has everything that is visible, with equal arguments."""
         return self.possible and not self.of(State.CREATE)
 
     @property
@@ -105,7 +105,7 @@ def name_of(declaration: Declaration) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of an argument as one word."""
+    """Format the value of an argument."""
     if value is None:
         return "none"
     if isinstance(value, bool):

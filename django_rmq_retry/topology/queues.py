@@ -1,4 +1,4 @@
-"""Queues, exchanges and bindings as a project writes them."""
+"""Queues, exchanges and bindings as a project defines them."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,13 @@ from django_rmq_retry.messages.seconds import milliseconds
 
 NAME_LIMIT = 255
 NO_LIMIT = 1_000_000
-"""A delivery limit that is never met: RabbitMQ 4's default of 20 eats untouched messages, and -1 means 0 on 3.x."""
+"""A delivery limit that is never reached. RabbitMQ 4's default of 20 drops untouched messages, and -1 means 0 on 3.x.
+"""
 
 Arguments = Mapping[str, object]
 QueueType = Literal["quorum", "classic"]
 UNWRITTEN = cast("QueueType", str(b"quorum", "ascii"))
-"""The type of a queue that names none: equal to "quorum", and told from it by ``is``."""
+"""The type of a queue that names none: equal to "quorum", but a distinct object for ``is``."""
 Overflow = Literal["reject-publish", "drop-head"]
 Expired = Literal["park", "drop"]
 EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
@@ -24,14 +25,14 @@ EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """Where something bound gets its messages from; made by ``Exchange.bind``."""
+    """A source of messages for a queue or exchange; made by ``Exchange.bind``."""
 
     source: "Exchange"
     key: str = ""
     arguments: Arguments = field(default_factory=dict)
 
     def takes(self, key: str) -> bool:
-        """Whether messages with this key pass; where something else than the key decides, they may."""
+        """True if messages with this routing key pass, or may pass because something else than the key decides."""
         if self.source.type == "topic":
             return matches(self.key, key)
         return self.source.type != "direct" or self.key == key
@@ -49,7 +50,7 @@ QUEUE_TYPE = Kind("'quorum', 'classic' or None", lambda value: value is None or 
 class Exchange:
     """An exchange by its name: ``main = Exchange("main-exchange", "direct")``; ``main.bind("srvc.transact.cash")``.
 
-    ``Exchange("")`` is the default exchange, to which every queue is bound by its name.
+    ``Exchange("")`` is the default exchange, which routes to every queue by its name.
     """
 
     name: str
@@ -58,11 +59,11 @@ class Exchange:
     auto_delete: bool = field(default=False, kw_only=True)
     internal: bool = field(default=False, kw_only=True)
     alternate: "Exchange | str | None" = field(default=None, kw_only=True)
-    """The exchange that takes what no binding takes; an ``Exchange`` is declared as well."""
+    """The exchange for messages that no binding accepts; an ``Exchange`` is declared too."""
     bindings: Sequence[Binding] = field(default=(), kw_only=True)
     arguments: Arguments = field(default_factory=dict, kw_only=True)
     existing: bool = field(default=False, kw_only=True)
-    """It belongs to others: it is compared with what is written, and never created, changed or deleted."""
+    """True for an external exchange: it is compared, and never created, changed or deleted."""
 
     def __post_init__(self) -> None:
         flags = dict.fromkeys(("durable", "auto_delete", "internal", "existing"), FLAG)
@@ -79,7 +80,7 @@ class Exchange:
     def bind(
         self, key: str = "", *, headers: Mapping[str, object] | None = None, match: Literal["all", "any"] = "all"
     ) -> Binding:
-        """A binding by routing key, or to a headers exchange by headers."""
+        """Return a binding by routing key, or to a headers exchange by headers."""
         check_value("bind", "key", key, TEXT)
         check_text("routing key", key)
         check_value("bind", "headers", headers, TABLE.optional)
@@ -87,7 +88,7 @@ class Exchange:
         if headers is None and key and self.type == "headers":
             raise ConfigurationError(
                 f"Exchange {self.name!r} has the type 'headers', which ignores the key {key!r:.80}: the binding would "
-                "take every message. Use bind(headers={…}), or bind() for all of them."
+                "match every message. Use bind(headers={…}), or bind() for all of them."
             )
         if headers is None:
             return Binding(source=self, key=key)
@@ -100,34 +101,34 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue by its name, durable and of quorum type unless it says otherwise: ``Queue("payments.charge")``."""
+    """A queue by its name, durable and of quorum type by default: ``Queue("payments.charge")``."""
 
     name: str
     type: QueueType | None = field(default=UNWRITTEN, kw_only=True)
-    """None sends no type at all: the broker's default, for topologies declared elsewhere."""
+    """None sends no type: the broker's default, for queues declared elsewhere."""
     bindings: Sequence[Binding] = field(default=(), kw_only=True)
     max_priority: int | None = field(default=None, kw_only=True)
     max_length: int | None = field(default=None, kw_only=True)
     max_bytes: int | None = field(default=None, kw_only=True)
     overflow: Overflow = field(default="reject-publish", kw_only=True)
-    """A full queue refuses the publisher, or (drop-head) gives its oldest message up, as it does what expires."""
+    """A full queue refuses the publisher or, with drop-head, removes its oldest message like an expired one."""
     message_ttl: float | None = field(default=None, kw_only=True)
-    """Seconds after which a message that no handler has taken expires."""
+    """Seconds after which a message expires that no handler has taken."""
     expired: Expired = field(default="park", kw_only=True)
-    """Whether the broker parks what it gives up, expired or too many, or drops it."""
+    """Park or drop the messages that the broker removes because they expired or exceed a limit."""
     single_active_consumer: bool = field(default=False, kw_only=True)
     delivery_limit: int | None = field(default=NO_LIMIT, kw_only=True)
     durable: bool = field(default=True, kw_only=True)
-    """Without, the queue is gone when the broker restarts."""
+    """False deletes the queue when the broker restarts."""
     exclusive: bool = field(default=False, kw_only=True)
-    """The queue belongs to one connection, and is gone when that ends."""
+    """True ties the queue to one connection, and deletes it with the connection."""
     auto_delete: bool = field(default=False, kw_only=True)
-    """The queue is gone when its last consumer ends."""
+    """True deletes the queue with its last consumer."""
     arguments: Arguments = field(default_factory=dict, kw_only=True)
     existing: bool = field(default=False, kw_only=True)
-    """It belongs to others: it is compared with what is written, and never created, changed or deleted."""
+    """True for an external queue: it is compared, and never created, changed or deleted."""
     named_by_broker: ClassVar[bool] = False
-    """Whether each process has a queue of its own, and ``name`` is only what these are called here."""
+    """True if each process has its own queue, and ``name`` stands for all of them."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.name)
@@ -139,17 +140,17 @@ class Queue:
         if not self.lasting and self.type == "quorum":
             raise ConfigurationError(
                 f"Queue {self.name!r} is transient (durable=False, exclusive or auto_delete), and quorum queues are "
-                "not. Say type='classic'."
+                "not. Use type='classic'."
             )
         if not self.lasting and self.existing:
             raise ConfigurationError(
-                f"Queue {self.name!r} is transient, so its consumer declares it. Leave existing=True out."
+                f"Queue {self.name!r} is transient, so its consumer declares it. Remove existing=True."
             )
         object.__setattr__(self, "bindings", tuple(self.bindings))
         if self.max_priority is not None and self.type == "quorum":
             raise ConfigurationError(
-                f"Queue {self.name!r} asks for max_priority={self.max_priority}, which quorum queues refuse. "
-                "Use type='classic', or leave max_priority out."
+                f"Queue {self.name!r} has max_priority={self.max_priority}, which quorum queues refuse. "
+                "Use type='classic', or remove max_priority."
             )
         check_choice(self.name, "expired", self.expired, Expired)
         check_choice(self.name, "overflow", self.overflow, Overflow)
@@ -157,37 +158,37 @@ class Queue:
             raise ConfigurationError(f"Queue {self.name!r}: message_ttl must be above 0 s, not {self.message_ttl!r}.")
         if self.delivery_limit is not None and self.delivery_limit < 0:
             raise ConfigurationError(
-                f"Queue {self.name!r}: delivery_limit={self.delivery_limit} means 0 on RabbitMQ 3 (gone at the first "
-                f"requeue) and 'none' on 4. Use the default ({NO_LIMIT}), which is never met on any version."
+                f"Queue {self.name!r}: delivery_limit={self.delivery_limit} means 0 on RabbitMQ 3 (removed at the "
+                f"first requeue) and 'none' on 4. Use the default ({NO_LIMIT}), which is never reached on any version."
             )
 
     @property
     def lasting(self) -> bool:
-        """Whether it is there without a consumer: declared once, and not by each consumer."""
+        """True if the queue exists without a consumer: it is declared once, not by each consumer."""
         return self.durable and not self.exclusive and not self.auto_delete
 
     @property
     def drops(self) -> tuple[str, ...]:
-        """What the broker drops of it on purpose."""
+        """Return descriptions of the messages that the broker drops on purpose."""
         if self.expired == "park" or self.existing:
             return ()
         ttl = f" within {self.message_ttl:g} s" if self.message_ttl is not None else " before its own expiration"
         lengths = ((self.max_length, "messages"), (self.max_bytes, "bytes"))
         most = " or ".join(f"{limit} {unit}" for limit, unit in lengths if limit is not None)
-        full = (f"the oldest beyond {most}",) if most and self.overflow == "drop-head" else ()
-        return (f"what no handler takes{ttl}", *full)
+        full = (f"the oldest messages beyond {most}",) if most and self.overflow == "drop-head" else ()
+        return (f"messages that no handler takes{ttl}", *full)
 
     @property
     def bounded(self) -> bool:
-        """Whether it can be full."""
+        """True if the queue can be full."""
         return self.max_length is not None or self.max_bytes is not None
 
     def varied(self, **changes: object) -> "Queue":
-        return replace(self, **changes)  # type: ignore[arg-type]  # names are the dataclass's own
+        return replace(self, **changes)  # type: ignore[arg-type]  # field names of the dataclass
 
     @property
     def written(self) -> frozenset[str]:
-        """The names of the arguments that the project wrote out; defaults are none."""
+        """The names of the arguments that the project set, without defaults."""
         found = {name for name, value in {**self.plain_arguments(), **self.arguments}.items() if value is not None}
         defaults = {
             "x-queue-type": self.type is UNWRITTEN,
@@ -197,7 +198,7 @@ class Queue:
         return frozenset(name for name in found if name in self.arguments or not defaults.get(name))
 
     def plain_arguments(self) -> dict[str, object]:
-        """The broker's arguments without where rejected messages go: that is the layout's to say."""
+        """Return the broker's arguments without dead-lettering, which the layout adds."""
         found: dict[str, object] = {}
         if self.type is not None:
             found["x-queue-type"] = self.type
@@ -220,7 +221,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Queue):
-    """A queue for each running consumer: every process gets every message, as long as it runs.
+    """A queue for each running consumer: every process gets every message while it runs.
 
     ``@handler(Broadcast("prices.cache", bindings=[prices.bind("eur.#")]))``. The broker names the queues; the name here
     stands for all of them in logs, commands and the admin.
@@ -228,7 +229,7 @@ class Broadcast(Queue):
 
     type: QueueType | None = field(default="classic", init=False)
     overflow: Overflow = field(default="drop-head", kw_only=True)
-    """A slow process gives its oldest message up; refusing the publisher would keep it from all the others."""
+    """A slow process loses its oldest message; refusing the publisher would stop all other processes."""
     durable: bool = field(default=False, init=False)
     exclusive: bool = field(default=True, init=False)
     auto_delete: bool = field(default=False, init=False)
@@ -239,25 +240,25 @@ class Broadcast(Queue):
         Queue.__post_init__(self)
         if not self.bindings:
             raise ConfigurationError(
-                f"Broadcast({self.name!r}) has no binding, and its queues have names that no publisher knows. "
-                "Bind it to an exchange: bindings=[Exchange('prices', 'fanout').bind()]."
+                f"Broadcast({self.name!r}) has no binding, and the broker chooses the names of its queues, so no "
+                "publisher can reach them. Bind it to an exchange: bindings=[Exchange('prices', 'fanout').bind()]."
             )
 
 
 def met_limit(arguments: Arguments) -> str | None:
-    """The delivery limit at which the broker gives a message of this queue up; None where it never comes to that."""
+    """Return the delivery limit at which the broker removes a message of this queue, or None if there is none."""
     kind, limit = arguments.get("x-queue-type"), arguments.get("x-delivery-limit")
     if limit is None:
         return "no x-delivery-limit, which is 20 from RabbitMQ 4 on" if kind == "quorum" else None
-    # -1 is no limit at all where it can be declared: it is refused on RabbitMQ 3.
+    # -1 is unlimited where it can be declared: RabbitMQ 3 refuses it.
     never = kind == "classic" or (isinstance(limit, int) and (limit == -1 or limit >= NO_LIMIT))
     return None if never else f"x-delivery-limit={limit!r}"
 
 
 def matches(pattern: str, key: str) -> bool:
-    """Whether a topic exchange would route the key by this pattern: ``*`` is one word, ``#`` any number of words."""
+    """True if a topic exchange routes the key by this pattern: ``*`` is one word, ``#`` any number of words."""
     words = key.split(".") if key else []
-    # The numbers of words that the pattern, as far as it has been read, can have taken.
+    # The numbers of words that the pattern can have matched so far.
     taken = {0}
     for part in pattern.split(".") if pattern else []:
         if part == "#":
@@ -270,12 +271,12 @@ def matches(pattern: str, key: str) -> bool:
 def check_choice(queue: str, option: str, value: object, choices: object) -> None:
     known = get_args(choices)
     if value not in known:
-        said = " or ".join(map(repr, known))
-        raise ConfigurationError(f"Queue {queue!r}: {option} is {said}, not {value!r}.")
+        choice = " or ".join(map(repr, known))
+        raise ConfigurationError(f"Queue {queue!r}: {option} is {choice}, not {value!r}.")
 
 
 def name_of(named: Exchange | Queue | str) -> str:
-    """The name of what is given by its name or written out."""
+    """Return the name of a queue or exchange given as object or by name."""
     return named if isinstance(named, str) else named.name
 
 
@@ -283,12 +284,12 @@ def check_queue(named: object) -> None:
     check_name("queue", named.name if isinstance(named, Queue) else named)
 
 
-def check_name(what: str, name: object) -> None:
+def check_name(kind: str, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"The {what}'s name must be a text that is not empty, not {name!r}.")
-    check_text(f"{what} name", name)
-    if name.startswith("amq.") and what == "queue":
-        raise ConfigurationError(f"The queue name {name!r} begins with 'amq.', which belongs to the broker.")
+        raise ConfigurationError(f"The {kind}'s name must be a string that is not empty, not {name!r}.")
+    check_text(f"{kind} name", name)
+    if name.startswith("amq.") and kind == "queue":
+        raise ConfigurationError(f"The queue name {name!r} starts with 'amq.', which is reserved for the broker.")
 
 
 UNFIT = {
@@ -298,12 +299,12 @@ UNFIT = {
 }
 
 
-def check_text(what: str, text: str) -> None:
-    """Refuse what AMQP or a database cannot hold, and what RabbitMQ would change: it drops line ends from names."""
+def check_text(kind: str, text: str) -> None:
+    """Refuse text that AMQP or a database cannot store, and line ends, which RabbitMQ removes from names."""
     for char in text:
         if why := UNFIT.get(char):
-            raise ConfigurationError(f"The {what} {text!r:.80} contains {why}. Leave it out.")
+            raise ConfigurationError(f"The {kind} {text!r:.80} contains {why}. Remove it.")
         if unicodedata.category(char) == "Cs":
-            raise ConfigurationError(f"The {what} {text!r:.80} contains {char!r}, which UTF-8 cannot encode.")
+            raise ConfigurationError(f"The {kind} {text!r:.80} contains {char!r}, which UTF-8 cannot encode.")
     if len(text.encode()) > NAME_LIMIT:
-        raise ConfigurationError(f"The {what} {text[:40]!r}… is longer than {NAME_LIMIT} bytes.")
+        raise ConfigurationError(f"The {kind} {text[:40]!r}… is longer than {NAME_LIMIT} bytes.")

@@ -100,7 +100,7 @@ def test_a_question_that_nobody_answers_ends_with_its_time(broker_url: str, amqp
     amqp.queue_declare("asked")
     with calling(broker_url) as caller:
         began = time.monotonic()
-        with pytest.raises(CallUnanswered, match="may have been worked on"):
+        with pytest.raises(CallUnanswered, match="its handler may have run"):
             ask(caller, timeout=0.4)
 
         assert time.monotonic() - began < 0.9

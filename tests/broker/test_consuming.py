@@ -210,8 +210,8 @@ def test_all_that_is_missing_at_the_start_is_named_and_nothing_is_consumed(
         assert quiet(seen)
 
     assert str(error) == (
-        "What the handlers need is missing on the broker: exchange 'back', queue 'wait'. No message was taken. "
-        "Declare it with `manage.py rmq_declare`."
+        "The broker lacks queues or exchanges of the handlers: exchange 'back', queue 'wait'. No message was taken. "
+        "Declare them with `manage.py rmq_declare`."
     )
     assert depth(amqp) == 1
 

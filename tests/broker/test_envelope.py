@@ -61,7 +61,7 @@ def test_headers_that_fill_the_frame_are_sent_and_one_byte_more_is_refused() -> 
     with pytest.raises(HeadersTooLarge) as caught:
         marshal_publish(1, b"h" * 4077, b"", **place, mandatory=True, frame_max=4096)
     assert (caught.value.size, caught.value.limit) == (4077, 4076)
-    assert "take 4077 bytes, but the broker takes at most 4076 in one frame" in str(caught.value)
+    assert "take 4077 bytes, but the broker accepts at most 4076 in one frame" in str(caught.value)
 
 
 def test_a_name_that_was_not_utf8_goes_back_as_it_came() -> None:

@@ -117,7 +117,7 @@ def test_a_move_stops_before_what_is_too_large_and_doubles_nothing(broker: Broke
 
 def test_publishing_tells_what_to_do(broker: Broker) -> None:
     broker.limit(LIMIT)
-    with publishing(broker.url) as publisher, pytest.raises(MessageTooLarge, match="send less, or raise"):
+    with publishing(broker.url) as publisher, pytest.raises(MessageTooLarge, match="send a smaller body, or raise"):
         publisher.publish(to("q", LARGE))
 
 

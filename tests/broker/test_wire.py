@@ -171,7 +171,7 @@ def test_headers_that_just_fill_a_frame_are_taken_by_the_broker(vhost: Vhost, am
     came = session.run()
 
     assert came[1] == ("q", raw, b"again")
-    with pytest.raises(HeadersTooLarge, match="take 131053 bytes, but the broker takes at most 131052"):
+    with pytest.raises(HeadersTooLarge, match="take 131053 bytes, but the broker accepts at most 131052"):
         publish(raw + b"!", routing_key="q")
 
 

@@ -222,8 +222,10 @@ def test_what_check_calls_an_error_is_not_declared(vhost: Vhost) -> None:
 
     assert (ran.code, ran.out) == (Exit.ERROR, "")
     assert ran.err == (
-        "Queue 'cash' has x-delivery-limit=2, and a dead-letter loop: what RabbitMQ gives up for that goes round "
-        "without an attempt, and is dropped or stays where nobody can take it. Leave it to the layout "
+        "Queue 'cash' has x-delivery-limit=2, and a dead-letter loop: messages that RabbitMQ removes for that "
+        "circulate "
+        "without an attempt, and are dropped or stay where no consumer can reach them. Omit it, so that the layout "
+        "sets it "
         "(x-delivery-limit=1000000, no TTL, x-overflow='reject-publish'), or use via=Ladder(). (rmq_retry.E005)\n"
         "Nothing was declared."
     )

@@ -228,13 +228,13 @@ A_BINDING = "a list of bindings, such as [Exchange('events', 'topic').bind('orde
             Queue,
             "name",
             "work\0",
-            "The queue name 'work\\x00' contains '\\x00', which PostgreSQL cannot store. Leave it out.",
+            "The queue name 'work\\x00' contains '\\x00', which PostgreSQL cannot store. Remove it.",
         ),
         (
             Exchange,
             "name",
             "e\n",
-            "The exchange name 'e\\n' contains the line end '\\n', which RabbitMQ drops. Leave it out.",
+            "The exchange name 'e\\n' contains the line end '\\n', which RabbitMQ drops. Remove it.",
         ),
         (
             handler,

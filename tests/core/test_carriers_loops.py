@@ -293,9 +293,9 @@ def test_a_loop_needs_a_time(after: float) -> None:
 
 
 def test_a_loop_needs_names() -> None:
-    with pytest.raises(ConfigurationError, match="The queue's name must be a text that is not empty"):
+    with pytest.raises(ConfigurationError, match="The queue's name must be a string that is not empty"):
         DeadLetter(exchange="retry", queue="", after=30)
-    with pytest.raises(ConfigurationError, match="The exchange's name must be a text that is not empty"):
+    with pytest.raises(ConfigurationError, match="The exchange's name must be a string that is not empty"):
         WaitQueue(exchange="", queue="payments.wait")
 
 

@@ -42,8 +42,9 @@ def test_contradictions_name_each_argument() -> None:
 
     assert (caught.value.what, caught.value.name) == ("queue", "q")
     assert str(caught.value) == (
-        "The queue 'q' is asked for in two ways: x-queue-type: 'quorum' in one place, 'classic' in another; "
-        "x-max-length: None in one place, 5 in another. Write it down once and use that object in both places."
+        "The queue 'q' is defined twice with different arguments: x-queue-type: 'quorum' in one place, 'classic' in "
+        "another; "
+        "x-max-length: None in one place, 5 in another. Define it once and use that object in both places."
     )
 
 

@@ -206,22 +206,23 @@ def test_an_exchange_written_in_two_ways_is_refused_with_the_difference() -> Non
         )
 
     assert str(caught.value) == (
-        "The exchange 'main' is asked for in two ways: type: 'direct' in one place, 'topic' in another; "
+        "The exchange 'main' is defined twice with different arguments: type: 'direct' in one place, 'topic' in "
+        "another; "
         "alternate-exchange: None in one place, 'x' in another. "
-        "Write it down once and use that object in both places."
+        "Define it once and use that object in both places."
     )
     assert caught.value.differences == {"type": ("direct", "topic"), "alternate-exchange": (None, "x")}
 
 
 def test_a_queue_that_would_have_two_roles_is_refused() -> None:
-    with pytest.raises(TopologyConflict, match=r"The queue 'b' is asked for in two ways: role: ") as caught:
+    with pytest.raises(TopologyConflict, match=r"The queue 'b' is defined twice .*: role: ") as caught:
         laid_out(subscription(OneShot(), queue="a", park="b"), subscription(OneShot(), queue="b"))
 
     assert caught.value.differences["role"] == ("parked", "work")
 
 
 def test_a_work_queue_named_like_a_waiting_queue_is_refused() -> None:
-    with pytest.raises(TopologyConflict, match=r"The queue 'payments\.retry\.5s' is asked for in two ways"):
+    with pytest.raises(TopologyConflict, match=r"The queue 'payments\.retry\.5s' is defined twice"):
         laid_out(subscription(SHORT), subscription(OneShot(), queue="payments.retry.5s"))
 
 

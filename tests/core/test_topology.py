@@ -93,7 +93,7 @@ def test_a_headers_exchange_is_not_bound_by_a_key_alone() -> None:
         Exchange("e", "headers").bind("order.#")
 
     assert str(caught.value) == (
-        "Exchange 'e' has the type 'headers', which ignores the key 'order.#': the binding would take every message. "
+        "Exchange 'e' has the type 'headers', which ignores the key 'order.#': the binding would match every message. "
         "Use bind(headers={…}), or bind() for all of them."
     )
 
@@ -148,26 +148,24 @@ def test_a_queue_in_the_brokers_words(options: dict[str, Any], arguments: dict[s
     [
         (
             lambda: Queue("q", max_priority=5),
-            (
-                "Queue 'q' asks for max_priority=5, which quorum queues refuse. "
-                "Use type='classic', or leave max_priority out."
-            ),
+            ("Queue 'q' has max_priority=5, which quorum queues refuse. Use type='classic', or remove max_priority."),
         ),
         (
             lambda: Queue("q", auto_delete=True),
             (
                 "Queue 'q' is transient (durable=False, exclusive or auto_delete), and quorum queues are not. "
-                "Say type='classic'."
+                "Use type='classic'."
             ),
         ),
         (
             lambda: Queue("q", type="classic", exclusive=True, existing=True),
-            "Queue 'q' is transient, so its consumer declares it. Leave existing=True out.",
+            "Queue 'q' is transient, so its consumer declares it. Remove existing=True.",
         ),
         (
             lambda: Broadcast("q"),
             (
-                "Broadcast('q') has no binding, and its queues have names that no publisher knows. "
+                "Broadcast('q') has no binding, and the broker chooses the names of its queues, so no publisher can "
+                "reach them. "
                 "Bind it to an exchange: bindings=[Exchange('prices', 'fanout').bind()]."
             ),
         ),
@@ -180,16 +178,19 @@ def test_a_queue_in_the_brokers_words(options: dict[str, Any], arguments: dict[s
         (
             lambda: Queue("q", delivery_limit=-1),
             (
-                "Queue 'q': delivery_limit=-1 means 0 on RabbitMQ 3 (gone at the first requeue) and 'none' on 4. "
-                "Use the default (1000000), which is never met on any version."
+                "Queue 'q': delivery_limit=-1 means 0 on RabbitMQ 3 (removed at the first requeue) and 'none' on 4. "
+                "Use the default (1000000), which is never reached on any version."
             ),
         ),
-        (lambda: Queue(""), "The queue's name must be a text that is not empty, not ''."),
-        (lambda: Queue("amq.gen-1"), "The queue name 'amq.gen-1' begins with 'amq.', which belongs to the broker."),
+        (lambda: Queue(""), "The queue's name must be a string that is not empty, not ''."),
+        (
+            lambda: Queue("amq.gen-1"),
+            "The queue name 'amq.gen-1' starts with 'amq.', which is reserved for the broker.",
+        ),
         (lambda: Queue("é" * 128), f"The queue name {'é' * 40!r}… is longer than 255 bytes."),
         (lambda: Exchange("", "topic"), "The default exchange has the type 'direct', not 'topic'."),
         (lambda: Exchange("e" * 256), f"The exchange name {'e' * 40!r}… is longer than 255 bytes."),
-        (lambda: check_name("exchange", None), "The exchange's name must be a text that is not empty, not None."),
+        (lambda: check_name("exchange", None), "The exchange's name must be a string that is not empty, not None."),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object], sentence: str) -> None:

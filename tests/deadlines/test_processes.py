@@ -17,7 +17,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.database]
 Send = Callable[..., None]
 LATE = "DeadlineExceeded: Handler {} ran for longer than its timeout of 0.5 s"
-STUCK = "DeadlineExceeded: Handler {} was stuck beyond twice its timeout of 0.5 s"
+STUCK = "DeadlineExceeded: Handler {} did not end within twice its timeout of 0.5 s"
 
 
 class Slow(Shop):

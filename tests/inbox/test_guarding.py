@@ -160,7 +160,7 @@ def test_the_error_says_what_happened_and_what_to_do() -> None:
         run(lambda _message: transaction.set_rollback(True))
 
     assert str(found.value) == (
-        "Handler h ended without an error, but nothing of it can be committed in 'default': the transaction is marked "
+        "Handler h ended without an error, but its changes cannot be committed in 'default': the transaction is marked "
         "for rollback, by set_rollback() or by an error that was caught. Let the error leave the handler, or catch it "
         "outside of an atomic() block of its own."
     )

@@ -42,7 +42,7 @@ def test_an_open_transaction_of_the_tests_own_is_told(rmq: RmqTest) -> None:
 
     with (
         transaction.atomic(),
-        pytest.raises(NoDatabase, match=r"the test has one open. Call drain\(\) or advance\(\) outside of atomic\(\)"),
+        pytest.raises(NoDatabase, match=r"inside a transaction. Call drain\(\) or advance\(\) outside of atomic\(\)"),
     ):
         rmq.drain()
 
@@ -51,7 +51,7 @@ def test_an_open_transaction_of_the_tests_own_is_told(rmq: RmqTest) -> None:
 def test_a_database_that_is_unknown_is_told(rmq: RmqTest) -> None:
     charging(using="nowhere").publish("a")
 
-    with pytest.raises(NoDatabase, match="database 'nowhere', which cannot be used"):
+    with pytest.raises(NoDatabase, match="database 'nowhere', which is not available"):
         rmq.drain()
 
 
@@ -79,5 +79,5 @@ class TestWithoutDatabases(RmqTestMixin, SimpleTestCase):
     def test_it_is_told(self) -> None:
         charging().publish("a")
 
-        with pytest.raises(NoDatabase, match="this test may not use it"):
+        with pytest.raises(NoDatabase, match="which this test must not use"):
             self.rmq.drain()

@@ -149,7 +149,7 @@ def test_one_that_hangs_is_found_and_its_message_can_be_taken_from_it() -> None:
     thread.join(5)
 
     assert (run.delivery.body, taken, ended) == (b"1", (True, False), [HandlerAbandoned])
-    assert str(error) == "Handler charge was stuck beyond twice its timeout of 0.05 s"
+    assert str(error) == "Handler charge did not end within twice its timeout of 0.05 s"
     assert error.__traceback__ is not None
     assert error.__traceback__.tb_frame.f_code is act.__code__
 

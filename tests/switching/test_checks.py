@@ -46,7 +46,7 @@ def test_a_breaker_that_stops_other_handlers_is_told() -> None:
     handle("payments", type="refund")
 
     assert found() == [
-        "W050 While the breaker of handler 0 is open, queue 'payments' is paused, and with it handler 1.",
+        "W050 While the breaker of handler 0 is open, queue 'payments' is paused, and so are handler 1.",
     ]
 
 
@@ -54,14 +54,14 @@ def test_a_breaker_that_stops_other_handlers_is_told() -> None:
 def test_what_is_to_be_parked_and_spared_at_once_is_told(policy: Any) -> None:
     handle("payments", policy=policy, breaker=Breaker(on=(Timeout, ValueError)))
 
-    assert [one.partition(" opens")[0] for one in found()] == ["W051 Timeout"]
+    assert [one.partition(" is in")[0] for one in found()] == ["W051 Timeout"]
 
 
 def test_a_rate_that_keeps_messages_in_hand_for_long_is_told() -> None:
     handle("payments", rate="30/h")
 
     assert [one.partition(";")[0] for one in found()] == [
-        "W052 With a rate of 30 per hour the 10 messages in hand last for 1200 s"
+        "W052 With a rate of 30 per hour 10 unacked messages take 1200 s"
     ]
     assert found(PREFETCH=5) == []
 

@@ -93,7 +93,7 @@ class Carrier(ABC):
         needed = ".".join(map(str, self.needs))
         return (
             f"via={type(self).__name__} needs RabbitMQ {needed} or newer; this is {server}. "
-            "Use via=Ladder(), which every version can carry."
+            "Use via=Ladder(), which every version supports."
         )
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
