@@ -1,1 +1,1 @@
-"""A small bank that lives on django_rmq_retry: demo, example and test bed."""
+"""A small bank that uses django_rmq_retry: demo, example and test project."""

@@ -1,4 +1,4 @@
-"""``make demo``: the bank at work, in a folder and with settings of its own, until Ctrl-C; nothing of it stays."""
+"""``make demo`` runs the bank until Ctrl-C, with its own settings in a folder that it deletes at the end."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ from django_rmq_retry.errors import RmqRetryError
 from testproject.playing.ending import Ending, Trouble, fail
 from testproject.playing.place import Place, place
 
-# Of whoever runs the demo; in it they would lead to a database or a broker that is not its own.
+# Variables of the user's shell that would lead to a database or broker of another project.
 THEIRS = ("DATABASE_URL", "RMQ_URL_FILE", "ALLOWED_HOSTS", "SECRET_KEY")
-# Short enough to watch: a card payment is parked 15 seconds after its first attempt.
+# Short waits to watch: a card payment is parked 15 seconds after its first attempt.
 WAITS = {"BANK_CHARGE_WAIT": "1", "BANK_CASH_WAIT": "2", "BANK_LEDGER_WAIT": "1"}
 SHORT_WAITS = {"BANK_CHARGE_WAIT": "0.6", "BANK_CASH_WAIT": "0.5", "BANK_LEDGER_WAIT": "0.4"}
 
@@ -31,7 +31,7 @@ def main() -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bank-demo-")))
             here = stack.enter_context(place(os.environ.get("RMQ_URL", ""), folder))
             prepare(here, folder, SHORT_WAITS if options.check else WAITS)
-            # Only now: what it imports needs the settings.
+            # Imported here because these modules need the settings.
             play = import_module("testproject.playing.play").play
             return int(play(here, folder, ending, **vars(options)))
     except (Trouble, RmqRetryError) as error:
@@ -48,7 +48,7 @@ def arguments() -> Namespace:
 
 
 def prepare(here: Place, folder: Path, waits: dict[str, str]) -> None:
-    """The settings, for this process and its children."""
+    """Set the settings for this process and its children."""
     for name in THEIRS:
         os.environ.pop(name, None)
     os.environ.update(waits | {name: os.environ[name] for name in waits if name in os.environ})

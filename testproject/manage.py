@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The bank's manage.py; it finds the project from any folder."""
+"""The bank's manage.py; it works from any folder."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from django.core.management import execute_from_command_line
 
 if __name__ == "__main__":
-    # The folder of this script comes first by default; the project's packages begin one above it.
+    # Python puts this script's folder first; the project's packages start one folder above.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
     execute_from_command_line(sys.argv)

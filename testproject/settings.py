@@ -1,4 +1,4 @@
-"""The bank's settings, from the environment where it says something: DATABASE_URL, RMQ_URL, BANK_…"""
+"""The bank's settings, overridden by the environment: DATABASE_URL, RMQ_URL, BANK_…"""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'bank.sqlite3'}")}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    # Worker threads write at the same time: each transaction takes its lock at its begin, and waits for it.
+    # Worker threads write concurrently: each transaction takes its lock at the start, and waits for it.
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 20,
         "transaction_mode": "IMMEDIATE",
@@ -64,12 +64,12 @@ DATABASES["default"] |= {"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}
 
 RMQ_RETRY = rmq_settings(
     env,
-    # Cash withdrawals are answered into a queue of another department's.
+    # Cash withdrawals are answered into a queue of another department.
     TOPOLOGY=[Queue("reply-queue", type=None)],
     REPLY_TO=["reply-queue", "amq.rabbitmq.reply-to.*", "amq.gen-*"],
 )
 
-# Seconds before a charge's second attempt; before a cash withdrawal's next; between attempts of a halted ledger.
+# Seconds before a charge's second attempt, before a withdrawal's next one, and between attempts of a stopped ledger.
 BANK_CHARGE_WAIT = env.float("BANK_CHARGE_WAIT", default=10)
 BANK_CASH_WAIT = env.float("BANK_CASH_WAIT", default=30)
 BANK_LEDGER_WAIT = env.float("BANK_LEDGER_WAIT", default=1)

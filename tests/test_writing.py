@@ -27,6 +27,8 @@ PLAIN: tuple[str, ...] = (
     "django_rmq_retry/signals.py",
     "django_rmq_retry/testing",
     "django_rmq_retry/topology",
+    "testproject",
+    "tests/tooling",
 )
 """The folders and files that were rewritten so far, below the root."""
 ALLOWED: frozenset[tuple[str, str]] = frozenset()

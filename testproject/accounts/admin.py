@@ -1,4 +1,4 @@
-"""Accounts in the admin: raise a limit here and watch a withdrawal come through."""
+"""Accounts in the admin: raise a limit here and a waiting withdrawal succeeds."""
 
 from django.contrib import admin
 

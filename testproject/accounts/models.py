@@ -1,4 +1,4 @@
-"""Accounts: who has how much."""
+"""Accounts and their balances."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""Payments in the admin: a new one is published as it is saved, and the other bank can be told to fail."""
+"""Payments in the admin: saving a new one publishes it, and the other bank can be set to fail."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class PaymentAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic
     def save_model(self, request: HttpRequest, obj: Payment, form: Any, change: Any) -> None:
         super().save_model(request, obj, form, change)
         if not change:
-            # The admin saves inside a transaction: the message leaves as it commits.
+            # The admin saves inside a transaction: the message is sent when it commits.
             send(obj)
 
     def has_change_permission(self, request: HttpRequest, obj: Payment | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""What can be wrong with a payment; which of it a retry may mend is said in handlers.py."""
+"""The failures of a payment; handlers.py says which of them are retried."""
 
 
 class AccountClosed(Exception):
@@ -22,7 +22,7 @@ class NotCovered(Exception):
 
 
 class UnknownPair(Exception):
-    """Currencies that nobody quotes."""
+    """No bank quotes this currency pair."""
 
 
 class GatewayDown(Exception):
@@ -30,11 +30,11 @@ class GatewayDown(Exception):
 
 
 class Refused(Exception):
-    """The other bank said no, and will say it again."""
+    """The other bank refuses the payment; a retry would be refused too."""
 
 
 class RateLimited(Exception):
-    """The other bank has too much to do, and says when to come back."""
+    """The other bank is overloaded, and says how long to wait."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

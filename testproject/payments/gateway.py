@@ -1,4 +1,4 @@
-"""The other bank, which can be told to fail: ``manage.py gateway down``."""
+"""The other bank, which can be set to fail: ``manage.py gateway down``."""
 
 import time
 
@@ -16,12 +16,14 @@ def mode() -> str:
 
 
 def become(new: str) -> None:
-    """From now on the other bank is up, down, slow, busy, or refuses."""
+    """Set the other bank to up, down, slow, busy or refusing."""
     Gateway.objects.update_or_create(pk=1, defaults={"mode": Gateway.Mode(new)})
 
 
 def charge(payment: Payment) -> None:
-    """Have the other bank charge a card. The payment's reference is its idempotency key: twice told is once done."""
+    """Charge a card at the other bank. The payment's reference is the idempotency key, so a second call changes
+    nothing.
+    """
     Payment.objects.filter(pk=payment.pk).update(attempts=F("attempts") + 1)
     feels = mode()
     try:

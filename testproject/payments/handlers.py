@@ -1,6 +1,7 @@
 """The bank's handlers: one for each scenario, and one on a topology that is older than this project.
 
-A message may come twice. Who calls another bank looks at what was done before; a posting is one transaction, done once.
+A message may be delivered twice. A handler that calls another bank first checks what was done before; a posting is
+one transaction, done once.
 """
 
 import uuid
@@ -29,7 +30,7 @@ from testproject.payments.models import Payment
 RATES = {"EURUSD": "1.0831", "EURGBP": "0.8412", "EURCHF": "0.9377"}
 CASH_KEY = "srvc.transact.cash"
 REQUESTS = uuid.UUID("5f1a3a52-3c8e-4f0e-9c7e-3b1f3a0c7d11")
-"""Names the payments that other departments ask for."""
+"""The namespace for the ids of payments that other departments request."""
 
 main = Exchange("main-exchange", "topic")
 
@@ -43,7 +44,7 @@ main = Exchange("main-exchange", "topic")
     ),
 )
 def charge(message: Delivery) -> None:
-    """A card payment: the other bank charges it, then it goes into the ledger."""
+    """Charge a card payment at the other bank, then post it to the ledger."""
     payment = _payment(message.data)
     if payment.state == Payment.State.NEW:
         try:
@@ -51,19 +52,19 @@ def charge(message: Delivery) -> None:
         except RateLimited as error:
             raise Retry(after=error.seconds) from error
         Payment.objects.filter(pk=payment.pk, state=Payment.State.NEW).update(state=Payment.State.CHARGED)
-    # Not on commit: should this fail, so does the attempt, and the next one comes by here again.
+    # Published inside the attempt: if this fails, the attempt fails too, and the next one publishes again.
     post.publish({"payment": payment.pk}, message_id=f"post-{payment.pk}")
 
 
 @handler("ledger.post", policy=StopTheLine(backoff=Exponential(settings.BANK_LEDGER_WAIT, factor=2, cap=60)), once=True)
 def post(message: Delivery) -> None:
-    """Order matters: nothing passes a posting that is not covered."""
+    """Post a payment. Order matters: no posting passes one that is not covered."""
     ledger.book(_payment(message.data))
 
 
 @handler("rates.quote", policy=OneShot())
 def quote(message: Delivery) -> dict[str, str]:
-    """The caller waits: one attempt, an answer, never a retry."""
+    """Answer a caller who waits: one attempt, an answer, never a retry."""
     data: Any = message.data
     pair = data["pair"]
     if pair not in RATES:
@@ -79,7 +80,7 @@ def quote(message: Delivery) -> dict[str, str]:
     park="parking-queue",
 )
 def cash(message: Delivery) -> dict[str, str]:
-    """Cash: an amount above the limit fails until the limit is raised.
+    """Pay out cash: an amount above the limit fails until the limit is raised.
 
     The bank's own messages name a payment. Other departments send an amount and an account.
     """
@@ -92,7 +93,9 @@ def cash(message: Delivery) -> dict[str, str]:
 
 
 def _requested(message: Delivery) -> Payment:
-    """The payment of a request such as ``{"amount": 100, "account": "DE-1"}``, and of the same request again."""
+    """Return the payment of a request such as ``{"amount": 100, "account": "DE-1"}``; the same request has the same
+    payment.
+    """
     data: Any = message.data
     account = Account.objects.get(number=data["account"])
     name = message.id or message.correlation_id
@@ -102,7 +105,7 @@ def _requested(message: Delivery) -> Payment:
         reference=reference, kind=Payment.Kind.CASH, account=account, amount=Decimal(data["amount"])
     )
     if made.amount > account.limit and known is None:
-        # Nothing is written of a request that may never be paid.
+        # A request that may never be paid leaves no row.
         raise AboveLimit(made.amount, account.limit)
     if known is None:
         made.full_clean()

@@ -1,4 +1,4 @@
-"""The books: each payment is posted once, in the order in which postings come."""
+"""The books: each payment is posted once, in the order of the postings."""
 
 from django.db import transaction
 
@@ -8,9 +8,9 @@ from testproject.payments.models import Entry, Payment
 
 
 def book(payment: Payment) -> bool:
-    """Take the amount from the account, unless that was done before; tell whether it was done now.
+    """Take the amount from the account unless that was done before; return True if it was done now.
 
-    The account's row is locked first, so whoever else posts to it waits here, and the look at the entry is the truth.
+    The account's row is locked first, so concurrent postings wait here, and the existing entry is reliable.
     """
     with transaction.atomic():
         account = Account.objects.select_for_update().get(pk=payment.account_id)

@@ -1,4 +1,4 @@
-"""Payments, what the ledger has of them, and the other bank's state and memory."""
+"""Payments, their ledger entries, and the state and memory of the other bank."""
 
 import uuid
 
@@ -35,7 +35,7 @@ class Payment(models.Model):
 
 
 class Entry(models.Model):
-    """A line of the ledger; a payment has one at most."""
+    """An entry of the ledger; a payment has at most one."""
 
     payment = models.OneToOneField(Payment, on_delete=models.PROTECT)
     account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="entries")
@@ -52,7 +52,7 @@ class Entry(models.Model):
 
 
 class Gateway(models.Model):
-    """How the other bank feels today; there is one row."""
+    """The state of the other bank; there is one row."""
 
     class Mode(models.TextChoices):
         UP = "up", "answers"
@@ -71,7 +71,7 @@ class Gateway(models.Model):
 
 
 class GatewayCharge(models.Model):
-    """What the other bank has charged: it knows each reference once, however often it is told."""
+    """A charge at the other bank, which accepts each reference once."""
 
     reference = models.UUIDField(unique=True)
     amount = models.DecimalField(max_digits=12, decimal_places=2)

@@ -1,4 +1,4 @@
-"""How a payment becomes a message: to whom, by its kind."""
+"""The destination of a payment's message, by its kind."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from testproject.payments.models import Payment
 
 
 def send(payment: Payment, **options: Any) -> str:
-    """Publish a payment. Inside a transaction its message leaves if and only if that commits."""
+    """Publish a payment. Inside a transaction its message is sent if and only if the transaction commits."""
     data = {"payment": payment.pk}
-    # Whoever publishes a payment again gives it the same id: a reader of logs and queues sees that it is one.
+    # The id stays the same when a payment is published again, so that logs and queues show one message.
     options.setdefault("message_id", f"{payment.kind}-{payment.pk}")
     if payment.kind == Payment.Kind.CARD:
         return handlers.charge.publish(data, **options)

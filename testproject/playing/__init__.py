@@ -1,1 +1,1 @@
-"""What ``make demo`` plays: where, with which processes, which payments. Nothing here is part of the bank."""
+"""The demo that ``make demo`` runs: its broker, processes and payments. The bank itself does not use it."""

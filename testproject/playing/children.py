@@ -12,19 +12,19 @@ from testproject.playing.ending import Trouble
 ROOT = Path(__file__).parents[2]
 GRACE = 15.0
 MOST = 12
-"""Lines of a log that are shown of a process that has ended by itself."""
+"""The most log lines shown of a process that ended on its own."""
 
 
 class Child:
-    """One process. It reads nothing; but when its standard input ends it does too."""
+    """A child process. It ends when its standard input ends, which it does not read."""
 
     def __init__(self, folder: Path, name: str, words: tuple[str, ...]) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
         self._read = 0
         with self._log.open("wb") as log:
-            # A session of its own: the Ctrl-C of a terminal is the demo's, which ends its children one after another.
-            self.process = subprocess.Popen(  # noqa: S603 - our own manage.py
+            # A session of its own, so that Ctrl-C reaches only the demo, which ends its children one after another.
+            self.process = subprocess.Popen(  # noqa: S603 - the project's own manage.py
                 [sys.executable, "-m", "testproject.playing.tied", *words],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -38,12 +38,12 @@ class Child:
     def ended(self) -> bool:
         return self.process.poll() is not None
 
-    def said(self) -> str:
-        """All of its output."""
+    def output(self) -> str:
+        """The whole output."""
         return self._log.read_text(errors="replace")
 
     def news(self) -> list[str]:
-        """The whole lines that it has written since the last call."""
+        """Return the complete lines written since the last call."""
         with self._log.open("rb") as log:
             log.seek(self._read)
             new = log.read()
@@ -52,13 +52,13 @@ class Child:
         return whole.decode(errors="replace").splitlines()
 
     def check(self) -> None:
-        """Trouble if it runs no more."""
+        """Raise Trouble if the process has ended."""
         if self.ended:
-            last = "\n".join(f"    {line}" for line in self.said().splitlines()[-MOST:])
+            last = "\n".join(f"    {line}" for line in self.output().splitlines()[-MOST:])
             raise Trouble(f"{self.name} has ended by itself, with {self.process.returncode}. It said last:\n{last}")
 
     def end(self) -> None:
-        """Ask it to end, and make it where it does not."""
+        """Terminate the process; kill it if it does not end."""
         self.process.terminate()
         try:
             self.process.wait(GRACE)
@@ -71,7 +71,7 @@ class Child:
 
 @contextmanager
 def beside(folder: Path, *words: str) -> Iterator[Child]:
-    """Run ``manage.py`` with these words meanwhile."""
+    """Run ``manage.py`` with these arguments inside the block."""
     child = Child(folder, words[0], words)
     try:
         yield child

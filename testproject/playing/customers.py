@@ -1,4 +1,4 @@
-"""Who banks here, and what they ask for."""
+"""The bank's customers and their payments."""
 
 from decimal import Decimal
 from itertools import count
@@ -19,7 +19,7 @@ _numbers = count(1)
 
 
 def open_accounts() -> None:
-    """The accounts of all of them; those of the closed ones too, for payments come in nevertheless."""
+    """Open all accounts, including those of former customers, because payments for them still arrive."""
     for number, holder in (OPEN | CLOSED).items():
         Account.objects.create(
             number=number, holder=holder, balance=BALANCE, limit=Decimal(LIMIT), closed=number in CLOSED
@@ -27,7 +27,7 @@ def open_accounts() -> None:
 
 
 def pay(number: str, kind: str, amount: int) -> str:
-    """A payment, whose message leaves as it is saved; gives the message's id."""
+    """Create a payment, whose message is sent when it is saved; return the message's id."""
     with transaction.atomic():
         account = Account.objects.get(number=number)
         payment = Payment.objects.create(account=account, kind=kind, amount=Decimal(amount))
@@ -36,7 +36,7 @@ def pay(number: str, kind: str, amount: int) -> str:
 
 
 def send_rubbish() -> str:
-    """A message that was cut off on its way, as a sender with a mistake would write it."""
+    """Send a truncated message, as a faulty sender might."""
     number = next(_numbers)
     body = f'{{"payment": {number}'.encode()
     return publish(body, routing_key="payments.charge", codec=Raw(), message_id=f"malformed-{number}")

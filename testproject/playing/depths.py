@@ -1,4 +1,4 @@
-"""How many messages lie where."""
+"""The number of messages in the queues."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from django_rmq_retry.topology.declarations import Role
 
 
 def depths() -> Counter[Role]:
-    """Messages by what their queue is for."""
+    """Count the messages by the role of their queue."""
     found: Counter[Role] = Counter()
     registry.autodiscover()
     with Session(settings().access(), purpose="demo") as session:

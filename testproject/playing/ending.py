@@ -1,4 +1,4 @@
-"""How the demo ends: somebody asks it to, or something is wrong that a sentence can say."""
+"""The end of the demo: on request, or because of a problem."""
 
 import signal
 import sys
@@ -9,27 +9,27 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Asked(Exception):
-    """Somebody wants the demo to end."""
+    """The user or the system requested the end of the demo."""
 
 
 class Trouble(Exception):
-    """The demo cannot go on; the text says why, and what to do."""
+    """The demo cannot continue; the text says why, and how to fix it."""
 
 
 class Ending:
-    """Whether somebody wants the demo to end. A signal only notes it: nothing is left half begun."""
+    """The flag that requests the end. A signal only sets it, so that no step is interrupted."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def listen(self) -> None:
-        """Hear Ctrl-C, SIGTERM and the end of the terminal, unless that is to be outlived (nohup)."""
+        """Handle Ctrl-C, SIGTERM and the end of the terminal, unless nohup ignores it."""
         for number in SIGNALS:
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._hear)
 
     def pause(self, seconds: float = 0.0) -> None:
-        """A moment, after which Asked is raised if somebody has."""
+        """Wait a moment, then raise Asked if the end was requested."""
         time.sleep(seconds)
         if self.asked:
             raise Asked
@@ -39,5 +39,5 @@ class Ending:
 
 
 def fail(sentence: str) -> None:
-    """The last words of a demo in trouble."""
+    """Print the reason why the demo failed."""
     sys.stderr.write(f"{sentence}\n")

@@ -1,4 +1,4 @@
-"""The broker that the demo plays on: the embedded one, or a RabbitMQ that RMQ_URL names."""
+"""The broker of the demo: the embedded one, or a RabbitMQ that RMQ_URL names."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ DEFAULT = "/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the demo plays."""
+    """The broker of one demo."""
 
     url: str
     said: str
@@ -26,7 +26,7 @@ class Place:
 
 @contextmanager
 def place(named: str, folder: Path) -> Iterator[Place]:
-    """Where RMQ_URL says, in a virtual host of its own unless it names one; without it the embedded broker."""
+    """Use the broker in RMQ_URL, in a new virtual host unless it names one; without RMQ_URL the embedded broker."""
     url = _read(named or f"{EMBEDDED}://")
     if url.scheme == EMBEDDED:
         where = url.folder or str(folder / "broker")
@@ -46,7 +46,7 @@ def _read(url: str) -> Url:
 
 
 def _api(url: Url) -> Api:
-    """Where RMQ_MANAGEMENT_URL says, or beside the broker on its usual port."""
+    """Return the management API in RMQ_MANAGEMENT_URL, or the one on the broker's host and the usual port."""
     usual = f"http://{url.hosts[0].name}:15672"
     password = url.password.reveal() if url.password else os.environ.get("RMQ_PASSWORD", "guest")
     return Api.named(os.environ.get("RMQ_MANAGEMENT_URL") or usual, user=url.user or "guest", password=password)

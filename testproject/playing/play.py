@@ -1,4 +1,4 @@
-"""The whole play, in the place and with the settings that were prepared for it."""
+"""The whole demo, on the broker and with the settings prepared for it."""
 
 import time
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ Ctrl-C ends everything.
 
 
 def play(here: Place, folder: Path, ending: Ending, *, check: bool, port: int, within: float) -> int:
-    """Open the bank, play, close it; the exit code."""
+    """Open the bank, run the demo and close the bank; return the exit code."""
     begun = time.monotonic()
     stage = Stage(ending)
     stage.say(f"The bank opens, on {here.said}.")
@@ -48,7 +48,7 @@ def play(here: Place, folder: Path, ending: Ending, *, check: bool, port: int, w
 
 
 def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) -> str:
-    """Start all there is; the address of the web server."""
+    """Start all processes; return the address of the web server."""
     call_command("migrate", verbosity=0)
     User.objects.create_superuser("admin", password="admin")
     open_accounts()
@@ -56,8 +56,8 @@ def _open(stack: ExitStack, stage: Stage, here: Place, folder: Path, port: int) 
     if here.embedded:
         broker = stack.enter_context(beside(folder, "rmq_broker"))
         stage.children.append(broker)
-        stage.wait(lambda: "listens on" in broker.said(), "the broker's start", until=time.monotonic() + PATIENCE)
-    # Before the broker goes: a connection that is lost is logged, and tried anew.
+        stage.wait(lambda: "listens on" in broker.output(), "the broker's start", until=time.monotonic() + PATIENCE)
+    # Ended before the broker, because a lost connection would be logged and retried.
     stack.callback(broker_connections.close)
     stack.enter_context(declared())
     stage.consumer = stack.enter_context(beside(folder, *CONSUMER))

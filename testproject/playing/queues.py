@@ -1,4 +1,4 @@
-"""The bank's queues on the broker: made where nothing has their names, deleted in the end."""
+"""The bank's queues on the broker: declared where no queue has their names, deleted at the end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +15,16 @@ from testproject.playing.ending import Trouble, fail
 
 CLAIM = "bank-demo.begins"
 TAKEN = (
-    "{broker} has {names} already, and the demo touches nothing that it has not made itself. Name a virtual host of "
+    "{broker} has {names} already, and the demo changes no existing queue. Name a virtual host of "
     "the demo's own, as RMQ_URL=amqp://user:password@host:5672/bank-demo (`rabbitmqctl add_vhost bank-demo` makes it), "
-    "or leave RMQ_URL out. If a demo that was killed has left them: `testproject/manage.py rmq_delete --all --force` "
+    "or leave RMQ_URL out. If a killed demo left them, `testproject/manage.py rmq_delete --all --force` "
     "with the same RMQ_URL deletes them, with their messages."
 )
 
 
 @contextmanager
 def declared() -> Iterator[None]:
-    """The bank's topology, on a broker where nothing of it was before."""
+    """Declare the bank's topology on a broker that has none of it, and delete it afterwards."""
     topology = registry.topology()
     with declarer() as it:
         _claim(it)
@@ -40,7 +40,7 @@ def declared() -> Iterator[None]:
 
 
 def _delete(topology: Topology) -> None:
-    """With their messages. A broker that is gone meanwhile is no reason to forget why the demo ends."""
+    """Delete the queues with their messages. An unreachable broker must not hide why the demo ends."""
     try:
         with declarer() as it:
             delete_queues(it, [one.name for one in topology.queues.values() if not one.existing], force=True)
@@ -50,7 +50,7 @@ def _delete(topology: Topology) -> None:
 
 
 def _claim(it: Declarer) -> None:
-    """Two demos that begin at once must not both find nothing: one may look and declare, until its session ends."""
+    """Let only one demo look for existing queues and declare its own, until its session ends."""
     try:
         it.session.ask(lambda channel, done: channel.queue_declare(CLAIM, exclusive=True, callback=done))
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""``make demo ARGS=--check``: a short story with an end, in which each promise that can be seen is looked at."""
+"""``make demo ARGS=--check``: a short scenario that checks each visible promise."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ GIVEN_UP = "Gave up after 5 attempts: GatewayDown: no answer from the other bank
 
 
 class Wrong(Exception):
-    """Something is not as it should be; the text says what."""
+    """A check failed; the text says which."""
 
 
 class Scenario:
-    """Its steps build on one another; each ends with a sentence, or with Wrong or Late."""
+    """Steps that build on one another; each yields a sentence, or raises Wrong or Late."""
 
     def __init__(self, stage: Stage, address: str, *, until: float) -> None:
         self._stage = stage
@@ -35,7 +35,7 @@ class Scenario:
         self._parked: dict[str, str] = {}
 
     def run(self) -> Iterator[str]:
-        """The sentences."""
+        """Yield one sentence for each step."""
         yield self._handled()
         yield self._answered()
         yield self._parked_with_reasons()
@@ -81,7 +81,7 @@ class Scenario:
         return f"{len(sent)} payments failed while the other bank was down, were retried, and paid as it was back."
 
     def _requeued(self) -> str:
-        """As an operator would: one cause, all its messages, one run."""
+        """Requeue all messages of one cause in one requeue run, as an operator would."""
         given_up = [message for message, reason in self._parked.items() if reason == GIVEN_UP]
         records = ParkedMessage.objects.filter(message_id__in=given_up)
         self._wait(lambda: records.filter(state=State.PARKED).count() == len(given_up), "records of what was parked")
@@ -107,8 +107,8 @@ class Scenario:
         left = Account.objects.aggregate(sum=Sum("balance"))["sum"]
         _see("The money that is left", left, BALANCE * len(OPEN | CLOSED) - taken)
         _see("What is parked", sorted(self._stage.tally.parked), sorted(self._parked.keys() - paid.keys()))
-        self._wait(lambda: not self._under_way(), "that no message is under way any more")
-        return f"Each of the {len(paid)} payments is in the ledger once, and nothing else is; no message is under way."
+        self._wait(lambda: not self._under_way(), "that no message is in flight any more")
+        return f"Each of the {len(paid)} payments is in the ledger once, and nothing else is; no message is in flight."
 
     def _served(self) -> str:
         if not logs_in(self._address, "admin", "admin"):

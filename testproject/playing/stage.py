@@ -1,4 +1,4 @@
-"""The demo while it runs: its processes are watched, and what the consumer logs becomes lines."""
+"""The running demo: it watches its processes and prints what the consumer logs."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ STEP = 0.1
 
 
 class Late(Exception):
-    """A fact that did not come about in time; the text says which."""
+    """A fact did not come true in time; the text says which."""
 
 
 class Stage:
-    """Says lines, waits for facts."""
+    """Prints lines and waits for facts."""
 
     def __init__(self, ending: Ending) -> None:
         self.tally = Tally()
@@ -30,27 +30,27 @@ class Stage:
         self._style = no_style() if plain else color_style()
 
     def say(self, text: str = "", style: str = "") -> None:
-        """A line at once. Where nobody can read it any more (a terminal that was closed) the demo ends."""
+        """Print a line at once. The demo ends if its terminal was closed."""
         try:
             sys.stdout.write(f"{getattr(self._style, style)(text) if style else text}\n")
             sys.stdout.flush()
         except OSError:
             self._ending.asked = True
-            # Nothing is left for the flush at exit to trip over.
+            # Leave nothing for the flush at exit, which would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def step(self) -> None:
-        """A moment of the demo."""
+        """Wait a moment and print what is new."""
         self._ending.pause(STEP)
         for child in self.children:
             child.check()
         for line in self.consumer.news() if self.consumer else ():
-            told = self.tally.hear(line)
+            told = self.tally.line_of(line)
             if told:
                 self.say(f"{time.strftime('%H:%M:%S')}  {told[0]}", told[1])
 
     def wait(self, fact: Callable[[], object], what: str, *, until: float) -> None:
-        """Go on until the fact is true; Late if it is not by then, in the seconds of time.monotonic()."""
+        """Wait until the fact is true; raise Late at that time of time.monotonic()."""
         while not fact():
             if time.monotonic() >= until:
                 raise Late(what)

@@ -1,4 +1,4 @@
-"""A day at the bank that never ends: a payment each second, some of which fail, and now and then an outage."""
+"""An endless day at the bank: a payment each second, some failures, and an outage now and then."""
 
 import time
 from itertools import cycle
@@ -12,13 +12,13 @@ from testproject.playing.stage import Stage
 
 PAUSE = 1.0
 FIRST, LENGTH, EVERY = 15, 30, 150
-"""Seconds: when the other bank goes down first, for how long, and how often."""
+"""Seconds: the start of the first outage, its length, and the interval between outages."""
 TOTAL = 15
 KINDS = ("card", "card", "card", "transfer", "card", "card", "cash", "card")
 
 
 class Stream:
-    """Payments come in; some trouble comes at every so many of them, so that all of it is seen within half a minute."""
+    """The stream of payments; each kind of failure occurs within half a minute."""
 
     def __init__(self, stage: Stage, address: str) -> None:
         self._stage = stage
@@ -30,7 +30,7 @@ class Stream:
         self._down = False
 
     def run(self) -> NoReturn:
-        """Until somebody wants it to end."""
+        """Run until the end is requested."""
         begun = time.monotonic()
         while True:
             self._stage.step()
@@ -39,7 +39,7 @@ class Stream:
                 self._second(seconds)
 
     def _second(self, now: int) -> None:
-        # A demo that was stopped for a while (Ctrl-Z) does not make up for it.
+        # A demo that was stopped for a while (Ctrl-Z) does not catch up.
         self._number = now
         self._weather((now - FIRST) % EVERY < LENGTH and now >= FIRST)
         try:
@@ -49,18 +49,18 @@ class Stream:
         if now % TOTAL == 0:
             self._stage.say(f"          so far  {self._stage.tally.total()}   {self._address}admin/", "MIGRATE_HEADING")
 
-    def _weather(self, down: bool) -> None:  # noqa: FBT001 - it is the whole of its news
+    def _weather(self, down: bool) -> None:  # noqa: FBT001 - its only argument
         if down == self._down:
             return
         self._down = down
-        # Who has told the other bank how to feel, in the admin, is not contradicted.
+        # A state that the user set in the admin is left alone.
         before, after, said = ("up", "down", "does not answer") if down else ("down", "up", "answers again")
         if gateway.mode() == Gateway.Mode(before):
             gateway.become(after)
             self._stage.say(f"          the other bank {said}", "MIGRATE_HEADING")
 
     def _customer(self, number: int) -> None:
-        if number % 17 == 5:  # noqa: PLR2004 - as are the others, chosen so that they seldom meet
+        if number % 17 == 5:  # noqa: PLR2004 - chosen, like the others, so that failures rarely coincide
             send_rubbish()
         if number % 13 == 3:  # noqa: PLR2004
             pay(next(self._closed), "card", 20 + number % 60)

@@ -1,4 +1,4 @@
-"""What the consumer logs, told in a line each for people, and counted."""
+"""Lines for people, made of the consumer's log, and a count of its events."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from django_rmq_retry.management.terminal import flat
 from testproject.payments.models import Payment
 
 BOOKING = ("post", "cash")
-"""The handlers after which a payment is in the ledger."""
+"""The handlers that post a payment to the ledger."""
 
 
 class Tally:
@@ -16,15 +16,15 @@ class Tally:
 
     def __init__(self) -> None:
         self.paid: dict[str, int] = {}
-        """By the payment's message id: how many attempts it took."""
+        """The number of attempts of each paid message, by its id."""
         self.waiting: dict[str, int] = {}
-        """How many of its attempts have failed."""
+        """The number of failed attempts of each waiting message."""
         self.parked: dict[str, str] = {}
-        """Why."""
+        """The reason of each parked message."""
         self.retries = 0
 
-    def hear(self, line: str) -> tuple[str, str] | None:
-        """What to tell of a line of the consumer's log, and its style; None where that is nothing."""
+    def line_of(self, line: str) -> tuple[str, str] | None:
+        """Return the line for a log line of the consumer, and its style; None if it shows nothing."""
         event = _event(line)
         told: dict[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
             "ack": self._ack,
@@ -37,7 +37,7 @@ class Tally:
         return found and (flat(found[0]), found[1])
 
     def total(self) -> str:
-        """All of it in a few words."""
+        """Summarize the events."""
         return (
             f"{len(self.paid)} paid, {self.retries} {'retry' if self.retries == 1 else 'retries'}, "
             f"{len(self.waiting)} waiting for {'its' if len(self.waiting) == 1 else 'their'} next attempt, "
@@ -47,7 +47,7 @@ class Tally:
     def _ack(self, event: Mapping[str, Any]) -> tuple[str, str] | None:
         message = _message(event)
         if _handler(event) not in BOOKING:
-            # A posting may be booked before the attempt that published it is logged.
+            # A posting may be booked before the log shows the attempt that published it.
             if message in self.paid:
                 self.waiting.pop(message, None)
             return None
@@ -93,13 +93,13 @@ def _handler(event: Mapping[str, Any]) -> str:
 
 
 def _message(event: Mapping[str, Any]) -> str:
-    """The id of the payment's message; a posting has the number of the card payment that it ends."""
+    """Return the id of the payment's message; a posting has the number of the card payment that it ends."""
     name, _, number = str(event.get("message_id", "")).partition("-")
     return f"card-{number}" if name == "post" else f"{name}-{number}"
 
 
 def _what(event: Mapping[str, Any]) -> str:
-    """``card 17, 35.00 of Bob``."""
+    """Describe a payment: ``card 17, 35.00 of Bob``."""
     name, _, number = _message(event).partition("-")
     payment = None
     if name in Payment.Kind.values and number.isdecimal():

@@ -1,4 +1,4 @@
-"""Runs a command of manage.py that ends when its standard input does: with the demo, also where that is killed."""
+"""Runs a command of manage.py that ends with its standard input, and so with the demo, even a killed one."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ GRACE = 20.0
 
 
 def _end_with_the_demo() -> None:
-    # Nobody writes to it: this returns when the other end is closed, which the system does for a killed process too.
+    # The read returns when the other end is closed, which the system does for a killed process too.
     os.read(sys.stdin.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)

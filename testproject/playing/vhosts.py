@@ -1,4 +1,4 @@
-"""A virtual host for the demo alone, by the management API of a RabbitMQ that has one."""
+"""A virtual host for the demo, created through a RabbitMQ's management API."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """The management API at ``place``, for a user who may or may not do what is asked."""
+    """The management API at ``place``, with a user."""
 
     place: str
     user: str
@@ -25,7 +25,7 @@ class Api:
 
     @classmethod
     def named(cls, url: str, *, user: str, password: str) -> "Api":
-        """The one of a URL, as the user named there or else as the given one."""
+        """Return the API at a URL, with the URL's user or else the given one."""
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         if parts.username is not None:
@@ -33,7 +33,7 @@ class Api:
         return cls(place=f"{parts.scheme}://{host}{parts.path.rstrip('/')}", user=user, password=password)
 
     def ask(self, method: str, path: str, body: object = None) -> None:
-        """One request; an OSError or HTTPException where it is not done."""
+        """Send one request; raise OSError or HTTPException if it fails."""
         request = Request(f"{self.place}/api/{path}", method=method)  # noqa: S310 - a broker that the user named
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {login}")
@@ -45,7 +45,7 @@ class Api:
 
 @contextmanager
 def vhost_by(api: Api) -> Iterator[str | None]:
-    """The name of a fresh virtual host, deleted after with all that is in it; None where the API makes none."""
+    """Create a virtual host and yield its name; delete it afterwards. None if the API cannot create one."""
     name = f"bank-demo-{secrets.token_hex(4)}"
     made = _made(api, name)
     try:

@@ -1,4 +1,4 @@
-"""The demo's web server, on the first port that is free, and a look whether one can log in."""
+"""The demo's web server, on the first free port, and a login to test it."""
 
 import re
 import socket
@@ -21,15 +21,15 @@ TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
 
 
 def served(stack: ExitStack, stage: Stage, folder: Path, first: int) -> str:
-    """Run the web server until the stack ends; its address. Another demo may have the port: then it is the next."""
+    """Run the web server until the stack ends; return its address. A used port is skipped."""
     for port in range(first, min(first + MANY, 65536)):
         if not _free(port):
             continue
         child = stack.enter_context(beside(folder, "runserver", "--noreload", "--no-color", f"{HOST}:{port}"))
-        # Django says its address as soon as it has the port, and ends where somebody was quicker.
+        # Django prints its address once it has the port, and exits if the port is taken.
         mark = f"://{HOST}:{port}/"
         stage.wait(
-            lambda child=child, mark=mark: mark in child.said() or child.ended,  # type: ignore[misc]
+            lambda child=child, mark=mark: mark in child.output() or child.ended,  # type: ignore[misc]
             "the web server's start",
             until=time.monotonic() + PATIENCE,
         )
@@ -40,12 +40,12 @@ def served(stack: ExitStack, stage: Stage, folder: Path, first: int) -> str:
                 stage.say(f"Port {first} is in use by another program, so the admin is on port {port}.")
             return f"http://{HOST}:{port}/"
     raise Trouble(
-        f"The ports {first} to {first + MANY - 1} of {HOST} are taken. Another one: make demo ARGS='--port N'"
+        f"The ports {first} to {first + MANY - 1} of {HOST} are taken. Choose another one: make demo ARGS='--port N'"
     )
 
 
 def logs_in(address: str, user: str, password: str) -> bool:
-    """Whether the admin lets this user in."""
+    """Return True if the admin lets this user in."""
     browser = build_opener(HTTPCookieProcessor(CookieJar()))
     with browser.open(f"{address}admin/login/", timeout=PATIENCE) as page:
         token = TOKEN.search(page.read().decode())
@@ -57,12 +57,12 @@ def logs_in(address: str, user: str, password: str) -> bool:
 
 
 def _was_late(child: Child) -> bool:
-    return child.ended and TAKEN in child.said()
+    return child.ended and TAKEN in child.output()
 
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the web server does it: a port whose last connections are not forgotten yet is free.
+        # Like the web server: a port whose last connections are still closing counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

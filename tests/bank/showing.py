@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests.bank.bank import ROOT
-from tests.tooling.machine import hear_hangups
+from tests.tooling.machine import restore_hangups
 from tests.tooling.waiting import wait_until
 
 PATIENCE = 120
@@ -32,7 +32,7 @@ class Demo:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=hear_hangups,  # noqa: PLW1509 - one call of the system, no lock
+                preexec_fn=restore_hangups,  # noqa: PLW1509 - one call of the system, no lock
             )
 
     @property

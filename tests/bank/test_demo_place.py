@@ -78,7 +78,7 @@ def test_queues_that_others_have_made_are_not_touched(tmp_path: Path, vhost: Vho
         code = demo.await_code()
 
     assert code == 1
-    assert "has main-queue already, and the demo touches nothing that it has not made itself" in demo.said
+    assert "has main-queue already, and the demo changes no existing queue" in demo.said
     assert amqp.basic_get("main-queue", auto_ack=True)[2] == b"theirs"
     assert list(vhost.queues()) == ["main-queue"]
     assert list(demo.folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""As much of AMQP 1.0 as sends a message to a queue of RabbitMQ 4."""
+"""A minimal AMQP 1.0 client that sends a message to a queue of RabbitMQ 4."""
 
 import socket
 import struct
@@ -33,7 +33,7 @@ def described(code: int, *items: bytes) -> bytes:
 
 
 class Wire:
-    """A connection that has been told who we are."""
+    """A connection after its login."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -54,13 +54,13 @@ class Wire:
         self._socket.sendall(struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body)
 
     def receive(self) -> int:
-        """Which frame came."""
+        """Receive a frame and return its type."""
         (size,) = struct.unpack(">I", self._read(4))
         frame = self._read(size - 4)
         return frame[6] if len(frame) > 6 else 0
 
     def close(self) -> None:
-        """After all that was sent has been worked off."""
+        """Close the connection after the broker has processed everything sent."""
         self.send(described(CLOSE))
         wait_until(lambda: self.receive() == CLOSE, 5)
         self._socket.close()
@@ -75,7 +75,7 @@ class Wire:
 
 
 def send(url: str, queue: str, body: bytes, *, reply_to: str) -> None:
-    """Without an id, and with properties that a client of AMQP 0-9-1 might not send."""
+    """Send a message without an id, with properties that an AMQP 0-9-1 client might not send."""
     wire = Wire(url)
     wire.send(described(BEGIN, NULL, number(0), number(1000), number(1000)))
     target = described(TARGET, text(f"/queues/{queue}"))
@@ -95,7 +95,7 @@ def send(url: str, queue: str, body: bytes, *, reply_to: str) -> None:
             number(0),
         )
     )
-    # Nothing may be sent before the broker has answered the link and given credit for it.
+    # Nothing may be sent before the broker has answered the link and granted credit.
     wait_until(lambda: wire.receive() == 0x13, 5)
     said = described(PROPERTIES, NULL, NULL, NULL, NULL, text(reply_to))
     wire.send(

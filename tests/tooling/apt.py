@@ -1,26 +1,26 @@
-"""Debian's packages, for root on a machine where nobody minds: RMQ_TEST_INSTALL=never keeps the tests from it."""
+"""Debian packages, installed as root on a disposable machine; RMQ_TEST_INSTALL=never prevents it."""
 
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
-# Debian's packages ask this script before they start a service: the tests start their own.
+# Debian's packages run this script before they start a service; the tests start their own servers.
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def may_install() -> bool:
-    """Whether this is root on a machine with apt-get, and nobody minds."""
+    """True for root on a machine with apt-get, unless the environment forbids it."""
     return wanted() and os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 def wanted() -> bool:
-    """Whether anything may be installed at all."""
+    """True if installing is allowed."""
     return os.environ.get("RMQ_TEST_INSTALL") != "never"
 
 
 def install(*packages: str) -> None:
-    """Install quietly; a failure is told, and the tests then say what is missing."""
+    """Install quietly; on a failure the tests name what is missing."""
     apt("update")
     apt("install", "--yes", "--no-install-recommends", *packages)
 
@@ -39,7 +39,7 @@ def install_stopped(*packages: str) -> None:
 
 
 def apt(*words: str) -> None:
-    """One quiet apt-get."""
+    """Run apt-get quietly."""
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(["apt-get", "-qq", *words], env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""The browser of the tests, and axe-core, which looks for what keeps people out: in Debian's package, by npm."""
+"""The browser of the tests, and axe-core, which finds accessibility problems: from Debian and from npm."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ FLAGS = (
 
 
 def provide_browser() -> str:
-    """Get what is missing, as far as this machine allows; what the tests will find, as a sentence."""
+    """Install missing parts where possible; return a sentence about what the tests will use."""
     if not Path(CHROMIUM).exists() and may_install():
         print("Browser: installing chromium by apt-get", flush=True)
         install("chromium")
@@ -28,7 +28,7 @@ def provide_browser() -> str:
 
 
 def no_browser() -> str | None:
-    """Why no page can be looked at."""
+    """Return the reason why no page can be opened, or None."""
     if find_spec("playwright") is None:
         return "playwright is not here: pip install --group browser."
     if not Path(CHROMIUM).exists():
@@ -37,12 +37,12 @@ def no_browser() -> str | None:
 
 
 def axe() -> Path:
-    """Its one file."""
+    """The file of axe-core."""
     return cache() / f"axe-core-{AXE}" / "package" / "axe.min.js"
 
 
 def get_axe() -> None:
-    """Fetch it by npm, as a whole or not at all; nothing of it is run outside of the browser."""
+    """Fetch axe-core with npm, completely or not at all; only the browser runs it."""
     place = cache() / f"axe-core-{AXE}"
     building = place.with_name(f".building-{place.name}")
     shutil.rmtree(building, ignore_errors=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 KEYWORD = re.compile(r'(?:(msgctxt|msgid|msgid_plural|msgstr)(?:\[(\d+)\])?\s+)?("(?:\\.|[^"\\])*")$')
 MAGIC = 0x950412DE
 CONTEXT = "\x04"
-"""Between a context and its text, in compiled catalogues as in Django."""
+"""The separator of context and text in compiled catalogues, as in Django."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One text and its translation; several where it counts."""
+    """A text and its translation, or its translations if it has a plural."""
 
     context: str | None = None
     text: str
@@ -38,17 +38,17 @@ class Catalogue:
 
     @property
     def forms(self) -> int:
-        """How many forms a counted text has."""
+        """The number of plural forms."""
         return int(self.header["Plural-Forms"].split(";")[0].split("=")[1])
 
     def form(self, count: int) -> int:
-        """Which of them a count takes."""
+        """Return the plural form of a count."""
         rule = self.header["Plural-Forms"].split("plural=")[1].rstrip("; \n")
         return int(c2py(rule)(count))
 
 
 def read(path: Path) -> Catalogue:
-    """A .po file; what is commented out is left out."""
+    """Read a .po file without its commented entries."""
     found = list(_entries(path.read_text(encoding="utf-8")))
     heads = [entry for entry in found if not entry.text]
     lines = heads[0].said[0].splitlines() if heads else []
@@ -57,7 +57,7 @@ def read(path: Path) -> Catalogue:
 
 
 def compiled(catalogue: Catalogue) -> bytes:
-    """The same as a .mo file, as `msgfmt` would fill it."""
+    """Return the catalogue as a .mo file, equal to that of `msgfmt`."""
     head = "".join(f"{name}: {value}\n" for name, value in catalogue.header.items())
     texts = {"": head} | {_key(entry): "\0".join(entry.said) for entry in catalogue.entries}
     pairs = sorted((one.encode(), said.encode()) for one, said in texts.items())
@@ -73,14 +73,14 @@ def compiled(catalogue: Catalogue) -> bytes:
 
 
 def told(path: Path) -> dict[str, str]:
-    """What a .mo file says, each form of a counted text by itself."""
+    """Read a .mo file; each plural form is a separate entry."""
     with path.open("rb") as file:
         known: Mapping[object, str] = GNUTranslations(file)._catalog  # type: ignore[attr-defined]
     return {f"{key[0]}[{key[1]}]" if isinstance(key, tuple) else str(key): said for key, said in known.items() if key}
 
 
 def expected(catalogue: Catalogue) -> dict[str, str]:
-    """What the .mo file of a catalogue has to say."""
+    """Return the entries that a catalogue's .mo file must have."""
     found = {}
     for entry in catalogue.entries:
         name = f"{entry.context}{CONTEXT}{entry.text}" if entry.context is not None else entry.text

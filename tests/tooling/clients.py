@@ -1,4 +1,4 @@
-"""The clients that are no Python packages: Debian's amqp-tools, and node's amqplib in a cache of this user."""
+"""Clients that are not Python packages: Debian's amqp-tools, and node's amqplib in this user's cache."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ PACKAGES = {"amqp-publish": "amqp-tools", "node": "nodejs", "npm": "npm"}
 
 
 def provide_clients() -> str:
-    """Get what is missing, as far as this machine allows; what the tests will find, as a sentence."""
+    """Install missing clients where possible; return a sentence about what the tests will use."""
     missing = [package for tool, package in PACKAGES.items() if shutil.which(tool) is None]
     if missing and may_install():
         print(f"Clients: installing {', '.join(missing)} by apt-get", flush=True)
@@ -24,25 +24,25 @@ def provide_clients() -> str:
 
 
 def no_tools() -> str | None:
-    """Why the tools in C cannot be driven."""
+    """Return the reason why the C tools cannot run, or None."""
     return None if shutil.which("amqp-publish") else "amqp-tools is not installed: apt-get install amqp-tools."
 
 
 def no_amqplib() -> str | None:
-    """Why node's amqplib cannot be driven."""
+    """Return the reason why node's amqplib cannot run, or None."""
     if shutil.which("node") is None:
         return "node is not installed: apt-get install nodejs npm, then `make services`."
     return None if amqplib() else "node's amqplib is not here: `make services` gets it by npm."
 
 
 def amqplib() -> Path | None:
-    """The folder in which node finds amqplib."""
+    """The folder where node finds amqplib."""
     place = _place()
     return place if (place / "node_modules" / "amqplib" / "package.json").exists() else None
 
 
 def get_amqplib() -> None:
-    """Fetch it by npm, as a whole or not at all."""
+    """Fetch amqplib with npm, completely or not at all."""
     place = _place()
     building = place.with_name(f".building-{place.name}")
     shutil.rmtree(building, ignore_errors=True)

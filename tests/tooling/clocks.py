@@ -1,4 +1,4 @@
-"""A host whose clock is wrong: the time that Python is told is shifted, in a process of its own or in a test."""
+"""A host with a wrong clock: Python's time is shifted, in a process of its own or in one test."""
 
 import os
 import time
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import pytest
 
 VARIABLE = "RMQ_TEST_CLOCK"
-"""In the environment of a process: seconds by which its clock is wrong, or a file that holds them."""
+"""The environment variable with the seconds of the shift, or a file that holds them."""
 DAY = 86_400.0
 YEAR = 365 * DAY
 _time, _time_ns, _now = time.time, time.time_ns, timezone.now
 
 
 def shift() -> None:
-    """For the settings of a process; without the variable its clock is right."""
+    """Shift the clock of a process, called from its settings; without the variable nothing changes."""
     told = os.environ.get(VARIABLE, "")
     if told:
         off = _reader(told)
@@ -29,7 +29,7 @@ def shift() -> None:
 
 
 def shifted(monkeypatch: "pytest.MonkeyPatch", seconds: float) -> None:
-    """In this process, until the test ends."""
+    """Shift the clock of this process until the test ends."""
     for place, name, clock in _clocks(lambda: seconds):
         monkeypatch.setattr(place, name, clock)
 
@@ -48,7 +48,7 @@ def _reader(told: str) -> Callable[[], float]:
         return lambda: seconds
 
     def read() -> float:
-        # Written anew while the process runs; until it is there the clock is right.
+        # The file is written while the process runs; until it exists the clock is right.
         try:
             return float(Path(told).read_text())
         except (OSError, ValueError):

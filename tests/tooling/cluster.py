@@ -1,4 +1,4 @@
-"""Three RabbitMQ nodes of our own in one cluster, on loopback."""
+"""Private RabbitMQ nodes in one cluster, on loopback."""
 
 import random
 import secrets
@@ -15,14 +15,14 @@ from tests.tooling.waiting import wait_until
 
 SIZE = 3
 CONF = ("cluster_partition_handling = pause_minority",)
-"""Who sees fewer than half of the nodes stops serving: what RabbitMQ advises where nothing may be lost."""
+"""A node that sees fewer than half of the nodes stops serving, as RabbitMQ advises for safety."""
 SOON = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].\n"
-"""In advanced.config: a waiting queue whose hand-over met a node's death tries again after five seconds, not 180."""
+"""In advanced.config: a dead letter whose hand-over met a node's death is retried after 5 seconds, not 180."""
 
 
 @contextmanager
 def cluster(services: Services, version: str | None = None, size: int = SIZE) -> Iterator[Sequence[Node]]:
-    """Started and joined; gone afterwards."""
+    """Start and join the nodes; remove them at the end."""
     install = install_for(version)
     if install is None:
         raise missing(version)
@@ -48,23 +48,23 @@ def cluster(services: Services, version: str | None = None, size: int = SIZE) ->
 
 
 def cut_off(node: Node, others: Sequence[Node]) -> None:
-    """The network between one and the others is gone, until `rejoin`: nobody takes the cookie of the other side."""
+    """Cut the network between one node and the others until `rejoin`: neither side accepts the other's cookie."""
     names = ", ".join(f"'{other.name}'" for other in others)
     node.ctl("eval", f"[begin erlang:set_cookie(Other, cut), erlang:disconnect_node(Other) end || Other <- [{names}]].")
 
 
 def rejoin(node: Node, others: Sequence[Node]) -> None:
-    """They find each other again by themselves."""
+    """Reconnect the nodes."""
     names = ", ".join(f"'{other.name}'" for other in others)
     node.ctl("eval", f"[erlang:set_cookie(Other, erlang:get_cookie()) || Other <- [{names}]].")
 
 
 def running(node: Node) -> int:
-    """How many nodes the cluster of one has that run."""
+    """Return the number of running nodes in a node's cluster."""
     return sum(row["running"] for row in node.management.call("GET", "nodes?columns=running"))
 
 
 def whole(node: Node, size: int = SIZE) -> bool:
-    """Whether every quorum queue has all its replicas at work."""
+    """True if every quorum queue has all its replicas running."""
     rows = node.management.call("GET", "queues?columns=type,online,members")
     return all(len(row.get("online", ())) == size for row in rows if row["type"] == "quorum")

@@ -1,6 +1,6 @@
-"""Which databases the tests can use: SQLite always, PostgreSQL and MariaDB where they are found.
+"""The databases of the tests: always SQLite, and PostgreSQL and MariaDB where they are found.
 
-RMQ_TEST_DATABASE says which one this run is on; RMQ_TEST_POSTGRES and RMQ_TEST_MARIADB say where they are.
+RMQ_TEST_DATABASE selects the one of this run; RMQ_TEST_POSTGRES and RMQ_TEST_MARIADB are their addresses.
 """
 
 import getpass
@@ -33,11 +33,11 @@ class Kind:
 
     @property
     def url(self) -> str:
-        """Where it is, unless the environment names another place."""
+        """The address, from the environment or by default."""
         return os.environ.get(self.variable) or self.default
 
     def settings(self) -> Settings:
-        """As Django's DATABASES wants it."""
+        """The entry of Django's DATABASES."""
         parts = urlsplit(self.url)
         return {
             "ENGINE": self.engine,
@@ -47,12 +47,12 @@ class Kind:
             "HOST": parts.hostname or "127.0.0.1",
             "PORT": str(parts.port or ""),
             "OPTIONS": dict(self.options),
-            # Two runs at once must not drop each other's.
+            # Two concurrent runs must not drop each other's database.
             "TEST": {"NAME": f"test_rmq_retry_{os.getpid()}", **self.test},
         }
 
     def undriven(self) -> str:
-        """Why nothing of Python's can talk to it, as a sentence; empty where something can."""
+        """Return the reason why no Python driver is available, or ""."""
         if find_spec(self.driver) is None:
             return f"{self.package} is not installed. Run `pip install --group databases`."
         return ""
@@ -62,7 +62,7 @@ class Kind:
         return not self._silence()
 
     def lack(self) -> str:
-        """Why it cannot be used, as a sentence; empty where it can."""
+        """Return the reason why the database cannot be used, or ""."""
         return self.undriven() or self._silence() or self._refusal()
 
     def _silence(self) -> str:
@@ -106,7 +106,7 @@ KINDS = {
 
 @cache
 def refusal(url: str, driver: str) -> str:
-    """The words with which a server refuses the login or the making of a database; empty where it refuses neither."""
+    """Return the server's error on login or on CREATE DATABASE, or ""."""
     parts, module = urlsplit(url), import_module(driver)
     login: Settings = {"host": parts.hostname, "user": unquote(parts.username or ""), "connect_timeout": 5}
     login |= {"password": unquote(parts.password)} if parts.password else {}
@@ -123,15 +123,15 @@ def refusal(url: str, driver: str) -> str:
 
 
 def chosen() -> str:
-    """The database of this run."""
+    """The kind of database of this run."""
     return os.environ.get("RMQ_TEST_DATABASE") or SQLITE
 
 
 def settings(kind: str = "", *, name: str = ":memory:") -> Settings:
-    """The settings of a database; a name that is not given is whatever is made for the tests."""
+    """Return the settings of a database; without a name, of the one made for the tests."""
     kind = kind or chosen()
     if kind == SQLITE:
-        # Threads and processes write at once: each waits for its turn.
+        # Threads and processes write concurrently: each one waits for its turn.
         own = {"timeout": 30, "transaction_mode": "IMMEDIATE"}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": own if name != ":memory:" else {}}
     if kind == MARIADB:
@@ -141,7 +141,7 @@ def settings(kind: str = "", *, name: str = ":memory:") -> Settings:
 
 
 def play_mysqlclient() -> None:
-    """Django asks for mysqlclient, which must be compiled; PyMySQL does the same in Python."""
+    """Let PyMySQL replace mysqlclient, which would have to be compiled."""
     driver = import_module("pymysql")
     driver.version_info = (2, 2, 7, "final", 0)  # type: ignore[attr-defined]  # it has no stubs here
     driver.install_as_MySQLdb()

@@ -1,4 +1,4 @@
-"""The drawings of the documentation, made by the product: ``python -m tests.tooling.drawings`` writes them anew."""
+"""The drawings of the documentation, made by the product: ``python -m tests.tooling.drawings`` rewrites them."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ HANDLERS: dict[str, tuple[Queue, Policy, str]] = {
 
 
 def drawn(name: str) -> str:
-    """The drawing of this name, as the file has to be."""
+    """Return the drawing of this name, as its file must be."""
     queue, policy, park = HANDLERS[name]
     found = intakes([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
     return svg(Shape.of(layout(found), found), title=f"Topology of {queue.name}")

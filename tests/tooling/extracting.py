@@ -1,4 +1,4 @@
-"""Finds the texts that are marked for translation, in Python and in templates, without GNU gettext."""
+"""Finds texts marked for translation, in Python and in templates, without GNU gettext."""
 
 import ast
 import re
@@ -8,15 +8,15 @@ from pathlib import Path
 from django.utils.translation.template import templatize
 
 Text = tuple[str | None, str, str | None]
-"""A context, a text, its plural."""
+"""A context, a text and its plural."""
 KINDS = {"_": "t", "gettext": "t", "ngettext": "tp", "pgettext": "ct", "npgettext": "ctp"}
-"""What the arguments of each function are: context, text, plural."""
+"""The arguments of each function: context, text, plural."""
 STRING = r"""u?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
 CALL = re.compile(rf"\b(gettext|ngettext|pgettext|npgettext|_)\(\s*({STRING}(?:\s*,\s*{STRING})*)")
 
 
 def marked(package: Path) -> dict[Text, set[str]]:
-    """Each text with the files that it stands in."""
+    """Return each text with its files."""
     found: dict[Text, set[str]] = {}
     for path in sorted(package.rglob("*.py")) + sorted(package.rglob("*.html")):
         source = path.read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def marked(package: Path) -> dict[Text, set[str]]:
 
 
 def in_python(source: str) -> Iterator[Text]:
-    """The texts of a module."""
+    """Yield the texts of a module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id.removesuffix("_lazy").removesuffix("_noop")
@@ -37,7 +37,7 @@ def in_python(source: str) -> Iterator[Text]:
 
 
 def in_template(source: str) -> Iterator[Text]:
-    """The texts of a template, as Django hands them to xgettext."""
+    """Yield the texts of a template, as Django passes them to xgettext."""
     for name, arguments in CALL.findall(templatize(source)):
         texts = [ast.literal_eval(one) for one in re.findall(STRING, arguments)]
         yield _text(KINDS[name], texts)

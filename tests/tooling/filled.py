@@ -1,4 +1,4 @@
-"""Databases of a test's own, with tables, for processes that it starts: they see nothing of a test's transaction."""
+"""Databases with tables for processes that a test starts, which do not see the test's transaction."""
 
 import json
 import secrets
@@ -19,18 +19,18 @@ ALIAS = "own"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """One of them; here it is the alias "own", for processes it is the default."""
+    """One of these databases: the alias "own" in the test, the default in processes."""
 
     settings: databases.Settings
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a process of it."""
+        """The environment that selects it in a process."""
         return {VARIABLE: json.dumps(self.settings)}
 
 
 def given(value: str | None) -> databases.Settings:
-    """In a process: the database it was told of, or one in memory."""
+    """Return a process's database: the one in its environment, or one in memory."""
     found: databases.Settings = json.loads(value) if value else databases.settings(databases.SQLITE)
     if found["ENGINE"].endswith("mysql"):
         databases.play_mysqlclient()
@@ -39,7 +39,7 @@ def given(value: str | None) -> databases.Settings:
 
 @contextmanager
 def own_database(folder: Path, templates: Path, kind: str = "") -> Iterator[Own]:
-    """A fresh database with its tables, of the kind of this run unless another is named; dropped in the end."""
+    """Create a database with tables, of this run's kind unless another is named; drop it at the end."""
     kind = kind or databases.chosen()
     if kind == databases.SQLITE:
         name = str(folder / "own.sqlite3")
@@ -59,7 +59,7 @@ def own_database(folder: Path, templates: Path, kind: str = "") -> Iterator[Own]
 
 
 def _template(templates: Path) -> Path:
-    """An SQLite database with tables, made once for each worker."""
+    """Create an SQLite database with tables, once for each worker."""
     made = templates / "template.sqlite3"
     if not made.exists():
         with _known(databases.settings(databases.SQLITE, name=str(made))):
@@ -69,7 +69,7 @@ def _template(templates: Path) -> Path:
 
 @contextmanager
 def _known(settings: databases.Settings) -> Iterator[Own]:
-    """Django knows it by its alias meanwhile."""
+    """Register the alias with Django inside the block."""
     connections.settings[ALIAS] = connections.configure_settings({"default": {}, ALIAS: dict(settings)})[ALIAS]
     try:
         yield Own(settings=settings)
@@ -81,7 +81,7 @@ def _known(settings: databases.Settings) -> Iterator[Own]:
 
 
 def _execute(kind: str, statement: str) -> None:
-    """On the server, outside of any transaction."""
+    """Run a statement on the server, outside of any transaction."""
     server = databases.settings(kind, name="postgres" if kind == databases.POSTGRESQL else "mysql")
     with _known(server):
         connection = connections[ALIAS]

@@ -1,6 +1,6 @@
-"""Keeps one RabbitMQ process and its epmd, and ends both when told to, or when its owner is gone.
+"""Keeps one RabbitMQ process and its epmd, and ends both on request or when the owner has ended.
 
-Run as a script in a session of its own, so that neither ctrl-C nor a killed test run leaves a node behind.
+It runs as a script in its own session, so that neither ctrl-C nor a killed test run leaves a node behind.
 """
 
 import json
@@ -16,7 +16,7 @@ GRACE = 20.0
 
 
 def state(pid: int) -> str:
-    """The process's state as ps shows it: R, S, T, …; Z once it is gone."""
+    """Return the process's state as ps shows it: R, S, T, …; Z once it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -24,12 +24,12 @@ def state(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still does anything (a zombie does not)."""
+    """True while the process runs; a zombie does not."""
     return state(pid) not in "ZX"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, also a stopped one: gently first."""
+    """End a process, even a stopped one; kill it if it does not end."""
     for sign in (signal.SIGCONT, signal.SIGTERM):
         if process.poll() is None:
             process.send_signal(sign)
@@ -41,7 +41,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def guard(folder: Path, owner: int) -> None:
-    """Run what `folder`/node.json names until it ends, the owner ends, or SIGTERM comes."""
+    """Run what `folder`/node.json names until it ends, the owner ends, or SIGTERM arrives."""
     stopping = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     spec = json.loads((folder / "node.json").read_text())

@@ -1,11 +1,11 @@
-"""Which RabbitMQ versions this machine has: natively, or in Debian chroots made by `make brokers`."""
+"""The RabbitMQ versions on this machine: native, or in Debian chroots made by `make brokers`."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 HOMES = "usr/lib/rabbitmq/lib"
-# sees its own /proc, /dev and data folder, and nothing of it outlives the process
+# The node has its own /proc, /dev and data folder, which end with the process.
 ENTER = (
     'mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev" && mount --bind "$2" "$1/srv/node"'
     ' && root=$1 && shift 2 && exec chroot "$root" "$@"'
@@ -14,7 +14,7 @@ ENTER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """One installed RabbitMQ: `home` as seen from inside `root`."""
+    """One installed RabbitMQ; `home` is a path inside `root`."""
 
     version: str
     root: Path
@@ -22,15 +22,15 @@ class Install:
 
     @property
     def native(self) -> bool:
-        """Whether it lives in this machine's own file system."""
+        """True if it is installed in this machine's own file system."""
         return self.root == Path("/")
 
     def inner(self, folder: Path) -> Path:
-        """The data folder as the node itself sees it."""
+        """Return the data folder's path inside the installation."""
         return folder if self.native else Path("/srv/node")
 
     def command(self, folder: Path, *words: str) -> list[str]:
-        """The words that run a command beside this installation; the process stays one and the same pid."""
+        """Return the command line inside this installation; the process keeps its pid."""
         if self.native:
             return list(words)
         enter = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
@@ -46,17 +46,17 @@ def chroots() -> list[Path]:
 
 
 def default_chroots() -> Path:
-    """Where `make brokers` puts them, for every clone of this user."""
+    """The folder where `make brokers` puts chroots, shared by all clones of this user."""
     return cache() / "brokers"
 
 
 def cache() -> Path:
-    """What the tests have fetched, for every clone of this user."""
+    """The cache of fetched files, shared by all clones of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "django-rmq-retry"
 
 
 def installs() -> list[Install]:
-    """Everything installed, the native one first."""
+    """Return every installation, the native one first."""
     found = []
     for root in [Path("/"), *chroots()]:
         for home in sorted((root / HOMES).glob("rabbitmq_server-*")):
@@ -66,7 +66,7 @@ def installs() -> list[Install]:
 
 
 def install_for(version: str | None) -> Install | None:
-    """The installation of `version` ("4.0" means any 4.0.x), or the first one there is."""
+    """Return the installation of `version` ("4.0" means any 4.0.x), or the first one."""
     for install in installs():
         if version is None or f"{install.version}.".startswith(f"{version}."):
             return install

@@ -1,4 +1,4 @@
-"""Reads a package's imports and says, a sentence for each, where they break the ladder."""
+"""Reads a package's imports and reports each one that breaks the order of the layers."""
 
 import ast
 import sys
@@ -12,7 +12,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One name imported by a module; modules of the package are written from its root: "core.errors"."""
+    """One import of a module; modules of the package are written from its root: "core.errors"."""
 
     source: str
     place: str
@@ -23,7 +23,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """The rungs, bottom first, and what each room may import besides: the first room that fits a module counts."""
+    """The rungs, bottom first, and the foreign imports of each folder; the first folder that fits a module counts."""
 
     rungs: Sequence[str]
     foreign: Mapping[str, frozenset[str]]
@@ -31,7 +31,7 @@ class Ladder:
     narrow: Mapping[str, Sequence[str]]
 
     def broken(self, package: Path) -> list[str]:
-        """Every breach in the package, as sentences."""
+        """Return a sentence for each import that breaks the order."""
         modules = {name_of(path, package): path for path in sorted(package.rglob("*.py"))}
         homeless = [
             f"{path.relative_to(package)} has no rung: add {name!r} to RUNGS where it belongs."
@@ -43,7 +43,7 @@ class Ladder:
         return homeless + [sentence for sentence in sentences if sentence] + list(self.circles(found))
 
     def rung(self, module: str) -> int | None:
-        """The height of a module: its own name counts before a `room.*`."""
+        """Return the rung of a module; its own name wins over `folder.*`."""
         if module in self.rungs:
             return self.rungs.index(module)
         for height, rung in enumerate(self.rungs):
@@ -52,13 +52,13 @@ class Ladder:
         return None
 
     def judge(self, one: Import) -> str | None:
-        """What is wrong with an import, or None."""
+        """Return the problem of an import, or None."""
         if one.late:
             return f"{one.place} imports {one.target} inside a function: imports stand at the top of a module."
         return self.judge_own(one) if one.own else self.judge_foreign(one)
 
     def judge_own(self, one: Import) -> str | None:
-        """Imports inside the package only go down."""
+        """Check that an import inside the package goes down."""
         low, high = self.rung(one.source), self.rung(one.target)
         if low is None or high is None:
             return None
@@ -74,7 +74,7 @@ class Ladder:
         return None
 
     def judge_foreign(self, one: Import) -> str | None:
-        """Imports from outside the package are those of its room."""
+        """Check an import from outside the package against the module's folder."""
         room = first_room(one.source, self.forbidden)
         if room is not None and one.target in self.forbidden[room]:
             return f"{one.place} imports {one.target}: {room} gets such things handed in."
@@ -86,7 +86,7 @@ class Ladder:
         return f"{one.place} imports {one.target}: {room or 'the package root'} may import {others} only."
 
     def circles(self, found: Sequence[Import]) -> Iterator[str]:
-        """Modules of one rung that import each other in a circle."""
+        """Yield modules of one rung that import each other in a circle."""
         below: dict[str, set[str]] = {}
         for one in found:
             if one.own and one.source != one.target and self.rung(one.source) == self.rung(one.target):
@@ -97,17 +97,17 @@ class Ladder:
 
 
 def inside(module: str, room: str) -> bool:
-    """Whether a module is the room or in it; the room "" holds them all."""
+    """True if the module is in the folder; the folder "" holds every module."""
     return not room or f"{module}.".startswith(f"{room}.")
 
 
 def first_room(module: str, rooms: Mapping[str, object]) -> str | None:
-    """The first of the rooms that holds the module."""
+    """Return the first folder that holds the module."""
     return next((room for room in rooms if inside(module, room)), None)
 
 
 def reachable(start: str, below: Mapping[str, set[str]]) -> set[str]:
-    """Everything that is imported from `start` on."""
+    """Return every module that `start` imports, directly or not."""
     seen: set[str] = set()
     todo = list(below.get(start, ()))
     while todo:
@@ -119,13 +119,13 @@ def reachable(start: str, below: Mapping[str, set[str]]) -> set[str]:
 
 
 def name_of(path: Path, package: Path) -> str:
-    """A module's name from the package's root; the root itself is `__init__`."""
+    """Return a module's name from the package's root; the root itself is `__init__`."""
     parts = path.relative_to(package).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def imports(path: Path, package: Path, modules: frozenset[str]) -> Iterator[Import]:
-    """All imports of one file, those under TYPE_CHECKING too."""
+    """Yield all imports of a file, including those under TYPE_CHECKING."""
     source = name_of(path, package)
     tree = ast.parse(path.read_text())
     functions = (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS))
@@ -139,7 +139,7 @@ def imports(path: Path, package: Path, modules: frozenset[str]) -> Iterator[Impo
 
 
 def imported(node: ast.AST, path: Path, package: Path, modules: frozenset[str]) -> list[str]:
-    """The full names of the modules that one statement imports."""
+    """Return the full names of the modules that one statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):

@@ -26,26 +26,26 @@ LANES = {"5.2": ("3.11", "3.12", "3.13"), "6.0": ("3.12", "3.13"), "6.1": ("3.13
 WITHOUT_DJANGO = tuple(
     f"--ignore=tests/{room}" for room in ("broker", "chaos", "core", "embedded", "faults", "runtime")
 )
-"""They take half of the time; that they run on other interpreters is seen by all that is built on them."""
+"""Folders without Django, which take half of the time; the others also cover their code on each interpreter."""
 ROWS = ("bank", "inbox", "operating", "ordering", "outbox", "records", "switching", "upgrading")
 BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ROWS))
-"""What holds on the oldest Django and on the newest is not asked again of those between, but for what they draw."""
+"""Folders left out between the oldest and the newest Django; only drawings may differ there."""
 SHARED = ("-n", str((os.cpu_count() or 2) * 2), "--dist", "worksteal")
-"""By more workers than there are cores, for tests wait for brokers; whoever is done takes over from the others."""
+"""More workers than cores, because tests wait for brokers; an idle worker takes tests from the others."""
 STORM = (
     *("-n", "0", "-m", "long"),
     "tests/chaos/test_chaos.py::test_three_minutes_of_faults_lose_nothing_and_double_nothing",
 )
-"""It takes the whole machine, and three minutes."""
+"""The chaos suite, which needs the whole machine for three minutes."""
 SUMMARY = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected|warnings?)\b.* in [\d.]+s")
 NOTHING = 5
-"""pytest's exit code where the arguments leave no test."""
+"""pytest's exit code when the arguments select no test."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one lane."""
+    """The result of one lane."""
 
     name: str
     summary: str
@@ -53,17 +53,17 @@ class Result:
 
 
 def here() -> str:
-    """The Django of this interpreter, such as 6.1."""
+    """Return the Django of this interpreter, such as 6.1."""
     return ".".join(version("django").split(".")[:2])
 
 
 def run_tests(name: str, python: str, arguments: list[str], **environment: str) -> Result:
-    """Run pytest, show what it says, and keep its last line."""
+    """Run pytest, show its output, and keep its last line."""
     print(f"\n### {name}", flush=True)
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [python, "-m", "pytest", *SHARED, *colour, *arguments]
-    summary = "pytest said nothing"
-    # Hundreds of processes start in a run, and each would compile everything anew.
+    summary = "pytest printed nothing"
+    # A run starts hundreds of processes, which would otherwise each compile everything again.
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}
     with subprocess.Popen(command, cwd=ROOT, env=told, stdout=subprocess.PIPE, text=True) as run:
         try:
@@ -78,7 +78,7 @@ def run_tests(name: str, python: str, arguments: list[str], **environment: str) 
 
 
 def run_database(kind: str, arguments: list[str]) -> Result:
-    """Run what is marked `database` on this one; its absence is an error where everything is asked for."""
+    """Run the tests marked `database` on this one; its absence is an error if everything is required."""
     known = databases.KINDS[kind]
     with ExitStack() as stack:
         told = {"RMQ_TEST_DATABASE": kind}
@@ -97,7 +97,7 @@ def run_database(kind: str, arguments: list[str]) -> Result:
 
 
 def run_lane(django: str, arguments: list[str]) -> Result:
-    """Run one lane in a venv of its own."""
+    """Run one lane in its own venv."""
     finder = ["sh", str(ROOT / "tests/tooling/find-python.sh"), *LANES[django]]
     found = subprocess.run(finder, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -109,7 +109,7 @@ def run_lane(django: str, arguments: list[str]) -> Result:
 
 
 def prepare(django: str, base: str) -> str:
-    """The interpreter of the lane's venv, made anew when pyproject.toml changed."""
+    """Return the interpreter of the lane's venv, rebuilt when pyproject.toml changed."""
     venv = ROOT / ".venv-lanes" / f"django-{django}"
     python, ready = str(venv / "bin/python"), venv / ".ready"
     if ready.exists() and ready.stat().st_mtime >= (ROOT / "pyproject.toml").stat().st_mtime:
@@ -123,7 +123,7 @@ def prepare(django: str, base: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the lanes; the exit code is that of the first one that failed."""
+    """Run the lanes; return the exit code of the first one that failed."""
     with_main = arguments[:1] == ["--main"]
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
 
 
 def interrupted(number: int, _frame: object) -> None:
-    """So that what was started is ended by whoever started it."""
+    """End as on an error, so that each process ends those that it started."""
     sys.exit(128 + number)
 
 

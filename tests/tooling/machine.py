@@ -1,4 +1,4 @@
-"""Parts of a machine that a container or an old Python lacks: pseudo-terminals, shared memory, safe unpacking."""
+"""Features that a container or an old Python may lack: pseudo-terminals, shared memory, safe unpacking."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ NO_SEMAPHORE = "processes cannot share a semaphore here ({error}). Mount a tmpfs
 
 
 def open_terminal() -> tuple[int, int]:
-    """Open a pseudo-terminal, as os.openpty(); skip the test at hand where the machine gives none."""
+    """Open a pseudo-terminal, like os.openpty(); skip the test if the machine has none."""
     try:
         return os.openpty()
     except OSError as error:
@@ -21,7 +21,7 @@ def open_terminal() -> tuple[int, int]:
 
 
 def no_semaphore() -> str | None:
-    """The reason why multiprocessing does not work here, as a sentence."""
+    """Return the reason why multiprocessing does not work here, or None."""
     try:
         multiprocessing.get_context("fork").Semaphore()
     except OSError as error:
@@ -30,7 +30,7 @@ def no_semaphore() -> str | None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Extract a tar archive; Python 3.11 before 3.11.4 knows no filter, and our archives need none."""
+    """Extract a tar archive; Python before 3.11.4 has no filter, and our archives need none."""
     with tarfile.open(archive) as files:
         if hasattr(tarfile, "data_filter"):
             files.extractall(folder, filter="data")
@@ -38,6 +38,6 @@ def unpack(archive: Path, folder: Path) -> None:
             files.extractall(folder)  # noqa: S202 - made by git or fetched by npm
 
 
-def hear_hangups() -> None:
+def restore_hangups() -> None:
     """Let a child end on SIGHUP, although `nohup make test` ignores it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

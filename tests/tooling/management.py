@@ -1,4 +1,4 @@
-"""A thin client of RabbitMQ's management API, for the tests' own looking."""
+"""A thin client of RabbitMQ's management API."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ HTTP_NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Management:
-    """The API at `url`, as the user named there."""
+    """The API at `url`, with the user in it."""
 
     url: str
 
@@ -24,7 +24,7 @@ class Management:
         return f"{parts.hostname}:{parts.port}"
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request; the decoded answer, or None where there is none."""
+        """Send one request; return the decoded answer, or None without one."""
         parts = urlsplit(self.url)
         request = Request(f"http://{self.place}/api/{path}", method=method)
         login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
@@ -36,21 +36,21 @@ class Management:
         return json.loads(text) if text else None
 
     def version(self) -> str | None:
-        """The broker's version, or None if nobody answers."""
+        """Return the broker's version, or None without an answer."""
         try:
             return str(self.call("GET", "overview")["rabbitmq_version"])
         except (URLError, OSError):
             return None
 
     def create_vhost(self, name: str) -> None:
-        """Make a virtual host; its maker may do everything there."""
+        """Create a virtual host; its creator has every permission there."""
         user = unquote(urlsplit(self.url).username or "guest")
         self.call("PUT", f"vhosts/{quote(name, safe='')}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.call("PUT", f"permissions/{quote(name, safe='')}/{quote(user, safe='')}", everything)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host with all that is in it; one that is gone already is fine."""
+        """Delete a virtual host with its content; a missing one is ignored."""
         try:
             self.call("DELETE", f"vhosts/{quote(name, safe='')}")
         except HTTPError as error:

@@ -1,6 +1,6 @@
-"""Brings the catalogues up to the texts in the sources, by GNU gettext, and compiles them, without it.
+"""Updates the translation catalogues from the sources with GNU gettext, and compiles them without it.
 
-``--compile`` does only the second.
+``--compile`` only compiles.
 """
 
 import re
@@ -18,18 +18,18 @@ LANGUAGES = ("de", "fr", "ru", "uk", "zh_Hans")
 STAMP = re.compile(
     r'^"(POT-Creation-Date|PO-Revision-Date|Last-Translator|Language-Team|Report-Msgid-Bugs-To):.*\n', re.MULTILINE
 )
-"""Says nothing that the history does not say, and would change with every call."""
+"""Header lines that would change at every run."""
 
 
 def main(arguments: list[str]) -> int:
-    """Report what is left to translate; 1 where there is any."""
+    """Report the texts left to translate; return 1 if there are any."""
     if "--compile" not in arguments and not collected():
         return 1
     return 1 if sum(finish(language) for language in LANGUAGES) else 0
 
 
 def collected() -> bool:
-    """Write new texts into the catalogues, and take those away that are gone."""
+    """Add new texts to the catalogues and remove unused ones."""
     if shutil.which("msgmerge") is None and apt.may_install():
         print("gettext: installing it by apt-get", flush=True)
         apt.install("gettext")
@@ -44,7 +44,7 @@ def collected() -> bool:
 
 
 def finish(language: str) -> int:
-    """Compile one language; how many of its texts nobody has translated yet."""
+    """Compile one language; return the number of untranslated texts."""
     path = PACKAGE / "locale" / language / "LC_MESSAGES" / "django.po"
     path.write_text(STAMP.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")
     catalogue = read(path)

@@ -1,4 +1,4 @@
-"""A RabbitMQ node of our own on loopback: private ports, epmd, cookie and data, for whoever runs the tests."""
+"""A private RabbitMQ node on loopback, with its own ports, epmd, cookie and data."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PORTS = range(20000, 32000)
 
 
 class NodeDied(RuntimeError):
-    """A node ended while it booted; `log` holds the end of what it said."""
+    """A node ended during its boot; `log` is the end of its output."""
 
     def __init__(self, version: str, log: str) -> None:
         self.version = version
@@ -33,7 +33,7 @@ class NodeDied(RuntimeError):
 
 
 class Node:
-    """One node; `folder` holds all that it is, so that another process can take hold of it too."""
+    """One node; `folder` holds its whole state, so that another process can use it too."""
 
     def __init__(self, folder: Path) -> None:
         told = json.loads((folder / "node.json").read_text())
@@ -49,7 +49,7 @@ class Node:
     def create(
         cls, folder: Path, install: Install, *, owner: int, conf: Sequence[str] = (), family: Family | None = None
     ) -> "Node":
-        """Write a new node's files; `owner` is the process it must not outlive, `family` its future cluster's."""
+        """Write a new node's files; `owner` is the process whose end ends it, `family` its future cluster."""
         amqp, http, dist, epmd = free_ports(4)
         ports = Ports(amqp=amqp, http=http, dist=dist, epmd=family.epmd if family else epmd)
         write_files(folder, install, ports, owner=owner, conf=conf, family=family)
@@ -57,21 +57,21 @@ class Node:
 
     @property
     def version(self) -> str:
-        """Its version, such as 3.10.8."""
+        """The version, such as 3.10.8."""
         return self.install.version
 
     @property
     def name(self) -> str:
-        """As the other nodes of a cluster call it."""
+        """The name in a cluster."""
         return f"test{self.ports.amqp}@localhost"
 
     @property
     def pid(self) -> int | None:
-        """The process of the Erlang machine, None while it is down."""
+        """The pid of the Erlang machine; None while it is down."""
         return self._living("server.pid")
 
     def url(self, vhost: str = "%2F") -> str:
-        """Its AMQP address."""
+        """Return the AMQP address."""
         return f"amqp://guest:guest@127.0.0.1:{self.ports.amqp}/{vhost}"
 
     def start(self) -> None:
@@ -85,34 +85,34 @@ class Node:
             raise NodeDied(self.version, (self.folder / "node.log").read_text()[-2000:])
 
     def stop(self) -> None:
-        """End it in good order; its data stays."""
+        """Stop cleanly; the data stays."""
         self._end("guard.pid", signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill -9: a crash. Its data stays, but for what was declared a moment ago: see `flush`."""
+        """Crash with kill -9. The data stays, except for the last declarations: see `flush`."""
         self._end("server.pid", signal.SIGKILL)
         self.stop()
 
     def flush(self) -> None:
-        """Let what is declared survive `kill`: Mnesia (RabbitMQ 3) writes its log some time after declare-ok."""
+        """Make declarations survive `kill`: Mnesia (RabbitMQ 3) writes its log some time after declare-ok."""
         self.ctl("eval", "mnesia:sync_log().")
 
     def restart(self) -> None:
-        """Down and up again on the same ports with the same data."""
+        """Restart on the same ports with the same data."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: sockets stay open and nobody answers."""
+        """Send SIGSTOP: sockets stay open without an answer."""
         self._signal("server.pid", signal.SIGSTOP)
         wait_until(lambda: self.pid is None or guard.state(self.pid) == "T", what="the node stands still")
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._signal("server.pid", signal.SIGCONT)
 
     def ctl(self, *words: str) -> str:
-        """Run rabbitmqctl against it and give what it says."""
+        """Run rabbitmqctl on the node and return its output."""
         command = self.install.command(self.folder, f"{self.install.home}/sbin/rabbitmqctl", *words)
         env = environment(self.install.inner(self.folder), self.ports)
         done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
@@ -121,17 +121,17 @@ class Node:
         return done.stdout
 
     def raise_alarm(self) -> None:
-        """Memory alarm: publishing connections are blocked."""
+        """Raise the memory alarm: publishing connections are blocked."""
         self._alarmed = True
         self.ctl("set_vm_memory_high_watermark", "absolute", "1")
 
     def clear_alarm(self) -> None:
-        """No memory alarm any more."""
+        """Clear the memory alarm."""
         self.ctl("set_vm_memory_high_watermark", "0.6")
         self._alarmed = False
 
     def heal(self) -> None:
-        """Running and answering, whatever a test did to it."""
+        """Make the node run and answer, whatever a test did to it."""
         self.resume()
         if self.pid is None:
             self.restart()
@@ -139,12 +139,12 @@ class Node:
             self.clear_alarm()
 
     def remove(self) -> None:
-        """End it at once and delete its data."""
+        """End the node at once and delete its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def answers(self) -> bool:
-        """Whether AMQP shakes hands and the management API answers."""
+        """True if AMQP and the management API answer."""
         return shakes_hands(self.ports.amqp) and self.management.version() is not None
 
     def _living(self, name: str) -> int | None:
@@ -165,7 +165,7 @@ class Node:
 
 
 def spawn_guard(folder: Path, owner: int) -> int:
-    """Start the keeper of the node in `folder`; its pid is also written down there."""
+    """Start the guard of the node in `folder`; its pid is stored there."""
     log = str(folder / "node.log")
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -184,7 +184,7 @@ def spawn_guard(folder: Path, owner: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on."""
+    """Return free loopback ports."""
     free: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
@@ -197,7 +197,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def shakes_hands(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether an AMQP 0-9-1 broker answers there."""
+    """True if an AMQP 0-9-1 broker answers."""
     with suppress(OSError), socket.create_connection((host, port), 2) as sock:
         sock.sendall(b"AMQP\x00\x00\x09\x01")
         return sock.recv(1) == b"\x01"

@@ -1,4 +1,4 @@
-"""What a private node is told: its configuration files and its environment."""
+"""The configuration files and the environment of a private node."""
 
 import json
 import random
@@ -14,7 +14,7 @@ SCHEDULERS = "+S 2:2 +SDio 4 +A 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Where a node listens, all on 127.0.0.1."""
+    """The ports of a node, all on 127.0.0.1."""
 
     amqp: int
     http: int
@@ -24,14 +24,14 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What the nodes of a cluster share: a cookie, and an epmd that outlives each of them."""
+    """The shared parts of a cluster: a cookie, and an epmd that outlives each node."""
 
     epmd: int
     cookie: str
 
 
 def configuration(ports: Ports, extra: Sequence[str]) -> str:
-    """The text of rabbitmq.conf."""
+    """Return the text of rabbitmq.conf."""
     lines = [
         f"listeners.tcp.1 = 127.0.0.1:{ports.amqp}",
         "management.tcp.ip = 127.0.0.1",
@@ -45,7 +45,7 @@ def configuration(ports: Ports, extra: Sequence[str]) -> str:
 
 
 def environment(folder: Path, ports: Ports) -> dict[str, str]:
-    """The environment of the node and of its rabbitmqctl; `folder` as they see it."""
+    """Return the environment of the node and its rabbitmqctl; `folder` is their path."""
     return {
         "PATH": "/usr/lib/rabbitmq/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "LANG": "C.UTF-8",
@@ -66,19 +66,19 @@ def environment(folder: Path, ports: Ports) -> dict[str, str]:
         "RABBITMQ_PID_FILE": f"{folder}/beam.pid",
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-kernel inet_dist_use_interface {{127,0,0,1}} {SCHEDULERS}",
         "RABBITMQ_CTL_ERL_ARGS": "+S 1:1",
-        "RUNNING_UNDER_SYSTEMD": "true",  # the start script then execs: one pid, the one we signal
+        "RUNNING_UNDER_SYSTEMD": "true",  # the start script then execs: the pid stays the same
     }
 
 
 def epmd(install: Install, folder: Path, port: int) -> list[str]:
-    """The words that run Erlang's port mapper."""
+    """Return the command line of Erlang's port mapper."""
     return install.command(folder, "epmd", "-address", "127.0.0.1", "-port", str(port))
 
 
 def write_files(
     folder: Path, install: Install, ports: Ports, *, owner: int, conf: Sequence[str], family: Family | None = None
 ) -> None:
-    """Everything a node of `install` needs in `folder`, and what the guard and other processes need to know of it."""
+    """Write the files of a node, and the facts that the guard and other processes need."""
     for name in ("db", "log", "gen", "conf.d"):
         (folder / name).mkdir(parents=True)
     (folder / "rabbitmq.conf").write_text(configuration(ports, conf))

@@ -1,4 +1,4 @@
-"""Sends the records of a test to a database of its own, which threads and processes share with it."""
+"""Sends a test's records to a separate database, which threads and processes share with it."""
 
 from typing import Any
 
@@ -17,5 +17,5 @@ class ToOwn:
 
 
 def routed(settings: Any) -> None:
-    """From now on until the end of the test."""
+    """Route the records to it until the end of the test."""
     settings.DATABASE_ROUTERS = [ToOwn()]

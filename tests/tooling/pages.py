@@ -1,4 +1,4 @@
-"""The pages of the documentation, their examples, and what stands in for the reader's own project in them."""
+"""The pages of the documentation, their examples, and stand-ins for the reader's own project."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in their order."""
+    """Return the fenced blocks of a page, in order."""
     text = page.read_text()
     return [
         Block(
@@ -44,7 +44,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 class Thing(MagicMock):
-    """Whatever the reader's project has under a name; its primary key is 7."""
+    """A stand-in for any object of the reader's project; its primary key is 7."""
 
     pk = 7
     seconds = 30.0
@@ -52,7 +52,7 @@ class Thing(MagicMock):
 
 
 class _Named(type):
-    """The reader's classes: they can be raised and caught, and have whatever is asked of them."""
+    """A stand-in for the reader's classes: it can be raised and caught, and has every attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -61,7 +61,7 @@ class _Named(type):
 
 
 class _Readers(MetaPathFinder, Loader):
-    """Finds every module of the reader's project; what is in it is made when asked for."""
+    """Finds every module of the reader's project, and makes its content on access."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -85,7 +85,7 @@ def _made(name: str) -> object:
 
 @contextmanager
 def readers_project() -> Iterator[None]:
-    """Importable meanwhile: payments.models and its like, and what the examples themselves have made."""
+    """Make the modules of the reader's project importable inside the block."""
     finder = _Readers()
     sys.meta_path.insert(0, finder)
     try:

@@ -1,4 +1,4 @@
-"""The pictures of the documentation, from a real browser: ``make pictures`` plays the demo and takes them anew."""
+"""The pictures of the documentation, from a real browser: ``make pictures`` runs the demo and renews them."""
 
 import html
 import os
@@ -24,7 +24,7 @@ MOST_BYTES = 200_000
 PATIENCE = 300.0
 READY = "the other bank answers again"
 LINES = 38
-"""Of the terminal, from the command on."""
+"""The lines of the terminal, from the command on."""
 COLOURS = {"paid": "#8ec07c", "retry": "#e5b567", "parked": "#e07a5f", "so": "#7fb7e6", "the": "#7fb7e6"}
 TERMINAL = """<body style="margin:0;background:#1b1d23">
 <pre style="margin:0;padding:14px;color:#e6e6e6;width:118ch;font:13px/1.4 'DejaVu Sans Mono',monospace;
@@ -32,12 +32,12 @@ white-space:pre-wrap">{text}</pre></body>"""
 
 
 def nothing(_page: Page) -> None:
-    """What most pages need before their picture is taken."""
+    """Do nothing before the picture, which most pages need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture: its file's name, the page, what to do there before, and a text that is seen when it is there."""
+    """One picture: its file, its page, the preparation, and a text that must be visible."""
 
     name: str
     path: str
@@ -46,37 +46,37 @@ class Picture:
 
 
 def widen(page: Page, address: str) -> None:
-    """Put the list of all pages at the side away; the admin remembers it. Its first page has none."""
+    """Hide the list of pages at the side; the admin remembers it. Its first page has none."""
     page.goto(f"{address}admin/payments/payment/")
     page.click("#toggle-nav-sidebar")
 
 
 def biggest(page: Page) -> None:
-    """The group that most payments are parked in: those of the outage."""
+    """Open the group with most payments: those of the outage."""
     page.goto(page.url + "../errorgroup/")
     page.get_by_role("link", name="GatewayDown").first.click()
 
 
 def one_of_it(page: Page) -> None:
-    """A payment of that group."""
+    """Open a payment of that group."""
     biggest(page)
     page.locator("#content table a[href*='/parkedmessage/']").first.click()
 
 
 def preview(page: Page) -> None:
-    """What is asked before that group is requeued."""
+    """Open the confirmation of that group's requeue."""
     biggest(page)
     page.locator("#content").get_by_role("link", name="Requeue ").first.click()
 
 
 def started(page: Page) -> None:
-    """The run of that group, as its outcomes are in."""
+    """Start the requeue run of that group and wait for its outcomes."""
     preview(page)
     page.locator("#content").get_by_role("button", name="Requeue ").first.click()
     page.get_by_text("Finished").first.wait_for(timeout=60_000)
 
 
-# A page of the admin is added here; the demo has gone through one outage when the pictures are taken.
+# Add a page of the admin here; the demo has gone through one outage when the pictures are taken.
 PICTURES = (
     Picture(name="groups", path="admin/rmq_retry/errorgroup/", shows="GatewayDown"),
     Picture(name="group", path="admin/rmq_retry/parkedmessage/", before=biggest, shows="GatewayDown"),
@@ -89,7 +89,7 @@ PICTURES = (
 
 
 def main() -> None:
-    """Play, wait until there is something to see, take the pictures; words name some of them."""
+    """Run the demo, wait for its first outage, and take the pictures, or only the named ones."""
     wanted = set(sys.argv[1:])
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as folder, demo(Path(folder), port) as log, browsing() as browser:
@@ -105,13 +105,13 @@ def main() -> None:
 
 
 def total_after_outage(said: str) -> bool:
-    """Whether the demo has told its numbers once more after the other bank had come back."""
+    """True if the demo has printed its totals after the end of an outage."""
     return "so far" in said.partition(READY)[2].partition("so far")[2]
 
 
 @contextmanager
 def demo(folder: Path, port: int) -> Iterator[Path]:
-    """The demo beside; the file with what it says."""
+    """Run the demo beside the block; yield the file with its output."""
     log = folder / "demo.log"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("RMQ_", "BANK_"))}
     with log.open("wb") as said:
@@ -126,7 +126,7 @@ def demo(folder: Path, port: int) -> Iterator[Path]:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """The Chromium of this machine; on a Debian root installs it."""
+    """Open Chromium; root on Debian installs it."""
     with sync_playwright() as playwright:
         options = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=chromium(), args=options)
@@ -137,7 +137,7 @@ def browsing() -> Iterator[Browser]:
 
 
 def chromium() -> str:
-    """Where it is."""
+    """Return the path of Chromium."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None and os.getuid() == 0 and shutil.which("apt-get"):
         subprocess.run(["apt-get", "-qq", "update"], check=True)
@@ -157,7 +157,7 @@ def log_in(page: Page, address: str) -> None:
 
 
 def take(page: Page, address: str, picture: Picture) -> None:
-    """Go there, do what is to be done, see that it is the page, and keep its picture."""
+    """Open the page, prepare it, check it, and keep its picture."""
     page.goto(address + picture.path)
     picture.before(page)
     page.get_by_text(picture.shows).first.wait_for()
@@ -166,15 +166,15 @@ def take(page: Page, address: str, picture: Picture) -> None:
 
 
 def take_terminal(page: Page, said: str, port: int) -> None:
-    """The beginning of what the demo said, as on a terminal of that many lines."""
-    # The port is one that was free here; who reads it will have the usual one.
+    """Draw the first lines of the demo's output as a terminal."""
+    # The port was free here; a reader's demo has the usual one.
     lines = ["$ make demo", *said.replace(f":{port}/", ":8000/").splitlines()][:LINES]
     page.set_content(TERMINAL.format(text="\n".join(map(coloured, lines))))
     keep(page.locator("pre").screenshot(), "demo")
 
 
 def coloured(line: str) -> str:
-    """A line in the colour that its event has on a terminal."""
+    """Colour a line as its event is on a terminal."""
     words = line.removeprefix("          ").split(maxsplit=2)
     kind = words[1] if line[:1].isdigit() and len(words) > 1 else words[0] if line.startswith("      ") else ""
     text = html.escape(line)
@@ -182,7 +182,7 @@ def coloured(line: str) -> str:
 
 
 def keep(picture: bytes, name: str) -> None:
-    """Write it, small enough for a repository."""
+    """Write a picture that is small enough for a repository."""
     if len(picture) > MOST_BYTES:
         sys.exit(f"{name}.png has {len(picture)} bytes, more than {MOST_BYTES}.")
     (FOLDER / f"{name}.png").write_bytes(picture)

@@ -1,4 +1,4 @@
-"""The run as a whole: where its services live, that nothing of them stays, and a loud word about what was skipped."""
+"""The whole test run: its services' folder, a check that no service stays, and a summary of skipped tests."""
 
 import os
 import shutil
@@ -16,26 +16,26 @@ LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the run's folder from the controlling process, or make it where we are that process."""
+    """Take the run's folder from the controlling process, or create it in that process."""
     given = getattr(config, "workerinput", {}).get("rmq_services")
     folder, owner = given or (tempfile.mkdtemp(prefix="rmq"), os.getpid())
     config.stash[SERVICES] = Services(folder=Path(folder), owner=owner)
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell has put us into the background: processes that tests start would not hear a Ctrl-C either.
+        # A shell starts background jobs with SIGINT ignored, which the processes of tests would inherit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell each worker of xdist where the services live."""
+    """Pass the services' folder to each worker of xdist."""
     services = node.config.stash[SERVICES]
     node.workerinput["rmq_services"] = (str(services.folder), services.owner)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what is marked `contract` once for each broker that RMQ_TEST_BROKERS names; `on_both` on the embedded too.
+    """Run each test marked `contract` once for each broker in RMQ_TEST_BROKERS, and `on_both` on the embedded one too.
 
     The embedded broker emulates no RabbitMQ 3.
     """
@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the services after the last worker; a run that left something behind has failed."""
+    """End the services after the last worker; a run that leaves something behind fails."""
     services = session.config.stash[SERVICES]
     if services.owner != os.getpid():
         return
@@ -68,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The same for a run that ended before it began."""
+    """Do the same for a run that ended before its start."""
     services = config.stash[SERVICES]
     if services.owner == os.getpid():
         services.close()
@@ -76,7 +76,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the tests that did not run, and what was left behind."""
+    """Name the tests that did not run, and everything left behind."""
     by_reason: dict[str, list[str]] = {}
     for report in terminalreporter.getreports("skipped"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""

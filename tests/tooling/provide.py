@@ -1,6 +1,6 @@
-"""Says which RabbitMQ, databases, clients and browser the tests will use; root on a Debian gets what is missing.
+"""Reports which RabbitMQ, databases, clients and browser the tests will use; root on Debian installs missing ones.
 
-RMQ_TEST_INSTALL=never keeps it from that.
+RMQ_TEST_INSTALL=never prevents it.
 """
 
 import os
@@ -15,7 +15,7 @@ from tests.tooling.services import DEFAULT, Broker, Unavailable, named_broker
 
 
 def provide() -> str:
-    """What the tests will find, as a sentence."""
+    """Return a sentence about the RabbitMQ of the tests."""
     if os.environ.get("RMQ_TEST_URL"):
         return "RabbitMQ: the one that RMQ_TEST_URL names."
     if install_for(None) is None and service() is None and apt.may_install():
@@ -29,7 +29,7 @@ def provide() -> str:
 
 
 def service() -> Broker | None:
-    """The RabbitMQ that runs on this machine, if the tests may make virtual hosts there."""
+    """Return the RabbitMQ that runs on this machine, if the tests may create virtual hosts there."""
     with suppress(Unavailable):
         return named_broker(DEFAULT)
     return None

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its broker, that can be told to do what networks do."""
+"""A TCP proxy between a client and its broker that can fail as networks do."""
 
 import select
 import socket
@@ -11,11 +11,11 @@ from enum import StrEnum
 CHUNK, LOOK = 65536, 0.02
 TO_CLIENT, TO_SERVER = "to client", "to server"
 GARBAGE = b"\xff" * 8
-"""Put between bytes it shifts all that come after, so no frame ends where it says: it is noticed, wherever it falls."""
+"""Inserted bytes that shift all later ones, so no frame ends where it should: always noticed."""
 
 
 class Mode(StrEnum):
-    """What becomes of bytes; the first four are for as long as they are set."""
+    """A fault of the connection; the first four last while they are set."""
 
     PASS = "pass"
     BLACKHOLE = "blackhole"
@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
     @property
     def lasting(self) -> bool:
-        """Whether it also meets connections that come later; the others hit those that are there, once."""
+        """True if the fault also affects later connections; the others affect existing ones, once."""
         return self in {Mode.PASS, Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT, Mode.DELAY, Mode.TRICKLE}
 
 
@@ -49,7 +49,7 @@ class Pair:
         self._thread.start()
 
     def hit(self, mode: Mode) -> None:
-        """What happens to it once."""
+        """Apply a fault once."""
         if mode is Mode.RST:
             for sock in (self._client, self._server):
                 with suppress(OSError):
@@ -72,7 +72,7 @@ class Pair:
         back.start()
         self._pump(self._client, self._server, TO_SERVER)
         back.join()
-        # Closed when nobody waits in them any more: only then the kernel sends its FIN, or RST.
+        # Closed when no thread waits in them any more: only then the kernel sends its FIN or RST.
         self._client.close()
         self._server.close()
 
@@ -89,7 +89,7 @@ class Pair:
         self._over.set()
 
     def _read(self, source: socket.socket, way: str) -> bytes:
-        """What has come, once it gets through; nothing at the end."""
+        """Return the bytes received once they may pass; nothing at the end."""
         while not self._over.is_set():
             if select.select([source], [], [], LOOK)[0] and self._proxy.open(way):
                 return source.recv(CHUNK)
@@ -108,7 +108,7 @@ class Pair:
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on to another, or not."""
+    """Listens on its own port and passes everything on to another one, or fails."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.mode = Mode.PASS
@@ -122,7 +122,7 @@ class Proxy:
         self._thread.start()
 
     def set(self, mode: Mode) -> None:
-        """From now on; a mode that does not last hits what is connected."""
+        """Set the mode; one that does not last affects the existing connections."""
         if mode.lasting:
             self.mode = mode
             return
@@ -130,14 +130,14 @@ class Proxy:
             pair.hit(mode)
 
     def open(self, way: str) -> bool:
-        """Whether bytes get through now; those that do not are not lost, as TCP would send them again."""
+        """True while bytes pass. Held bytes are not lost, because TCP would send them again."""
         holes = {Mode.BLACKHOLE, Mode.BLACKHOLE_TO_CLIENT} if way == TO_CLIENT else {Mode.BLACKHOLE}
         if self.mode in holes:
             self.rest(LOOK)
         return self.mode not in holes
 
     def refuse(self) -> None:
-        """As if nobody were there: what is connected is cut off, and nobody else gets through until `accept`."""
+        """Refuse connections and cut the existing ones until `accept`."""
         self._refusing = True
         self.set(Mode.RST)
 
@@ -175,7 +175,7 @@ class Proxy:
 
 @contextmanager
 def proxy_to(port: int) -> Iterator[Proxy]:
-    """A proxy that is gone afterwards, with its threads and sockets."""
+    """Run a proxy inside the block; its threads and sockets end with it."""
     proxy = Proxy(port)
     try:
         yield proxy

@@ -1,4 +1,4 @@
-"""A language that nobody speaks: each translated text stands between brackets, so that the others are seen."""
+"""A pseudo-language: each translated text is in brackets, which makes untranslated ones visible."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ DJANGOS = ("conf", "contrib/admin", "contrib/auth", "contrib/contenttypes")
 
 @contextmanager
 def spoken(settings: Any, folder: Path) -> Iterator[None]:
-    """Speak it, in Django's admin too. `settings` is the fixture, because that makes Django forget its caches."""
+    """Activate the language, in Django's admin too. `settings` is the fixture, because it resets Django's caches."""
     place = folder / LANGUAGE / "LC_MESSAGES"
     place.mkdir(parents=True)
     (place / "django.mo").write_bytes(_compiled())
@@ -33,7 +33,7 @@ def spoken(settings: Any, folder: Path) -> Iterator[None]:
 
 
 def unmarked(text: str) -> str:
-    """What of a text stands outside all brackets; they may stand inside each other."""
+    """Return the parts of a text outside all brackets, which may be nested."""
     while INSIDE.search(text):
         text = re.sub(r"\[!! (?:(?!\[!! ).)*? !!\]", " ", text, flags=re.DOTALL)
     return text
@@ -50,7 +50,7 @@ def _catalogue() -> Catalogue:
     for name in DJANGOS:
         found = read(root / name / "locale" / "en" / "LC_MESSAGES" / "django.po")
         texts |= dict.fromkeys(entry.key for entry in found.entries)
-    # A text may stand in one place with a plural and in another without: the one with it serves both.
+    # A text may have a plural in one place and none in another: the entry with the plural serves both.
     plain = {(context, text): plural for context, text, plural in sorted(texts, key=lambda key: key[2] is not None)}
     entries = tuple(_entry(context, text, plural) for (context, text), plural in plain.items())
     header = {"Content-Type": "text/plain; charset=UTF-8", "Plural-Forms": "nplurals=2; plural=(n != 1);"}

@@ -1,6 +1,6 @@
-"""Database servers of the tests' own: on loopback, as an unprivileged user, gone with whoever started them.
+"""Private database servers: on loopback, as an unprivileged user, ended with the process that started them.
 
-Nothing is done to those that run on the machine already. RMQ_TEST_DATABASES=private starts own ones whatever answers.
+Servers of the machine are not touched. RMQ_TEST_DATABASES=private starts private ones in any case.
 """
 
 import os
@@ -26,17 +26,17 @@ SOMEWHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Broken(Exception):
-    """A server that did not start, with its last words."""
+    """A server did not start; the text has its last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How one of them is made: its words are filled with folder, port and where its programs are."""
+    """The commands of one kind of server, filled with its folder, port and programs."""
 
     title: str
     package: str
     user: str
-    """Who runs it where the tests run as root: PostgreSQL refuses that, and nobody needs it."""
+    """The user of a server when the tests run as root, which PostgreSQL refuses."""
     made_by: Sequence[str]
     run_by: Sequence[str]
     url: str
@@ -45,7 +45,7 @@ class Server:
 
     @property
     def programs(self) -> dict[str, str]:
-        """Where its programs are; empty where they are not all there, or nobody is who could run them."""
+        """Return the programs' paths; empty if one is missing, or no user could run them."""
         versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_newest_first)
         path = os.pathsep.join([*map(str, versions), os.environ.get("PATH", ""), SOMEWHERE])
         found = {name: shutil.which(name, path=path) for name in (self.made_by[0], self.run_by[0], "setpriv")}
@@ -54,7 +54,7 @@ class Server:
         return {name: where for name, where in found.items() if where} if able else {}
 
     def words(self, pattern: Sequence[str], folder: Path, port: int) -> list[str]:
-        """A command as the user of this server, who does not outlive the one who calls it."""
+        """Return a command as the server's user, which ends with its caller."""
         told = [self.programs["setpriv"], "--pdeathsig", self.ends_by.name.removeprefix("SIG")]
         if os.geteuid() == 0:
             told += ["--reuid", self.user, "--regid", self.user, "--init-groups"]
@@ -88,7 +88,7 @@ SERVERS = {
         package="mariadb-server",
         user="mysql",
         made_by=(
-            # One that starts clears its folder for temporary files: in /tmp that would be everybody's.
+            # A starting server clears its folder for temporary files, and /tmp is shared.
             "mariadb-install-db", "--no-defaults", "--datadir={folder}/data", "--tmpdir={folder}", "--skip-test-db",
             "--auth-root-authentication-method=normal",
         ),
@@ -106,7 +106,7 @@ SERVERS = {
 
 
 def wanted(kind: str) -> bool:
-    """Whether the tests need a server of their own, and can start one."""
+    """True if the tests need a private server and can start one."""
     known = KINDS[kind]
     if os.environ.get(known.variable) or known.undriven():
         return False
@@ -116,7 +116,7 @@ def wanted(kind: str) -> bool:
 
 @contextmanager
 def private(kind: str) -> Iterator[str]:
-    """The address of a server that nobody else uses; it ends with its data."""
+    """Start a private server and yield its address; remove it with its data."""
     server, port = SERVERS[kind], free_ports(1)[0]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(folder_for(server)))
@@ -142,7 +142,7 @@ def private(kind: str) -> Iterator[str]:
 
 
 def folder_for(server: Server) -> "tempfile.TemporaryDirectory[str]":
-    """Where its files are, and nobody else's; what a killed process left behind is removed on the way."""
+    """Create a folder for the server's user, and remove those that killed processes left behind."""
     for left in Path(tempfile.gettempdir()).glob("rmqdb-*-*"):
         if not alive(int(left.name.split("-")[1])):
             shutil.rmtree(left, ignore_errors=True)
@@ -154,7 +154,7 @@ def folder_for(server: Server) -> "tempfile.TemporaryDirectory[str]":
 
 
 def end(running: "subprocess.Popen[bytes]", server: Server) -> None:
-    """In good order, or else by force."""
+    """Stop the server cleanly, or kill it."""
     running.send_signal(server.ends_by)
     try:
         running.wait(GRACE)
@@ -164,7 +164,7 @@ def end(running: "subprocess.Popen[bytes]", server: Server) -> None:
 
 
 def provide_databases() -> str:
-    """What the tests will find, a sentence for each; root on a Debian gets what is missing."""
+    """Return a sentence for each database of the tests; root on Debian installs missing ones."""
     return "\n".join(_provide(kind) for kind in SERVERS)
 
 

@@ -1,4 +1,4 @@
-"""Finds or starts the RabbitMQ that the tests use; one node per version for all workers of a run."""
+"""Finds or starts the RabbitMQ of the tests; all workers of a run share one node per version."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ HOW = "Run `make services`, or install rabbitmq-server (no system service is nee
 
 
 class Unavailable(Exception):
-    """No RabbitMQ of this version can be had; `version` is None where any would do."""
+    """RabbitMQ of this version is not available; `version` is None if any would do."""
 
     def __init__(self, version: str | None, reason: str) -> None:
         self.version = version
@@ -32,35 +32,35 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A RabbitMQ in which tests may make virtual hosts."""
+    """A RabbitMQ where tests may create virtual hosts."""
 
     version: str
     base: str
     management: Management
 
     def url(self, vhost: str) -> str:
-        """The address of one of its virtual hosts."""
+        """Return the address of a virtual host."""
         return f"{self.base}/{vhost}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What one test run holds: `folder` is shared by its workers, `owner` is the process that outlives them all."""
+    """The services of one test run: its workers share `folder`, and `owner` is the process that outlives them."""
 
     folder: Path
     owner: int
 
     @property
     def run(self) -> str:
-        """What the name of every virtual host of this run begins with."""
+        """The prefix of every virtual host of this run."""
         return f"test-{self.folder.name}"
 
     def unique(self) -> str:
-        """A name that no other test, worker or run uses."""
+        """Return a name that no other test, worker or run uses."""
         return f"{self.run}-{secrets.token_hex(6)}"
 
     def broker(self, version: str | None = None) -> Broker:
-        """The broker of `version`, or the one found; the first worker that asks starts it."""
+        """Return the broker of `version`, or the default one; the first worker that needs it starts it."""
         url = None if version else os.environ.get("RMQ_TEST_URL")
         install = None if url else install_for(version)
         if install is not None:
@@ -73,7 +73,7 @@ class Services:
         return broker
 
     def private(self, version: str | None = None, conf: Sequence[str] = (), advanced: str = "") -> Node:
-        """A started node that nobody else uses; remove it after. ``advanced`` is for what rabbitmq.conf has no word."""
+        """Start a private node, to be removed by the caller. ``advanced`` is for options that rabbitmq.conf lacks."""
         install = install_for(version)
         if install is None:
             raise missing(version)
@@ -84,7 +84,7 @@ class Services:
         return node
 
     def close(self) -> list[str]:
-        """End every node; what tests left behind, as sentences."""
+        """End every node; return sentences about what tests left behind."""
         left = []
         for told in sorted(self.folder.glob("*/node.json")):
             node = Node(told.parent)
@@ -125,7 +125,7 @@ SERVICES = pytest.StashKey[Services]()
 
 
 def named_broker(url: str) -> Broker:
-    """The RabbitMQ at `url`, which must let us make virtual hosts through its management API."""
+    """Return the RabbitMQ at `url`, which must let us create virtual hosts through its management API."""
     parts = urlsplit(url)
     login = parts.netloc.rpartition("@")[0] or "guest:guest"
     api = os.environ.get("RMQ_TEST_MANAGEMENT") or f"http://{login}@{parts.hostname}:15672"
@@ -140,14 +140,14 @@ def named_broker(url: str) -> Broker:
 
 
 def missing(version: str | None) -> Unavailable:
-    """What to say where no installation fits."""
+    """Return the error for a missing installation."""
     if version is None:
         return Unavailable(None, f"RabbitMQ is not on this machine. {HOW}.")
     return Unavailable(version, f"RabbitMQ {version} is not on this machine. Run `make brokers` to get it.")
 
 
 def go_without(lack: Unavailable) -> NoReturn:
-    """Skip the test at hand, or fail it where RMQ_TEST_REQUIRE=all."""
+    """Skip the current test, or fail it with RMQ_TEST_REQUIRE=all."""
     if os.environ.get("RMQ_TEST_REQUIRE") == "all":
         pytest.fail(f"{MARK}{lack} (RMQ_TEST_REQUIRE=all)", pytrace=False)
     pytest.skip(f"{MARK}{lack}")

@@ -1,4 +1,4 @@
-"""Measures of style that a linter does not take."""
+"""Measures of style that the linter lacks."""
 
 import ast
 import io
@@ -10,44 +10,44 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(text: str) -> Iterator[Function]:
-    """Every function and method of a file."""
+    """Yield every function and method of a file."""
     return (node for node in ast.walk(ast.parse(text)) if isinstance(node, Function))
 
 
 def length(function: Function) -> int:
-    """Its lines from `def` to the last."""
+    """Return the number of lines from `def` to the last one."""
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
 def positional(function: Function) -> int:
-    """How many arguments may be given by position, without self and cls."""
+    """Return the number of positional parameters, without self and cls."""
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
 def sleeps(text: str) -> list[int]:
-    """The lines that call sleep, of whatever module; sleep(0) only gives way to others."""
+    """Return the lines that call any sleep; sleep(0) only yields to other tasks."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
     return sorted(call.lineno for call in calls if called(call) == "sleep" and not gives_way(call))
 
 
 def called(call: ast.Call) -> str | None:
-    """The last part of the name that is called."""
+    """Return the last part of the called name."""
     return getattr(call.func, "attr", None) or getattr(call.func, "id", None)
 
 
 def gives_way(call: ast.Call) -> bool:
-    """Whether its only argument is a literal 0."""
+    """True if the only argument is a literal 0."""
     return [argument.value for argument in call.args if isinstance(argument, ast.Constant)] == [0]
 
 
 def comments(text: str) -> int:
-    """How many lines hold a comment that is not meant for a tool."""
+    """Return the number of lines with a comment that is not for a tool."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     found = (token.string for token in tokens if token.type == tokenize.COMMENT)
     return sum(not comment.startswith(("# noqa", "# type:", "#!")) for comment in found)
 
 
 def python_files(*folders: Path) -> list[Path]:
-    """The Python files below these folders, without migrations."""
+    """Return the Python files below these folders, without migrations."""
     return [path for folder in folders for path in sorted(folder.rglob("*.py")) if "migrations" not in path.parts]

@@ -1,4 +1,4 @@
-"""Header tables byte by byte, as nobody's client would write them."""
+"""Header tables byte by byte, as no client would write them."""
 
 import struct
 

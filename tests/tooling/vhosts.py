@@ -1,4 +1,4 @@
-"""One virtual host, and what is in it."""
+"""One virtual host and its content."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from tests.tooling.management import Management
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vhost:
-    """A virtual host that belongs to one test; the lists are the management API's own rows."""
+    """The virtual host of one test; the lists are rows of the management API."""
 
     name: str
     url: str
@@ -19,11 +19,11 @@ class Vhost:
     management: Management
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        """Name to row: durable, arguments, type, … (counts lag behind by up to half a second)."""
+        """Queues by name: durable, arguments, type, … (counts lag behind by up to half a second)."""
         return {row["name"]: row for row in self._list("queues")}
 
     def exchanges(self) -> dict[str, dict[str, Any]]:
-        """Name to row, without the ones the broker makes itself."""
+        """Exchanges by name, without the broker's own."""
         rows = self._list("exchanges")
         return {row["name"]: row for row in rows if row["name"] and not row["name"].startswith("amq.")}
 
@@ -33,12 +33,12 @@ class Vhost:
         return {(row["source"], row["destination"], row["routing_key"]) for row in rows if row["source"]}
 
     def connections(self) -> list[dict[str, Any]]:
-        """The connections open to it."""
+        """The open connections."""
         path = f"vhosts/{quote(self.name, safe='')}/connections"
         return list(self.management.call("GET", path))
 
     def close_connections(self) -> int:
-        """Cut every connection as an operator would; how many there were."""
+        """Close every connection as an operator would; return their number."""
         names = [row["name"] for row in self.connections()]
         for name in names:
             self.management.call("DELETE", f"connections/{quote(name, safe='')}")
@@ -50,7 +50,7 @@ class Vhost:
 
 @contextmanager
 def vhost_on(management: Management, *, name: str, url: str, version: str) -> Iterator[Vhost]:
-    """A fresh virtual host, deleted after."""
+    """Create a virtual host, and delete it afterwards."""
     management.create_vhost(name)
     try:
         yield Vhost(name=name, url=url, version=version, management=management)

@@ -1,4 +1,4 @@
-"""Waiting in tests: for a fact, with a deadline, never for a while."""
+"""Waiting in tests: for a fact with a deadline, never for a fixed time."""
 
 from collections.abc import Callable
 from threading import Event
@@ -11,7 +11,7 @@ STEP = 0.02
 
 
 def wait_until(predicate: Callable[[], T], timeout: float = 30.0, *, what: str = "", step: float = STEP) -> T:
-    """Ask until the answer is true, and give that answer; an AssertionError after the deadline."""
+    """Poll until the result is true and return it; raise AssertionError after the deadline."""
     deadline = monotonic() + timeout
     pause = Event()
     while True:

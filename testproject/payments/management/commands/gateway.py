@@ -1,4 +1,4 @@
-"""Tell the other bank how to behave: ``manage.py gateway down``."""
+"""Set or show the state of the other bank: ``manage.py gateway down``."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -10,7 +10,7 @@ from testproject.payments.models import Gateway
 
 
 class Command(BaseCommand):
-    help = "Say or set how the other bank answers."
+    help = "Show or set how the other bank answers."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("mode", nargs="?", choices=Gateway.Mode.values)
