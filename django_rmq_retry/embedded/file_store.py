@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec, milliseconds
 from django_rmq_retry.embedded.engine.entries import NEVER, Entry
-from django_rmq_retry.embedded.engine.messages import PERSISTENT, Death, Message, glance
+from django_rmq_retry.embedded.engine.envelopes import PERSISTENT, Death, Message, glance
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec, milliseconds
 from django_rmq_retry.embedded.engine.store import Detail, Kept, KeptBinding, KeptExchange, KeptMessage, Place
 from django_rmq_retry.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
-from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.wire.client import Broker
 from django_rmq_retry.embedded.wire.server import Server
 from django_rmq_retry.errors import ConfigurationError
 

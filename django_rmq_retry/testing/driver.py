@@ -17,8 +17,8 @@ from django_rmq_retry.consumer.sequencer import Sequencer
 from django_rmq_retry.handlers.attempt import OnceState, Surroundings
 from django_rmq_retry.handlers.subscription import Intake, Subscription
 from django_rmq_retry.messages.message import Delivery, Tell
-from django_rmq_retry.testing.broker import Fault, Faults, Hands, Place
 from django_rmq_retry.testing.views import Key, Tried
+from django_rmq_retry.testing.virtual import Fault, Faults, Hands, Place
 from django_rmq_retry.topology.versions import Server
 
 

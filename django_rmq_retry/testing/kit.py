@@ -27,10 +27,10 @@ from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.stamp import Stamp
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.testing.broker import PUBLISH, Fault, Faults, Place, Trouble, Virtual
 from django_rmq_retry.testing.driver import Driver, Inbox
 from django_rmq_retry.testing.live import Live
 from django_rmq_retry.testing.views import Parked, Recorder, Tried, arriving, decoded, parked, taken
+from django_rmq_retry.testing.virtual import PUBLISH, Fault, Faults, Place, Trouble, Virtual
 
 log = logging.getLogger("django_rmq_retry")
 

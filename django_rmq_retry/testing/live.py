@@ -20,8 +20,8 @@ from django_rmq_retry.embedded.direct.broker import DirectBroker
 from django_rmq_retry.embedded.direct.publisher import Meddler, RunUntil, asked_for, forced
 from django_rmq_retry.errors import BrokerUnfit
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.testing.broker import Hands, Sent
 from django_rmq_retry.testing.driver import NeverQuiet
+from django_rmq_retry.testing.virtual import Hands, Sent
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,

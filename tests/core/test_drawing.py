@@ -16,8 +16,7 @@ from django_rmq_retry.topology.declarations import (
     Role,
     Topology,
 )
-from django_rmq_retry.topology.drawings import definitions, mermaid, svg, text
-from django_rmq_retry.topology.graph import Shape, Way, duration, families, places
+from django_rmq_retry.topology.drawings import Shape, Way, definitions, duration, families, mermaid, places, svg, text
 from django_rmq_retry.topology.queues import Exchange, Queue
 
 HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\x00|]]>"

@@ -6,7 +6,7 @@ from typing import Any
 
 from django_rmq_retry.embedded.engine.behaviour import behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
-from django_rmq_retry.embedded.engine.messages import Ack, Cancel, Deliver, Got, Nack, Returned
+from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Got, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.vhost import Vhost

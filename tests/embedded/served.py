@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq_retry.embedded.engine.behaviour import behaviour
-from django_rmq_retry.embedded.engine.exchanges import Router
-from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.engine.routing import Router
+from django_rmq_retry.embedded.wire.client import Broker
 from django_rmq_retry.embedded.wire.server import Server
 from tests.tooling.management import Management
 from tests.tooling.vhosts import Vhost

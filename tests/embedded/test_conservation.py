@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_rmq_retry.embedded.engine.channel import Channel
-from django_rmq_retry.embedded.engine.messages import Deliver
+from django_rmq_retry.embedded.engine.envelopes import Deliver
 from django_rmq_retry.embedded.engine.vhost import Session
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from tests.embedded.engine_rig import EngineRig

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.messages import Ack, Nack
+from django_rmq_retry.embedded.engine.envelopes import Ack, Nack
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Detail, NullStore, Place
 from django_rmq_retry.embedded.engine.vhost import Vhost

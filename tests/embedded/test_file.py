@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.file_store import FileStore, UnusableFile
-from django_rmq_retry.embedded.wire.broker import Broker
+from django_rmq_retry.embedded.wire.client import Broker
 from tests.embedded.engine_rig import EngineRig
 from tests.embedded.test_restoring import LASTING
 

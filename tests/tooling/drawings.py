@@ -7,8 +7,7 @@ from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.policies.backoff import Exponential
 from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
 from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.drawings import svg
-from django_rmq_retry.topology.graph import Shape
+from django_rmq_retry.topology.drawings import Shape, svg
 from django_rmq_retry.topology.queues import Exchange, Queue
 
 FOLDER = Path(__file__).parents[2] / "docs" / "drawings"

@@ -7,7 +7,7 @@ from itertools import count
 from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.messages import Message as Stored
+from django_rmq_retry.embedded.engine.envelopes import Message as Stored
 from django_rmq_retry.embedded.engine.queue import Queue
 from django_rmq_retry.embedded.engine.vhost import Vhost
 from django_rmq_retry.messages.message import Delivery, Message

@@ -8,7 +8,7 @@ from django_rmq_retry.amqp.frames import FRAME_MAX, marshal_publish
 from django_rmq_retry.amqp.refusals import channel_closed
 from django_rmq_retry.embedded.direct.broker import DirectBroker
 from django_rmq_retry.embedded.engine.channel import Channel
-from django_rmq_retry.embedded.engine.messages import Deliver, Nack, Returned
+from django_rmq_retry.embedded.engine.envelopes import Deliver, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.errors import CallUnanswered, HeadersTooLarge, MessageReturned
 from django_rmq_retry.messages.message import Delivery, Message

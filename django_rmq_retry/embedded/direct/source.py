@@ -10,7 +10,7 @@ from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.embedded.direct.broker import DirectBroker
 from django_rmq_retry.embedded.engine.clock import Timer
-from django_rmq_retry.embedded.engine.messages import Deliver
+from django_rmq_retry.embedded.engine.envelopes import Deliver
 from django_rmq_retry.embedded.engine.vhost import Session
 from django_rmq_retry.messages.message import Delivery, Settlement, Tell
 

@@ -4,14 +4,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import takewhile
 
-from django_rmq_retry.embedded.engine.arguments import integer_problem, milliseconds, type_name
 from django_rmq_retry.embedded.engine.behaviour import Return
 from django_rmq_retry.embedded.engine.consumers import Consumer, Credit
 from django_rmq_retry.embedded.engine.declarations import REPLY_TO, Declaring
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.exchanges import Exchange
-from django_rmq_retry.embedded.engine.host import Host, Outbox
-from django_rmq_retry.embedded.engine.messages import (
+from django_rmq_retry.embedded.engine.envelopes import (
     PERSISTENT,
     Cancel,
     Deliver,
@@ -28,8 +25,11 @@ from django_rmq_retry.embedded.engine.messages import (
     with_reply_to,
     with_table,
 )
+from django_rmq_retry.embedded.engine.host import Host, Outbox
 from django_rmq_retry.embedded.engine.queue import Queue, dressed
+from django_rmq_retry.embedded.engine.queue_arguments import integer_problem, milliseconds, type_name
 from django_rmq_retry.embedded.engine.refusals import Refused, method
+from django_rmq_retry.embedded.engine.routing import Exchange
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.headers import Headers
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec, check_arguments, check_equal, type_name
-from django_rmq_retry.embedded.engine.exchanges import TYPES, Binding, Destination, Exchange, check_match
 from django_rmq_retry.embedded.engine.host import Host, Outbox
 from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec, check_arguments, check_equal, type_name
 from django_rmq_retry.embedded.engine.refusals import Refused, locked, method, missing, shown
+from django_rmq_retry.embedded.engine.routing import TYPES, Binding, Destination, Exchange, check_match
 
 Arguments = Mapping[str, object] | None
 REPLY_TO = "amq.rabbitmq.reply-to"

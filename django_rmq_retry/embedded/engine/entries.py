@@ -7,10 +7,10 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Literal
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
-from django_rmq_retry.embedded.engine.messages import Message
+from django_rmq_retry.embedded.engine.envelopes import Message
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 
 NEVER = float("inf")
 _HIGH = 5

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.consumers import Valve
-from django_rmq_retry.embedded.engine.dead_letters import Undertaker
-from django_rmq_retry.embedded.engine.exchanges import Exchange, Router
-from django_rmq_retry.embedded.engine.messages import Ack, Event, Message
+from django_rmq_retry.embedded.engine.envelopes import Ack, Event, Message
 from django_rmq_retry.embedded.engine.queue import Lease, Queue, Surroundings
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.engine.refusals import missing
+from django_rmq_retry.embedded.engine.routing import Exchange, Router, Undertaker
 from django_rmq_retry.embedded.engine.store import Store
 
 Chance = Callable[[], str]

@@ -4,12 +4,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.behaviour import Behaviour, Return
 from django_rmq_retry.embedded.engine.clock import Clock, Timer
 from django_rmq_retry.embedded.engine.consumers import Consumer, Roster
 from django_rmq_retry.embedded.engine.entries import NEVER, Counts, Delayed, Entry, begin, carried, count, ready_for
-from django_rmq_retry.embedded.engine.messages import Message, with_table
+from django_rmq_retry.embedded.engine.envelopes import Message, with_table
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.engine.store import Detail, Place, Store
 
 # Quorum queues check every five seconds (rabbit_quorum_queue's tick).

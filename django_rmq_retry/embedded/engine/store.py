@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from django_rmq_retry.embedded.engine.arguments import QueueSpec
 from django_rmq_retry.embedded.engine.entries import Entry
-from django_rmq_retry.embedded.engine.messages import Message
+from django_rmq_retry.embedded.engine.envelopes import Message
+from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 
 Place = Literal["fresh", "held", "back", "delayed", "dying"]
 """The place of a message in its queue. "fresh" is never delivered or at the back, "held" unacked, "back" returned,

@@ -4,9 +4,9 @@ from django_rmq_retry.embedded.engine.behaviour import V4_0, Behaviour
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.clock import Clock
 from django_rmq_retry.embedded.engine.entries import Entry, begin
-from django_rmq_retry.embedded.engine.exchanges import Binding, Destination, Exchange
 from django_rmq_retry.embedded.engine.host import Chance, Host, Outbox
 from django_rmq_retry.embedded.engine.queue import Queue
+from django_rmq_retry.embedded.engine.routing import Binding, Destination, Exchange
 from django_rmq_retry.embedded.engine.store import Kept, KeptBinding, KeptMessage, NullStore, Store
 
 

@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.frames import (
     FRAME_OVERHEAD,
     short_string,
 )
-from django_rmq_retry.embedded.engine.messages import Ack, Cancel, Deliver, Event, Got, Message, Nack, Returned
+from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Event, Got, Message, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.messages.headers import Headers
 

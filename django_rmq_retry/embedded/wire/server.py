@@ -8,8 +8,7 @@ import time
 from contextlib import suppress
 
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.embedded.wire.broker import Broker
-from django_rmq_retry.embedded.wire.client import Client
+from django_rmq_retry.embedded.wire.client import Broker, Client
 
 log = logging.getLogger("django_rmq_retry")
 

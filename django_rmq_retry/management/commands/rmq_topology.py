@@ -7,8 +7,7 @@ from django.core.management.base import CommandParser
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.command import Options, RmqCommand, printable
-from django_rmq_retry.topology.drawings import definitions, mermaid, svg, text
-from django_rmq_retry.topology.graph import Shape
+from django_rmq_retry.topology.drawings import Shape, definitions, mermaid, svg, text
 
 FORMATS = ("text", "mermaid", "svg", "definitions")
 

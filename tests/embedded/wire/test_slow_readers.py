@@ -8,8 +8,7 @@ import pytest
 from pika import spec
 
 from django_rmq_retry.embedded.engine.consumers import MUCH
-from django_rmq_retry.embedded.wire.broker import Broker
-from django_rmq_retry.embedded.wire.client import Client
+from django_rmq_retry.embedded.wire.client import Broker, Client
 from tests.embedded.wire.raw import HEADER, PLAIN, Raw
 from tests.embedded.wire.test_both import opened, raw_to
 from tests.embedded.wire.test_speaking import framed, header, publish
