@@ -67,7 +67,7 @@ def test_a_parked_message_is_announced_with_its_attempt(heard: Heard) -> None:
 
 
 def test_a_message_that_nobody_took_was_not_attempted(heard: Heard) -> None:
-    events.Announcer()(attempt(park(Reason.UNHANDLED, "no handler"), subscription=None))
+    events.Announcer()(attempt(park(Reason.UNHANDLED, "no_handler"), subscription=None))
 
     assert heard == [("parked", "")]
 

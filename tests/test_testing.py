@@ -105,7 +105,7 @@ def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest, made: Made, bank: 
     assert attempts == 5
     assert parked.reason == "Gave up after 5 attempts: BankDown: timeout"
     assert (parked.code, parked.error, parked.attempts) == (
-        "retries exhausted",
+        "retries_exhausted",
         ErrorNote(kind="BankDown", text="timeout"),
         5,
     )
@@ -273,9 +273,9 @@ def test_what_is_parked_for_other_reasons_says_them(rmq: RmqTest, made: Made, ba
     rmq.drain()
     undecodable, frozen = rmq.all_parked(charge)
 
-    assert (undecodable.code, undecodable.data, undecodable.body) == ("cannot decode body", None, b"{")
+    assert (undecodable.code, undecodable.data, undecodable.body) == ("undecodable_body", None, b"{")
     assert (frozen.code, frozen.reason, frozen.error) == (
-        "parked by the handler",
+        "parked_by_handler",
         "the account is frozen",
         None,
     )
@@ -291,7 +291,7 @@ def test_what_the_broker_gives_up_is_parked_as_well(rmq: RmqTest, made: Made) ->
     gone, failed = rmq.all_parked(charge)
 
     assert (gone.code, gone.reason, gone.data, gone.handler) == ("expired", "The broker removed it: expired", 2, "")
-    assert (failed.code, failed.data) == ("retries exhausted", 1)
+    assert (failed.code, failed.data) == ("retries_exhausted", 1)
 
 
 def test_handlers_of_one_queue_are_told_apart(rmq: RmqTest, made: Made, bank: Bank) -> None:

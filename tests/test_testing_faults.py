@@ -74,7 +74,7 @@ def test_a_message_that_takes_its_worker_down_is_parked(rmq: RmqTest, charge: Ha
     charge.publish(1)
     rmq.drain()
 
-    assert rmq.parked(charge).code == "stopped its worker"
+    assert rmq.parked(charge).code == "worker_stopped"
     assert 5 <= len(done) <= 10
 
 

@@ -21,6 +21,7 @@ from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import By
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked.actions import Why
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
@@ -28,23 +29,6 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq
 from django_rmq_retry.topology.declarations import Role
 
 LONGEST = 400
-REASONS: Mapping[str, Any] = {
-    Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
-    Reason.PERMANENT: pgettext_lazy("reason", "permanent error"),
-    Reason.REQUESTED: pgettext_lazy("reason", "parked by the handler"),
-    Reason.UNDECODABLE_BODY: pgettext_lazy("reason", "cannot decode body"),
-    Reason.UNDECODABLE_HEADERS: pgettext_lazy("reason", "cannot decode headers"),
-    Reason.UNHANDLED: pgettext_lazy("reason", "no handler"),
-    Reason.CRASHED: pgettext_lazy("reason", "stopped its worker"),
-    Reason.EXPIRED: pgettext_lazy("reason", "expired"),
-    Reason.DELIVERY_LIMIT: pgettext_lazy("reason", "delivery limit"),
-    Reason.OVERFLOWN: pgettext_lazy("reason", "queue overflow"),
-    Reason.REJECTED: pgettext_lazy("reason", "rejected"),
-    Reason.CONFLICT: pgettext_lazy("reason", "identity conflict"),
-    Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
-    Reason.UNNAMED: pgettext_lazy("reason", "cannot be named"),
-    Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
-}
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
     By.BROKER: pgettext_lazy("parked by", "broker"),
@@ -117,11 +101,6 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
 }
 
 
-def reason(value: str) -> str:
-    """Why a message is parked; a reason that another version wrote stays as it is."""
-    return str(REASONS.get(value, value))
-
-
 def resolution(text: str) -> str:
     """Why a message was discarded, and what somebody wrote about it."""
     why, colon, more = text.partition(": ")
@@ -154,7 +133,7 @@ def _value(name: str, value: Any) -> str:
     if name in (LISTED, EXCEPT):
         return ngettext("%(count)d key", "%(count)d keys", value["count"]) % {"count": value["count"]}
     several = value if isinstance(value, (list, tuple)) else [value]
-    said = {"state": dict(State.choices), "reason": REASONS}.get(name, {})
+    said = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
     return ", ".join(str(said.get(one, one)) for one in several)
 
 
@@ -202,7 +181,7 @@ def kind(message: ParkedMessage) -> SafeString:
 
 def failure(message: ParkedMessage) -> SafeString:
     said = f"{message.error}: {message.error_text}" if message.error and message.error_text else message.error
-    return labelled(_("Error"), cut(said or reason(message.reason)))
+    return labelled(_("Error"), cut(said or reason_text(message.reason)))
 
 
 def queue(message: ParkedMessage) -> SafeString:

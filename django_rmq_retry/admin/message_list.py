@@ -16,7 +16,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_rmq_retry.admin import labels, pages
+from django_rmq_retry.admin import pages
 from django_rmq_retry.admin import pages as allowing
 from django_rmq_retry.admin import pages as helping
 from django_rmq_retry.admin.labels import LEFT_OUT
@@ -25,6 +25,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.models import ParkedMessage, State
+from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
@@ -109,7 +110,7 @@ class ByReason(Word):
     parameter_name = "reason"
 
     def known(self) -> Iterable[tuple[str, Any]]:
-        return ((reason.value, labels.reason(reason)) for reason in Reason)
+        return ((reason.value, reason_text(reason)) for reason in Reason)
 
 
 class ByAge(Word):

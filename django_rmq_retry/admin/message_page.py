@@ -25,6 +25,7 @@ from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, 
 from django_rmq_retry.messages.properties import Properties, decode_properties
 from django_rmq_retry.messages.stamp import PREFIX
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueItem, State
+from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
 from django_rmq_retry.parked.attempts import attempts_of
 from django_rmq_retry.parked.edit import plain
@@ -425,4 +426,4 @@ def _summary(message: ParkedMessage) -> str:
             "It failed %(count)d times, then it was parked: %(reason)s.",
             message.attempts,
         )
-    return said % {"count": message.attempts, "reason": labels.reason(message.reason)}
+    return said % {"count": message.attempts, "reason": reason_text(message.reason)}

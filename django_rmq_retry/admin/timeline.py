@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
+from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 LOOKED_AT = 200
@@ -159,7 +160,7 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]
     at = message.parked_at
     if ended is not None and at <= ended < at + BESIDE:
         at = ended + ASTEP
-    title = _("Parked: %(reason)s") % {"reason": labels.reason(message.reason)}
+    title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
     yield Event(at=at, kind="parked", title=title, said=said)
     if message.succeeded_at:
         # Another machine's clock may tell the attempt that handled it: what came of it is told behind it.

@@ -41,7 +41,7 @@ FILTERS: Mapping[str, tuple[str, str]] = {
     "queue": ("QUEUE", "that failed in this queue"),
     "type": ("TYPE", "of this message type"),
     "handler": ("NAME", "that this handler gave up"),
-    "parked_reason": ("REASON", 'parked for this reason, such as "permanent error"'),
+    "parked_reason": ("REASON", 'parked for this reason, such as "permanent"'),
     "error": ("CLASS", "with this error"),
     "key": ("KEY", "with this business key"),
     "message_id": ("ID", "with this message id"),

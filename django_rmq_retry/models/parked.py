@@ -1,10 +1,38 @@
 """Parked messages, the groups of their causes, and their attempts."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
+
+from django_rmq_retry.messages.deaths import Reason
+
+REASON_TEXTS: Mapping[str, Any] = {
+    Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
+    Reason.PERMANENT: pgettext_lazy("reason", "permanent error"),
+    Reason.REQUESTED: pgettext_lazy("reason", "parked by the handler"),
+    Reason.UNDECODABLE_BODY: pgettext_lazy("reason", "cannot decode body"),
+    Reason.UNDECODABLE_HEADERS: pgettext_lazy("reason", "cannot decode headers"),
+    Reason.UNHANDLED: pgettext_lazy("reason", "no handler"),
+    Reason.CRASHED: pgettext_lazy("reason", "stopped its worker"),
+    Reason.EXPIRED: pgettext_lazy("reason", "expired"),
+    Reason.DELIVERY_LIMIT: pgettext_lazy("reason", "delivery limit"),
+    Reason.OVERFLOWN: pgettext_lazy("reason", "queue overflow"),
+    Reason.REJECTED: pgettext_lazy("reason", "rejected"),
+    Reason.CONFLICT: pgettext_lazy("reason", "identity conflict"),
+    Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
+    Reason.UNNAMED: pgettext_lazy("reason", "cannot be named"),
+    Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
+}
+
+
+def reason_text(code: str) -> str:
+    """Return why a message is parked, in the reader's language; the code of a later version as it is."""
+    return str(REASON_TEXTS.get(code, code))
 
 
 class ErrorGroup(models.Model):
@@ -44,7 +72,9 @@ class ErrorGroup(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.title} · {self.culprit}" if self.culprit else self.title
+        # A cause without an error, such as an expired message, has its reason for a title.
+        title = reason_text(self.title) if self.title == self.reason else self.title
+        return f"{title} · {self.culprit}" if self.culprit else title
 
 
 class State(models.TextChoices):

@@ -34,7 +34,7 @@ class Parked:
     reason: str
     """For operators: ``Gave up after 5 attempts: BankDown: timeout``."""
     code: str
-    """For programs: ``retries exhausted``."""
+    """For programs: ``retries_exhausted``."""
     error: ErrorNote | None
     """``kind`` is the class's name, ``text`` the message."""
     attempts: int

@@ -30,7 +30,7 @@ def group(**fields: Any) -> ErrorGroup:
         "fingerprint": f"{number:040x}",
         "title": "GatewayTimeout",
         "culprit": "bank.gateway:post",
-        "reason": "retries exhausted",
+        "reason": "retries_exhausted",
         "first_seen": now - timedelta(minutes=52),
         "last_seen": now,
     }

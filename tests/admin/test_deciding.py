@@ -161,7 +161,7 @@ def test_an_edited_message_that_something_speaks_against_goes_to_the_preview(
     page: Client, settings: Any, sent: list[Message]
 ) -> None:
     edited(settings)
-    one = made.message(made.group(reason="permanent error"))
+    one = made.message(made.group(reason="permanent"))
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
     forged = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
 

@@ -75,7 +75,7 @@ def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
 
 
 def test_of_what_no_handler_took_it_tells_no_attempts_and_misses_none(page: Client) -> None:
-    one = made.message(attempts=0, reason="no handler", error="")
+    one = made.message(attempts=0, reason="no_handler", error="")
     text = Page(page.get(at(one))).text
 
     assert "It never reached a handler, then it was parked: no handler." in text

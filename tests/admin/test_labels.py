@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry.admin import labels
@@ -15,9 +16,12 @@ from django_rmq_retry.amqp import declarer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import By
 from django_rmq_retry.models import Action, OperatorAction
+from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked import selection
 from django_rmq_retry.templatetags.rmq_retry import rmq_ago
 from django_rmq_retry.topology.declarations import Role
+from tests.admin import made
+from tests.admin.looking import Page
 from tests.tooling import pseudo
 
 
@@ -29,16 +33,16 @@ def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
 
 
 def test_each_machine_value_has_a_word() -> None:
-    assert set(labels.REASONS) == set(Reason)
+    assert set(REASON_TEXTS) == set(Reason)
     assert set(labels.PARKED_BY) == set(By)
     assert set(labels.ROLES) == set(Role)
 
 
 @pytest.mark.usefixtures("marked")
 def test_a_reason_is_translated_and_an_unknown_one_stays() -> None:
-    assert labels.reason("retries exhausted") == "[!! retries exhausted !!]"
-    assert labels.reason("of a later version") == "of a later version"
-    assert labels.reason("") == ""
+    assert reason_text("retries_exhausted") == "[!! retries exhausted !!]"
+    assert reason_text("of a later version") == "of a later version"
+    assert reason_text("") == ""
 
 
 def test_why_a_message_was_discarded_is_said_as_it_was_chosen() -> None:
@@ -99,3 +103,15 @@ def sentences(module: Any) -> set[str]:
     """Whole texts of a module's code."""
     nodes = ast.walk(ast.parse(inspect.getsource(module)))
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.django_db
+def test_a_cause_without_an_error_is_named_in_the_language_of_its_reader(client: Client, settings: Any) -> None:
+    client.force_login(made.person("viewer", "view_errorgroup", "view_parkedmessage"))
+    made.message(made.group(title="no_handler", culprit="", reason="no_handler"), reason="no_handler", error="")
+    english = Page(client.get("/admin/rmq_retry/errorgroup/")).text
+    settings.LANGUAGE_CODE = "de"
+    german = Page(client.get("/admin/rmq_retry/errorgroup/")).text
+
+    assert ("no handler" in english, "no_handler" in english) == (True, False)
+    assert ("kein Handler" in german, "no_handler" in german) == (True, False)

@@ -130,7 +130,7 @@ def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, set
 
 
 def test_a_permanent_error_asks_for_one_tick_more(page: Client) -> None:
-    cause = made.group(reason="permanent error")
+    cause = made.group(reason="permanent")
     made.message(cause)
     preview = previewed(page, group=cause.pk)
     fixed = press(page, preview, "Count again", fixed="1")

@@ -45,7 +45,7 @@ def test_a_gateway_that_stays_down_parks_the_payment_after_five_attempts(bank: B
         parked = told(amqp, "payments.charge.parked")
 
     assert bank.play("attempts", payment=payment) == 5
-    assert parked["reason"] == "retries exhausted"
+    assert parked["reason"] == "retries_exhausted"
     assert parked["detail"] == "Gave up after 5 attempts: GatewayDown: no answer from the other bank"
     assert (parked["attempts"], parked["queue"]) == (5, "payments.charge")
     assert bank.play("state", payment=payment) == "new"
@@ -70,7 +70,7 @@ def test_a_payment_of_a_closed_account_is_parked_at_once_with_its_reason(bank: B
         payment = bank.play("pay", number="DE-9", kind="card", amount=30)
         parked = told(amqp, "payments.charge.parked")
 
-    assert parked["reason"] == "permanent error"
+    assert parked["reason"] == "permanent"
     assert parked["error"] == "AccountClosed"
     assert parked["message"] == "account DE-9 is closed"
     assert parked["attempts"] == 1
@@ -95,4 +95,4 @@ def test_bytes_that_are_no_json_are_parked_as_they_came(bank: Bank, amqp: Blocki
     with bank.consuming():
         parked = told(amqp, "payments.charge.parked")
 
-    assert parked["reason"] == "cannot decode body"
+    assert parked["reason"] == "undecodable_body"

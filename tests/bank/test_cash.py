@@ -103,7 +103,7 @@ def test_cash_above_the_limit_goes_round_three_times_and_is_parked(bank: Bank, a
         parked = told(amqp, "parking-queue")
 
     assert depth(amqp, spy) == 3
-    assert parked["reason"] == "retries exhausted"
+    assert parked["reason"] == "retries_exhausted"
     assert parked["detail"] == "Gave up after 4 attempts: AboveLimit: 501.00 is above the limit of 500.00"
     assert (parked["exchange"], parked["routing-key"]) == ("main-exchange", "srvc.transact.cash")
     assert depth(amqp, "reply-queue") == 0

@@ -32,4 +32,4 @@ def test_hostile_headers_are_parked_and_the_consumer_lives(bank: Bank, amqp: Blo
         wait_until(lambda: bank.play("state", payment=payment) == "posted", 30, what="the next payment is posted")
 
     reasons = [line["reason"] for line in bank.attempts("park", "-")]
-    assert reasons == ["cannot decode headers"] * len(HOSTILE)
+    assert reasons == ["undecodable_headers"] * len(HOSTILE)

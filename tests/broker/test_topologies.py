@@ -104,7 +104,7 @@ class TestTimeline:
         has(line.channel, "timeline", 0)
         _, parked, _ = line.take("timeline_error")
         assert (parked.body, parked.headers["own"]) == (b"post", "kept")
-        assert parked.headers["rmq-retry-reason"] == "retries exhausted"
+        assert parked.headers["rmq-retry-reason"] == "retries_exhausted"
 
     def test_rejections_of_another_queue_do_not_count(self, line: AtHand) -> None:
         line.channel.basic_publish("acme", "timeline", b"post")

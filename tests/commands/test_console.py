@@ -19,7 +19,7 @@ VERDICT: dict[str, Any] = {
     "attempts": 5,
     "seconds": 30.04,
     "after": 0.0,
-    "reason": "retries exhausted",
+    "reason": "retries_exhausted",
     "error": "GatewayTimeout",
     "detail": "Gave up after 5 attempts: GatewayTimeout",
 }
@@ -96,7 +96,7 @@ def test_a_business_key_stands_where_the_id_would() -> None:
 
 
 def test_where_no_handler_was_run_there_was_no_try() -> None:
-    said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no handler"})
+    said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no_handler"})
 
     assert said.startswith("✕ payments PAY-88121 no try 30.0 s → parked: ")
 
@@ -128,7 +128,7 @@ def test_logfmt_has_the_fixed_keys_in_their_order() -> None:
     assert said == (
         "ts=1970-01-01T00:00:01.482Z level=info event=park queue=payments handler=payments.transfer "
         "message_id=PAY-88121 attempt=5 attempts=5 seconds=30.04 "
-        'reason="retries exhausted" error=GatewayTimeout detail="Gave up after 5 attempts: GatewayTimeout" pid=42'
+        'reason=retries_exhausted error=GatewayTimeout detail="Gave up after 5 attempts: GatewayTimeout" pid=42'
     )
 
 

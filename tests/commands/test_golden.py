@@ -72,7 +72,7 @@ def ago(**span: float) -> datetime:
 def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     """Two causes with three messages, two runs, two acts."""
     bank = group("b" * 40, id=41, culprit="bank.gateway:post", title="GatewayTimeout", first_seen=ago(minutes=52))
-    closed = group("c" * 40, id=42, title="AccountClosed", reason="permanent error", last_seen=ago(hours=3))
+    closed = group("c" * 40, id=42, title="AccountClosed", reason="permanent", last_seen=ago(hours=3))
     one = record(
         **_named(812, key="PAY-88121", group=bank, parked_at=ago(seconds=40)),
         body=b'{"iban": "DE89370400440532013000", "amount": 100.00}',
@@ -80,7 +80,7 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
         attempts=2,
     )
     record(**_named(813, group=bank, parked_at=ago(minutes=11), succeeded_at=ago(minutes=10)))
-    record(**_named(814, group=closed, parked_at=ago(hours=3), error="AccountClosed\x1b[2J", reason="permanent error"))
+    record(**_named(814, group=closed, parked_at=ago(hours=3), error="AccountClosed\x1b[2J", reason="permanent"))
     for number in (1, 2):
         attempt(one, number, at=ago(minutes=3 - number), error="GatewayTimeout")
     _runs()

@@ -92,7 +92,7 @@ class TestLooking:
     def test_filters(self, words: str, count: int) -> None:
         record(key="payment:7")
         record(queue="others")
-        record(reason="permanent error")
+        record(reason="permanent")
         record(state=State.DISCARDED)
         told = parked("list", "--json", *words.split())
 

@@ -8,7 +8,7 @@ import pytest
 from django_rmq_retry.messages.tracebacks import Grouping, named, trace, traced, untraced
 from tests.core.raising import BankDown, Unprintable, ask, caught, circle, deep, members, odd_names, own, post, syntax
 
-REASON = "retries exhausted"
+REASON = "retries_exhausted"
 
 
 def sha1(text: str) -> str:
@@ -24,7 +24,7 @@ def of(error: BaseException, reason: str = REASON) -> Grouping:
 def test_the_rule_is_classes_places_and_reason() -> None:
     said = (
         '[1, ["tests.core.raising.BankDown", "TimeoutError"], ["tests.core.raising:caught", "tests.core.raising:post"],'
-        ' "retries exhausted"]'
+        ' "retries_exhausted"]'
     )
 
     assert of(caught(post)) == Grouping(fingerprint=sha1(said), culprit="tests.core.raising:post")
@@ -41,7 +41,7 @@ def test_the_text_of_an_error_does_not_matter_but_all_else_does() -> None:
 
     assert one == other
     assert len({one.fingerprint, of(caught(say(KeyError("7")))).fingerprint, of(caught(ask)).fingerprint}) == 3
-    assert of(caught(ask)) != of(caught(ask), "permanent error")
+    assert of(caught(ask)) != of(caught(ask), "permanent")
 
 
 def test_the_depth_of_a_recursion_does_not_matter() -> None:
@@ -66,7 +66,7 @@ def test_what_touched_no_code_of_the_project_has_no_trace() -> None:
 
 def test_without_a_trace_error_reason_and_queue_count() -> None:
     assert untraced("BankDown", reason=REASON, queue="payments") == Grouping(
-        fingerprint=sha1('[1, "BankDown", "retries exhausted", "payments"]')
+        fingerprint=sha1('[1, "BankDown", "retries_exhausted", "payments"]')
     )
 
 

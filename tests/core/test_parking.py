@@ -79,7 +79,7 @@ class TestParkedByAConsumer:
             "shop",
             "pay.card",
         )
-        assert (found.by, found.reason, found.detail) == (By.CONSUMER, "retries exhausted", "after 5 attempts")
+        assert (found.by, found.reason, found.detail) == (By.CONSUMER, "retries_exhausted", "after 5 attempts")
         assert (found.error, found.message, found.handler) == ("BankDown", "timeout", "payments.handlers.charge")
         assert (found.story.attempts, found.story.summary) == (5, "#5 BankDown: timeout")
         assert (found.parked_at, found.parked_in) == (NOW, "payments.parked")
@@ -117,7 +117,7 @@ class TestParkedByAConsumer:
         found = read_parked(copy, HOMES)
 
         assert BROKERS_OWN.isdisjoint(copy.headers)
-        assert (found.by, found.reason, found.queue) == (By.CONSUMER, "retries exhausted", "payments")
+        assert (found.by, found.reason, found.queue) == (By.CONSUMER, "retries_exhausted", "payments")
         assert found.properties.headers.raw == one.headers.raw
         assert decode_properties(found.raw).headers.raw == one.headers.raw
         assert deaths(found.properties.headers)[0].count == 4
@@ -192,9 +192,9 @@ class TestParkedByTheBroker:
     @pytest.mark.parametrize(
         ("said", "reason"),
         [
-            ("delivery_limit", "delivery limit"),
+            ("delivery_limit", "delivery_limit"),
             ("expired", "expired"),
-            ("maxlen", "queue overflow"),
+            ("maxlen", "queue_overflow"),
             ("rejected", "rejected"),
             ("something new", "rejected"),
         ],
@@ -216,14 +216,14 @@ class TestParkedByTheBroker:
         assert (found.queue, found.exchange, found.routing_key) == ("payments", "first", "pay.first")
 
     def test_a_sender_cannot_say_to_which_queue_it_is_to_go_back(self) -> None:
-        forged = {"rmq-retry-queue": "payouts", "rmq-retry-exchange": "x", "rmq-retry-reason": "no handler"}
+        forged = {"rmq-retry-queue": "payouts", "rmq-retry-exchange": "x", "rmq-retry-reason": "no_handler"}
         found = read({**forged, "x-death": [died()]})
 
         assert (found.queue, found.exchange, found.by, found.reason) == (
             "payments",
             "shop",
             By.BROKER,
-            "delivery limit",
+            "delivery_limit",
         )
 
     @pytest.mark.parametrize(("name", "value"), [("properties", b"\0\0"), ("properties-leading", 3)])
@@ -288,14 +288,14 @@ class TestParkedByOthers:
         table = Headers(bytes((len(name),)) + name.encode() + ABSURD)
         found = read(table, body=b"x", message_id="m-1")
 
-        assert (found.reason, found.by, found.queue) == ("cannot decode headers", By.OTHER, "payments")
+        assert (found.reason, found.by, found.queue) == ("undecodable_headers", By.OTHER, "payments")
         assert (found.properties.message_id, found.body) == ("m-1", b"x")
 
     @pytest.mark.parametrize("raw", [b"", b"\x20", b"\xff\xff", b"\x20\x00\x00\x00\x00\x09\x01a", b"\0\0rest"])
     def test_properties_that_are_no_properties_are_kept_as_they_are(self, raw: bytes) -> None:
         found = read_parked(delivery(queue="payments.parked", raw=raw, body=b"x"), HOMES)
 
-        assert (found.raw, found.body, found.reason) == (raw, b"x", "cannot decode headers")
+        assert (found.raw, found.body, found.reason) == (raw, b"x", "undecodable_headers")
 
     def test_a_bomb_stays_packed(self) -> None:
         bomb = zlib.compress(bytes(50_000_000), 9)

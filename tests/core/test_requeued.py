@@ -56,7 +56,7 @@ def test_properties_that_are_the_senders_are_kept() -> None:
 
 def test_neither_failures_nor_what_the_broker_wrote_nor_an_older_ticket_go_along() -> None:
     failed = {"rmq-retry-attempts": 5, "rmq-retry-since": 9, "rmq-retry-wait": 50, "rmq-retry-summary": "#1 BankDown",
-              "rmq-retry-reason": "retries exhausted", "rmq-retry-fingerprint": "f", "rmq-retry-ticket": "7.1:old",
+              "rmq-retry-reason": "retries_exhausted", "rmq-retry-fingerprint": "f", "rmq-retry-ticket": "7.1:old",
               "x-death": [], "x-delivery-count": 3, "CC": ["others"], "tenant": "acme"}  # fmt: skip
     made = copy(Properties(headers=Headers.of(failed)))
 

@@ -187,7 +187,7 @@ class TestParking:
             "rmq-retry-routing-key": "pay.cash",
             "rmq-retry-queue": "payments",
             "rmq-retry-summary": "#5 BankDown: timeout",
-            "rmq-retry-reason": "retries exhausted",
+            "rmq-retry-reason": "retries_exhausted",
             "rmq-retry-detail": "Gave up after 5 attempts: BankDown: timeout",
             "rmq-retry-error": "BankDown",
             "rmq-retry-message": "timeout",
@@ -231,7 +231,7 @@ class TestParking:
         first = parked_copy(delivery())
         again = parked_copy(arrived(first, queue="payments"), park(Reason.UNHANDLED, "No handler"))
 
-        assert again.headers["rmq-retry-reason"] == "no handler"
+        assert again.headers["rmq-retry-reason"] == "no_handler"
         assert "rmq-retry-error" not in again.headers
         assert list(again.headers).count("rmq-retry-detail") == 1
 
@@ -314,7 +314,7 @@ class TestHostileContent:
 
         assert copy.body == b"\xff"
         assert copy.headers["rmq-retry-properties"] == raw
-        assert copy.headers["rmq-retry-reason"] == "cannot decode headers"
+        assert copy.headers["rmq-retry-reason"] == "undecodable_headers"
         assert copy.headers["rmq-retry-queue"] == "payments"
         assert copy.properties.delivery_mode == 2
 

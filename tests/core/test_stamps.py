@@ -93,7 +93,7 @@ def test_why_a_message_is_parked_stands_beside_its_story() -> None:
     verdict = park(Reason.EXHAUSTED, "Gave up after 5 attempts: BankDown: timeout", TIMEOUT)
 
     assert parked_headers(verdict, handler="payments.handlers.charge", now=NOW, nonce=0) == {
-        "rmq-retry-reason": "retries exhausted",
+        "rmq-retry-reason": "retries_exhausted",
         "rmq-retry-detail": "Gave up after 5 attempts: BankDown: timeout",
         "rmq-retry-error": "BankDown",
         "rmq-retry-message": "timeout",

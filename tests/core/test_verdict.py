@@ -86,7 +86,7 @@ def test_each_kind_of_verdict_has_its_facts() -> None:
     assert (retry(30.0, note).kind, retry(30.0, note).after, retry(30.0, note).error) == (Kind.RETRY, 30.0, note)
     assert (park(Reason.PERMANENT, "no", note).kind, park(Reason.PERMANENT, "no").reason) == (
         Kind.PARK,
-        "permanent error",
+        "permanent",
     )
     assert discard("enough").kind is Kind.DISCARD
     assert (halt(5).kind, halt(5).after) == (Kind.HALT, 5)

@@ -60,7 +60,7 @@ def test_what_never_ends_is_retried_and_parked_while_others_flow(slow: Slow, sen
     assert slow.noted(do) == [f"begin {do} 1", f"begin {do} 2"]
     assert slow.noted("nothing") == ["begin nothing 1", "end nothing"]
     assert slow.noted("swallowed") == []
-    assert parked() == [("retries exhausted", 2, LATE.format("tests.deadlines.handlers.plain"))]
+    assert parked() == [("retries_exhausted", 2, LATE.format("tests.deadlines.handlers.plain"))]
 
 
 def test_an_async_handler_is_cancelled(slow: Slow, send: Send) -> None:
@@ -71,7 +71,7 @@ def test_an_async_handler_is_cancelled(slow: Slow, send: Send) -> None:
         assert consumer.code() == 0
 
     assert slow.noted("") == ["begin async 1", "cancelled", "begin async 2", "cancelled"]
-    assert parked() == [("retries exhausted", 2, LATE.format("tests.deadlines.handlers.asynchronous"))]
+    assert parked() == [("retries_exhausted", 2, LATE.format("tests.deadlines.handlers.asynchronous"))]
 
 
 def test_what_a_late_handler_wrote_once_is_rolled_back(slow: Slow, send: Send) -> None:
@@ -83,7 +83,7 @@ def test_what_a_late_handler_wrote_once_is_rolled_back(slow: Slow, send: Send) -
         assert consumer.code() == 0
 
     assert [name.split()[0] for name in Group.objects.using("own").values_list("name", flat=True)] == ["2"]
-    assert parked() == [("retries exhausted", 2, LATE.format("tests.deadlines.handlers.once"))]
+    assert parked() == [("retries_exhausted", 2, LATE.format("tests.deadlines.handlers.once"))]
 
 
 @pytest.mark.parametrize(("queue", "handler"), [("plain", "plain"), ("line", "in_order"), ("once", "once")])
@@ -101,7 +101,7 @@ def test_a_handler_stuck_in_c_ends_its_process_and_costs_an_attempt(
     assert "handlers.py:" in line
     assert "(stand)" in line
     assert slow.noted("begin") == ["begin stand 1", "begin stand 2"]
-    assert parked() == [("retries exhausted", 2, STUCK.format(name))]
+    assert parked() == [("retries_exhausted", 2, STUCK.format(name))]
     # In SQLite the transaction of a handler that hangs keeps the history from being written.
     if queue != "once" or connections["own"].vendor != "sqlite":
         assert ["stand" in json.dumps(row.chain) for row in Attempt.objects.using("own")] == [True, True]
@@ -121,4 +121,4 @@ def test_a_stuck_process_of_several_is_replaced_once_its_other_handlers_end(slow
 
     assert slow.noted("stand") == ["begin stand 1", "begin stand 2"]
     assert slow.noted("end") == ["end nothing"] * 10
-    assert parked() == [("retries exhausted", 2, STUCK.format("tests.deadlines.handlers.plain"))]
+    assert parked() == [("retries_exhausted", 2, STUCK.format("tests.deadlines.handlers.plain"))]

@@ -21,7 +21,7 @@ def test_a_clock_that_jumps_by_days_makes_no_retry_early_and_none_late(scene: Sc
     scene.finish(range(11), worker)
 
     assert scene.did() == dict.fromkeys(range(10), 1)
-    assert scene.parked() == [(10, "retries exhausted")]
+    assert scene.parked() == [(10, "retries_exhausted")]
     for one in range(10):
         began = [entry for entry in scene.diary.entries("began") if entry["id"] == one]
         waits = [later["at"] - earlier["at"] for earlier, later in pairwise(began)]

@@ -24,7 +24,7 @@ def test_the_command_loses_nothing_whatever_happens_to_it(scene: Scene) -> None:
     scene.publish(range(25, 40), fails=2)
 
     scene.finish([*range(40), *range(100, 120)], worker, timeout=60)
-    assert set(scene.parked()) >= {(0, "stopped its worker"), *((one, "permanent error") for one in range(20, 25))}
+    assert set(scene.parked()) >= {(0, "worker_stopped"), *((one, "permanent") for one in range(20, 25))}
     assert {entry["pid"] for entry in scene.diary.entries("did")} - pids
 
 

@@ -77,7 +77,7 @@ def test_a_kill_between_the_parked_copys_confirm_and_the_ack_parks_twice(scene: 
     assert set(parked) == set(IDS)
     assert set(more_than_once(parked)) - {VICTIM} <= in_hand(prefetch)
     assert parked[VICTIM] == 2
-    assert {reason for _, reason in scene.parked()} == {"permanent error"}
+    assert {reason for _, reason in scene.parked()} == {"permanent"}
 
 
 @pytest.mark.parametrize("prefetch", [ONE_AT_A_TIME, MANY])

@@ -28,7 +28,7 @@ def test_native_retries_wait_longer_each_time_and_end_in_the_parked_queue(scene:
     scene.finish([0, 1], scene.worker())
 
     assert [entry["attempt"] for entry in scene.diary.entries("began") if entry["id"] == 0] == [1, 2, 3]
-    assert scene.parked() == [(0, "retries exhausted")]
+    assert scene.parked() == [(0, "retries_exhausted")]
     assert scene.did() == {1: 1}
     first, second, third = (entry["at"] for entry in scene.diary.entries("began") if entry["id"] == 0)
     assert 300 <= second - first < 600 <= third - second < 1500

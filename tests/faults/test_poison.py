@@ -38,7 +38,7 @@ def test_a_message_that_kills_its_worker_is_parked_and_one_at_a_time_harms_no_ot
 
     deaths = until_it_is_bounded(scene, prefetch=1)
 
-    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(POISON, "stopped its worker")])
+    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(POISON, "worker_stopped")])
     assert set(scene.did()) == set(IDS) - {POISON}
 
 
@@ -52,7 +52,7 @@ def test_what_was_in_hand_beside_the_poison_is_tried_alone_and_handled(scene: Sc
     deaths = until_it_is_bounded(scene, prefetch=10)
 
     # Those before it may have run more than once: the worker died before the broker heard of them.
-    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(place, "stopped its worker")])
+    assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(place, "worker_stopped")])
     assert set(scene.did()) == set(IDS) - {place}
 
 
@@ -64,5 +64,5 @@ def test_where_nothing_can_be_tried_alone_a_message_that_kills_its_worker_is_par
     deaths = until_it_is_bounded(scene, prefetch=1, limit=1)
 
     assert deaths in {1, STOPS}
-    assert scene.parked() == [(POISON, "stopped its worker")]
+    assert scene.parked() == [(POISON, "worker_stopped")]
     assert set(scene.did()) == set(IDS) - {POISON}

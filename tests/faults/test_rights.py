@@ -52,7 +52,7 @@ def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> Non
     scene.finish(range(6), scene.worker(url=grant(write=r"^amq\.default$", read=r"^work(\.suspects)?$")))
 
     assert scene.did() == dict.fromkeys(range(5), 1)
-    assert scene.parked() == [(5, "permanent error")]
+    assert scene.parked() == [(5, "permanent")]
 
 
 def test_while_the_right_to_write_is_gone_what_fails_stays_in_its_queue(scene: Scene, grant: Grant) -> None:

@@ -87,7 +87,7 @@ def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
 
     assert settlement.copy is not None
     told = {name: settlement.copy.headers.get(f"rmq-retry-{name}") for name in ("reason", "detail", "attempts")}
-    assert told == {"reason": "identity conflict", "detail": "another body", "attempts": None}
+    assert told == {"reason": "identity_conflict", "detail": "another body", "attempts": None}
 
 
 def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() -> None:

@@ -148,7 +148,7 @@ def test_a_message_that_ends_its_connection_each_time_is_parked_and_blocks_no_ot
     ran = till.run(*QUIET)
 
     assert (ran.returncode, done(), left(amqp)) == (0, [2], 0)
-    assert parked() == [("retries exhausted", State.PARKED)]
+    assert parked() == [("retries_exhausted", State.PARKED)]
     # The policy has two attempts, and each forgives two losses.
     assert (tmp_path / "mark").read_text() == "......"
     record = ParkedMessage.objects.using("own").get()
@@ -230,7 +230,7 @@ def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
     told = {"do": "fail without", "mark": str(tmp_path / "mark")}
     send(1, **told)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked()) == ([], [("retries exhausted", State.PARKED)])
+    assert (done(), parked()) == ([], [("retries_exhausted", State.PARKED)])
     (tmp_path / "mark").touch()
     send(1, **told)
     assert till.run(*QUIET, "--no-park").returncode == 0
@@ -238,7 +238,7 @@ def test_what_is_parked_while_its_twin_is_handled_is_known_when_it_is_sent_back(
 
     requeue(till)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp)) == ([1], [("retries exhausted", State.PROCESSED)], 0)
+    assert (done(), parked(), left(amqp)) == ([1], [("retries_exhausted", State.PROCESSED)], 0)
 
 
 def test_what_is_parked_while_its_twin_is_handled_is_closed_by_itself(
@@ -250,10 +250,10 @@ def test_what_is_parked_while_its_twin_is_handled_is_closed_by_itself(
     (tmp_path / "mark").touch()
     send(1, **told)
     assert till.run(*QUIET, "--no-park").returncode == 0
-    assert (done(), parked()) == ([1], [("retries exhausted", State.PARKED)])
+    assert (done(), parked()) == ([1], [("retries_exhausted", State.PARKED)])
 
     with till.running("rmq_consume") as consumer:
-        wait_until(lambda: parked() == [("retries exhausted", State.PROCESSED)], 60, what="its record is closed")
+        wait_until(lambda: parked() == [("retries_exhausted", State.PROCESSED)], 60, what="its record is closed")
         consumer.signal()
         assert consumer.code() == 0
     assert (done(), left(amqp)) == ([1], 0)
@@ -268,7 +268,7 @@ def test_a_message_that_failed_is_parked_once_requeued_and_done_once(
 
     requeue(till)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp)) == ([1], [("retries exhausted", State.PROCESSED)], 0)
+    assert (done(), parked(), left(amqp)) == ([1], [("retries_exhausted", State.PROCESSED)], 0)
 
 
 def requeue(till: Till) -> "CompletedProcess[str]":
@@ -280,22 +280,22 @@ def test_another_body_is_parked_and_runs_where_a_person_says_so(till: Till, send
     send(1)
     send(2)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked()) == ([1], [("identity conflict", State.PARKED)])
+    assert (done(), parked()) == ([1], [("identity_conflict", State.PARKED)])
 
     requeue(till)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp)) == ([1, 2], [("identity conflict", State.PROCESSED)], 0)
+    assert (done(), parked(), left(amqp)) == ([1, 2], [("identity_conflict", State.PROCESSED)], 0)
 
 
 def test_two_without_an_id_that_look_the_same_are_for_a_person(till: Till, send: Send, amqp: BlockingChannel) -> None:
     send(1, id=None)
     send(1, id=None)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked()) == ([1], [("may be a duplicate", State.PARKED)])
+    assert (done(), parked()) == ([1], [("possible_duplicate", State.PARKED)])
 
     requeue(till)
     assert till.run(*QUIET).returncode == 0
-    assert (done(), parked(), left(amqp)) == ([1, 1], [("may be a duplicate", State.PROCESSED)], 0)
+    assert (done(), parked(), left(amqp)) == ([1, 1], [("possible_duplicate", State.PROCESSED)], 0)
 
 
 def test_a_name_of_the_business_outlives_new_ids(till: Till, send: Send, amqp: BlockingChannel) -> None:

@@ -21,7 +21,7 @@ numbers = itertools.count(1)
 
 def group(fingerprint: str = "f", **fields: Any) -> ErrorGroup:
     now = timezone.now()
-    defaults = {"title": "BankDown", "reason": "retries exhausted", "first_seen": now, "last_seen": now, **fields}
+    defaults = {"title": "BankDown", "reason": "retries_exhausted", "first_seen": now, "last_seen": now, **fields}
     return ErrorGroup.objects.get_or_create(fingerprint=fingerprint, defaults=defaults)[0]
 
 
@@ -44,7 +44,7 @@ def record(*, key: str = "", headers: dict[str, object] | None = None, **fields:
         "routing_key": "charge.card",
         "properties": encode_properties(properties),
         "by": "consumer",
-        "reason": "retries exhausted",
+        "reason": "retries_exhausted",
         "error": "BankDown",
         "attempts": 5,
         "copy": hashlib.sha256(str(number).encode()).hexdigest(),

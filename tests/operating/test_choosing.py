@@ -120,7 +120,7 @@ class TestReport:
         fine = record(key="payment:1")
         record(succeeded_at=timezone.now())
         record(unconfirmed=True)
-        record(reason="permanent error")
+        record(reason="permanent")
         record(published_at=timezone.now() - 2 * HOUR)
         record(queue="")
         record(queue="others")
@@ -139,7 +139,7 @@ class TestReport:
 
     @pytest.mark.parametrize("name", ["succeeded", "unconfirmed", "permanent", "unhandled"])
     def test_what_is_included_is_sent(self, name: str) -> None:
-        record(succeeded_at=timezone.now(), unconfirmed=True, reason="permanent error", queue="others")
+        record(succeeded_at=timezone.now(), unconfirmed=True, reason="permanent", queue="others")
         others = {"succeeded", "unconfirmed", "unhandled"}
         without = Terms(include=others - {name}, confirmed_permanent=name != "permanent")
 

@@ -18,7 +18,7 @@ def minutes(count: float) -> datetime:
 def group(**told: Any) -> ErrorGroup:
     """An error group without messages."""
     number = next(_numbers)
-    known = {"fingerprint": f"{number:040x}", "title": "BankDown", "reason": "retries exhausted"}
+    known = {"fingerprint": f"{number:040x}", "title": "BankDown", "reason": "retries_exhausted"}
     return ErrorGroup.objects.create(**{**known, "first_seen": NOON, "last_seen": NOON, **told})
 
 
@@ -36,7 +36,7 @@ def parked(**told: Any) -> ParkedMessage:
         "sha256": "0" * 64,
         "properties": b"\0\0",
         "by": "consumer",
-        "reason": "retries exhausted",
+        "reason": "retries_exhausted",
         "copy": f"{number:064x}",
         "parked_at": NOON,
         "recorded_at": NOON,

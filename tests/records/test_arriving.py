@@ -59,7 +59,7 @@ class TestNew:
         assert (bytes(record.body), record.size, record.message_id, record.type) == (b'{"n": 1}', 8, "m-1", "charge")
         assert record.sha256 == hashlib.sha256(b'{"n": 1}').hexdigest()
         assert (record.reason, record.detail, record.error, record.error_text, record.attempts) == (
-            "retries exhausted", "after 5 attempts", "BankDown", "timeout", 5
+            "retries_exhausted", "after 5 attempts", "BankDown", "timeout", 5
         )  # fmt: skip
         assert (record.published_at, record.parked_at) == (at(1_600_000_000_000), at(DAWN))
         assert (record.cycle, record.copies, record.revision, record.handler) == (1, 1, 1, "payments.charge")
@@ -70,14 +70,14 @@ class TestNew:
         store(untaken())
 
         told = the_record()
-        assert (told.reason, told.attempts, told.summary, told.failed_at) == ("no handler", 0, "", None)
+        assert (told.reason, told.attempts, told.summary, told.failed_at) == ("no_handler", 0, "", None)
         assert told.parked_at == at(DAWN)
 
     def test_its_group_begins_with_it(self) -> None:
         first()
         group = the_group()
 
-        assert (group.title, group.reason, group.parked, group.arrived) == ("BankDown", "retries exhausted", 1, 1)
+        assert (group.title, group.reason, group.parked, group.arrived) == ("BankDown", "retries_exhausted", 1, 1)
         assert (group.first_seen, group.last_seen, group.regressed_at) == (at(DAWN), at(DAWN), None)
 
     def test_many_are_one_group_and_it_knows_the_first_and_the_last(self) -> None:

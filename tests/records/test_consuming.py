@@ -29,7 +29,7 @@ def test_a_burst_ends_when_what_it_parked_is_recorded(shop: Shop, amqp: Blocking
     ran = shop.run("rmq_consume", "--burst")
 
     assert (ran.returncode, len(rows()), left(amqp)) == (0, 20, 0)
-    assert {(row.reason, row.queue, row.by) for row in rows()} == {("parked by the handler", "shop.orders", "consumer")}
+    assert {(row.reason, row.queue, row.by) for row in rows()} == {("parked_by_handler", "shop.orders", "consumer")}
 
 
 def test_a_consumer_goes_on_recording_until_it_is_stopped(shop: Shop, park: Park, amqp: BlockingChannel) -> None:

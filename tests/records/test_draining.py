@@ -213,7 +213,7 @@ class TestWhoeverParkedIt:
         drained(shop)
 
         (row,) = rows()
-        assert (row.by, row.reason, row.queue, bytes(row.body)) == ("broker", "delivery limit", "limited", b"poison")
+        assert (row.by, row.reason, row.queue, bytes(row.body)) == ("broker", "delivery_limit", "limited", b"poison")
 
     def returned(self, amqp: BlockingChannel) -> bool:
         method, _, _ = amqp.basic_get("limited")
@@ -223,7 +223,7 @@ class TestWhoeverParkedIt:
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),
-        [({"x-message-ttl": 1}, "expired"), ({"x-max-length": 1, "x-overflow": "drop-head"}, "queue overflow")],
+        [({"x-message-ttl": 1}, "expired"), ({"x-max-length": 1, "x-overflow": "drop-head"}, "queue_overflow")],
     )
     def test_the_broker_for_other_reasons(
         self, shop: Shop, amqp: BlockingChannel, arguments: dict[str, Any], reason: str

@@ -313,7 +313,7 @@ def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy,
     found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
     assert (found.body, found.raw, found.queue) == (b"\xfe", one.raw, "payments")
     assert (found.reason, found.error, found.handler) == (
-        "cannot be settled",
+        "unsettled",
         type(error).__name__,
         "payments.handlers.charge",
     )
@@ -448,7 +448,7 @@ def test_a_message_that_is_given_up_says_how_its_handler_ended(error: BaseExcept
 
     assert last.copy is not None
     found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
-    assert (runs, found.reason, found.detail) == ([b"1"], "cannot be settled", detail)
+    assert (runs, found.reason, found.detail) == ([b"1"], "unsettled", detail)
 
 
 def test_it_ends_after_so_many_messages_and_gives_the_rest_back() -> None:

@@ -133,8 +133,8 @@ def test_what_cannot_be_decoded_or_has_no_handler_is_grouped_by_its_queue() -> N
     undecodable = parked(print, delivery(body=b"{"))
     unhandled = parked(print, delivery(type="refund"), match=Match(type="charge"))
 
-    by_body = untraced("UndecodableBody", reason="cannot decode body", queue="payments")
-    by_type = untraced("", reason="no handler", queue="payments")
+    by_body = untraced("UndecodableBody", reason="undecodable_body", queue="payments")
+    by_type = untraced("", reason="no_handler", queue="payments")
 
     assert Grouping(fingerprint=undecodable.fingerprint, culprit=undecodable.culprit) == by_body
     assert Grouping(fingerprint=unhandled.fingerprint, culprit=unhandled.culprit) == by_type

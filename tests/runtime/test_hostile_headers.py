@@ -93,7 +93,7 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
     for number in range(1, MOST + 1):
         settlement = attempts.settlement(delivery)
         reasons = [note.verdict.reason for note in book.notes]
-        assert "cannot be settled" not in reasons, book.notes[-1].verdict.detail
+        assert "unsettled" not in reasons, book.notes[-1].verdict.detail
         copy = settlement.copy
         if copy is None:
             assert settlement.tell is not Tell.ACK
@@ -117,7 +117,7 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
     found = read_parked(arrival, {"payments.parked": "payments"})
 
     assert (found.body, found.queue, found.parked_in) == (BODY, "payments", "payments.parked")
-    assert found.reason in {"retries exhausted", "cannot decode headers", "permanent error", "stopped its worker"}
+    assert found.reason in {"retries_exhausted", "undecodable_headers", "permanent", "worker_stopped"}
     original = Original(
         body=found.body, raw=found.raw, exchange=found.exchange, routing_key=found.routing_key, message_id="m-1"
     )

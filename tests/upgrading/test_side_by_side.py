@@ -38,7 +38,7 @@ def test_messages_go_between_both_versions_and_their_attempts_count_on(scene: Sc
     tried_thrice = (*PASS_LATER, *GIVE_UP)
     assert {one: attempts[one] for one in tried_thrice} == dict.fromkeys(tried_thrice, (1, 2, 3))
     assert scene.did() == dict.fromkeys((*PASS_LATER, 1000, 1001), 1)
-    reasons = dict.fromkeys(GIVE_UP, "retries exhausted") | dict.fromkeys(HOPELESS, "permanent error")
+    reasons = dict.fromkeys(GIVE_UP, "retries_exhausted") | dict.fromkeys(HOPELESS, "permanent")
     assert dict(scene.parked()) == reasons
     both = [one for one, entries in begun(scene).items() if {entry["pid"] for entry in entries} == {old.pid, new.pid}]
     assert both
