@@ -2,10 +2,8 @@
 
 from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
 from django_rmq_retry.models.blocked import BlockedKey, BlockedMessage
-from django_rmq_retry.models.controls import HandlerRate, QueueControl
-from django_rmq_retry.models.declared import Declared
-from django_rmq_retry.models.inbox import InboxEntry
-from django_rmq_retry.models.outbox import OutboxMessage
+from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
+from django_rmq_retry.models.controls import Declared, HandlerRate, QueueControl
 from django_rmq_retry.models.parked import (
     Attempt,
     BusinessKey,

@@ -13,12 +13,12 @@ from django_rmq_retry.models import (
     BlockedMessage,
     Declared,
     ErrorGroup,
+    OutboxMessage,
     ParkedMessage,
     QueueControl,
     RequeueRun,
     State,
 )
-from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.ordering.keys import standing
 from django_rmq_retry.parked.declared import rows
@@ -131,7 +131,7 @@ def parked(now: datetime) -> Parked:
 
 def outbox() -> Outbox:
     """What is on its way, in all databases that have an outbox; one query each."""
-    told = [pending(alias) for alias in outbox_rows.served() if outbox_rows.made(alias)]
+    told = [OutboxMessage.objects.using(alias).pending() for alias in outbox_rows.served() if outbox_rows.made(alias)]
     return Outbox(
         waiting=sum(one.waiting for one in told),
         stuck=sum(one.stuck for one in told),

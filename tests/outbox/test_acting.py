@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import OperatorAction, OutboxMessage
-from django_rmq_retry.parked import survey
+from django_rmq_retry.models.boxes import OutboxRows
 from tests.commands.running import run
 from tests.outbox.made import kept, left
 
@@ -152,9 +152,9 @@ def test_what_is_not_published_for_long_is_told_on_the_status_page(rows: dict[st
 
 
 def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(_using: str) -> None:
+    def away(_rows: OutboxRows) -> None:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr(survey, "pending", away)
+    monkeypatch.setattr(OutboxRows, "pending", away)
 
     assert "The outbox cannot be looked into: a database of it does not answer." in status()

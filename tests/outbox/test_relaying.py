@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from django_rmq_retry.amqp.contracts import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.publishing import faults, outbox_rows
 from django_rmq_retry.publishing import relay as claiming
 from django_rmq_retry.publishing.publish import publish
@@ -181,7 +180,7 @@ def test_what_the_broker_can_never_take_is_kept_for_a_person_with_its_reason(
     assert row.failed_at is not None
     assert post.keys == ["bad", "good", "bad", "bad"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.CRITICAL]
-    assert pending("own") == (0, None, 1)
+    assert OutboxMessage.objects.using("own").pending() == (0, None, 1)
 
 
 def test_a_stuck_row_holds_its_key(post: Post) -> None:

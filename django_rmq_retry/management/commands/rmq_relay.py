@@ -13,7 +13,6 @@ from django_rmq_retry.management.arguments import clock, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
 from django_rmq_retry.management.commands.rmq_consume import seconds
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.models.outbox import pending
 from django_rmq_retry.parked.controls import discard, failing, resend
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
@@ -76,7 +75,7 @@ class Command(RmqCommand):
             return Exit.DONE
         if relaying.away:
             raise CommandError(f"Not everything could be sent: {relaying.away}", returncode=Exit.UNREACHABLE)
-        left = [pending(alias) for alias in served]
+        left = [OutboxMessage.objects.using(alias).pending() for alias in served]
         return Exit.PARTLY if any(one.waiting or one.stuck for one in left) else Exit.DONE
 
     def _list(self, options: Options) -> Exit:
@@ -85,7 +84,7 @@ class Command(RmqCommand):
             rows = rows.filter(failed_at__isnull=False)
         found = list(rows[: options["limit"]])
         if options["json"]:
-            count = pending(options["outbox"])
+            count = OutboxMessage.objects.using(options["outbox"]).pending()
             totals = {"waiting": count.waiting, "stuck": count.stuck}
             self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in found])
         elif found:

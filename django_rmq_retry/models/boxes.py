@@ -1,4 +1,4 @@
-"""The outbox: messages written in a transaction and published after its commit."""
+"""The outbox, published after the commit that wrote it, and the inbox of handlers that run once for each message."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -6,6 +6,28 @@ from typing import NamedTuple
 from django.db import models
 from django.db.models import Count, Min, Q
 from django.utils.translation import gettext_lazy as _
+
+
+class Pending(NamedTuple):
+    """Rows that wait to be sent, since when the oldest does, and rows that wait for an operator."""
+
+    waiting: int
+    oldest: datetime | None
+    stuck: int
+
+
+class OutboxRows(models.QuerySet["OutboxMessage"]):
+    """Messages of the outbox."""
+
+    def pending(self) -> Pending:
+        """Count what waits to be sent, and what waits for an operator."""
+        waiting = Q(failed_at__isnull=True)
+        found = self.aggregate(
+            waiting=Count("pk", filter=waiting),
+            oldest=Min("created_at", filter=waiting),
+            stuck=Count("pk", filter=~waiting),
+        )
+        return Pending(**found)
 
 
 class OutboxMessage(models.Model):
@@ -29,6 +51,8 @@ class OutboxMessage(models.Model):
     failed_at = models.DateTimeField(_("given up"), null=True, blank=True)
     """What the broker can never take is kept for a person."""
 
+    objects = OutboxRows.as_manager()
+
     class Meta:
         verbose_name = _("message to be published")
         verbose_name_plural = _("messages to be published")
@@ -43,21 +67,22 @@ class OutboxMessage(models.Model):
         return self.message_id or f"#{self.pk}"
 
 
-class Pending(NamedTuple):
-    """Rows that wait to be sent, since when the oldest does, and rows that wait for a person."""
+class InboxEntry(models.Model):
+    """One message that one handler has handled."""
 
-    waiting: int
-    oldest: datetime | None
-    stuck: int
+    key = models.UUIDField(primary_key=True)
+    """Of the handler and the message's name, digested: an index over 16 bytes whatever the names are."""
+    handler = models.CharField(_("handler"), max_length=255)
+    name = models.CharField(_("message"), max_length=255)
+    digest = models.UUIDField()
+    """Of the body: the same name with other contents is another message, and a person has to look."""
+    handled_at = models.DateTimeField(_("handled"))
 
+    class Meta:
+        verbose_name = _("handled message")
+        verbose_name_plural = _("handled messages")
+        default_permissions = ()
+        indexes = (models.Index(fields=["handled_at"], name="rmq_inbox_handled"),)
 
-def pending(using: str) -> Pending:
-    """What lies in the outbox of this database."""
-    open_ = Q(failed_at__isnull=True)
-    rows = OutboxMessage.objects.using(using)
-    found = rows.aggregate(
-        waiting=Count("pk", filter=open_),
-        oldest=Min("created_at", filter=open_),
-        stuck=Count("pk", filter=~open_),
-    )
-    return Pending(**found)
+    def __str__(self) -> str:
+        return f"{self.handler} {self.name}"
