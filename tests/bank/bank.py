@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.tooling import processes
+
 ROOT = Path(__file__).parents[2]
 MANAGE = ROOT / "testproject" / "manage.py"
 PATIENCE = 30
@@ -35,18 +37,16 @@ def environment(database: Path, broker_url: str = "amqp://127.0.0.1:1") -> dict[
 
 def manage(env: dict[str, str], *words: str) -> str:
     """Run one of the bank's commands and give what it says."""
-    done = subprocess.run(
-        [sys.executable, str(MANAGE), *words], env=env, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = processes.run([sys.executable, str(MANAGE), *words], env=env)
     if done.returncode:
         raise AssertionError(f"manage.py {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return str(done.stdout)
 
 
 class Bank:
     """One bank with its database and its virtual host."""
 
-    def __init__(self, folder: Path, env: dict[str, str], teller: "subprocess.Popen[str]") -> None:
+    def __init__(self, folder: Path, env: dict[str, str], teller: "processes.Started") -> None:
         self.env = env
         self.log = folder / "consumer.log"
         self._teller = teller
@@ -71,7 +71,7 @@ class Bank:
         """A consumer beside the test; it must end well when asked to."""
         with self.log.open("ab") as log:
             command = [sys.executable, str(MANAGE), "rmq_consume", "--threads", "4", "--json-logs"]
-            child = subprocess.Popen(command, env=self.env, cwd=ROOT, stdout=log, stderr=log)
+            child = processes.start(command, env=self.env, stdout=log, stderr=log)
             try:
                 yield
             finally:
@@ -91,9 +91,7 @@ class Bank:
 def bank_in(folder: Path, env: dict[str, str]) -> Iterator[Bank]:
     """A bank with its teller; the database is there already."""
     command = [sys.executable, "-m", "tests.bank.teller"]
-    with subprocess.Popen(
-        command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    with processes.start(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             yield Bank(folder, env, child)
         finally:

@@ -18,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from django_rmq_retry.handlers.layout import layout
 from tests.broker.declared import declare, ready
 from tests.faults.acting import PARKED, QUEUE, Diary, intake
+from tests.tooling import processes
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -30,7 +31,7 @@ QUIET = 4
 class Worker:
     """One consuming process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: "processes.Started", log: Path) -> None:
         self._process = process
         self._log = log
 
@@ -126,7 +127,7 @@ class Scene:
         env = {**os.environ, **own, "PYTHONPATH": str(root), "DJANGO_SETTINGS_MODULE": project}
         command = [sys.executable, "-m", *words]
         with log.open("wb") as out:
-            process = subprocess.Popen(command, env=env, cwd=root, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            process = processes.start(command, env=env, cwd=root, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         worker = Worker(process, log)
         self.workers.append(worker)
         return worker

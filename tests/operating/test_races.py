@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -30,6 +29,7 @@ from django_rmq_retry.parked.run import drive
 from django_rmq_retry.parked.selection import Selection
 from tests.operating.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
 from tests.operating.made import ANN, QUEUE, record
+from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 
@@ -115,10 +115,8 @@ def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> 
 
 def killed(own: Own, broker_url: str, run: RequeueRun, *words: str) -> datetime:
     """A process that drives a run dies at a step, and its lease has run out at that time."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.operating.dying", str(run.pk), *words],
-        cwd=ROOT, env={**os.environ, **own.environment, "RMQ_URL": broker_url}, timeout=60, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.operating.dying", str(run.pk), *words]
+    ended = processes.run(command, env={**os.environ, **own.environment, "RMQ_URL": broker_url})
     assert ended.returncode == -signal.SIGKILL
     past = timezone.now() - timedelta(seconds=1)
     RequeueRun.objects.update(leased_until=past)

@@ -24,6 +24,7 @@ from django_rmq_retry.publishing.relay_thread import Ears, Relaying
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.outbox.test_relaying import due_again
+from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.results import RETURNED, UNSENT
 from tests.tooling.waiting import wait_until
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.database, pytest.mark.long, pytest.mark.usefixtures("d
 ROOT = Path(__file__).parents[2]
 MANY = 1000
 ROWS = OutboxMessage.objects.using("own")
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., "processes.Started"]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def start(own_database: Own, broker_url: str, tmp_path: Path) -> Iterator[Start]
     """Start a Python module on that database and broker; whatever runs in the end is ended."""
     with ExitStack() as started:
 
-        def begin(*words: str, url: str = broker_url) -> subprocess.Popen[str]:
+        def begin(*words: str, url: str = broker_url) -> "processes.Started":
             own = {
                 "FAULTS_URL": url,
                 "FAULTS_FOLDER": str(tmp_path),
@@ -60,7 +61,7 @@ def start(own_database: Own, broker_url: str, tmp_path: Path) -> Iterator[Start]
             }
             env = {**os.environ, **own, "DJANGO_SETTINGS_MODULE": "tests.faults.project.settings"}
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            process = subprocess.Popen([sys.executable, "-m", *words], env=env, cwd=ROOT, **pipes)
+            process = processes.start([sys.executable, "-m", *words], env=env, **pipes)
             started.enter_context(process)
             started.callback(process.kill)
             return process
@@ -78,7 +79,7 @@ def arrived(amqp: BlockingChannel) -> list[str]:
         found.append(properties.message_id or "")
 
 
-def killed(process: subprocess.Popen[str]) -> None:
+def killed(process: "processes.Started") -> None:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, said
 

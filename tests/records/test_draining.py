@@ -1,7 +1,6 @@
 """Drainers as processes on a real broker and a real database: killed, doubled, cut off, and given what is hostile."""
 
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ from tests.core.made import delivery
 from tests.records.arrivals import BANK_DOWN, DAWN
 from tests.records.conftest import PARKED, Park
 from tests.records.dying import STEPS
-from tests.shop.running import ROOT, Shop
-from tests.tooling import databases
+from tests.shop.running import Shop
+from tests.tooling import databases, processes
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 from tests.tooling.proxy import Proxy
@@ -85,7 +84,7 @@ def test_a_drainer_that_is_killed_loses_and_doubles_nothing(
 ) -> None:
     put(*(copy(number) for number in range(25)), *(copy(number, named=False) for number in range(25, 30)))
     command = [sys.executable, "-m", "tests.records.dying", step, str(nth)]
-    killed = subprocess.run(command, env=shop.environment(), cwd=ROOT, capture_output=True, timeout=60, check=False)
+    killed = processes.run(command, env=shop.environment())
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     drained(shop)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from tests.tooling import processes
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 class Running:
     """A command under way; what it writes is collected."""
 
-    process: "subprocess.Popen[str]"
+    process: "processes.Started"
     out: list[str] = field(default_factory=list)
     err: list[str] = field(default_factory=list)
     readers: list[threading.Thread] = field(default_factory=list)
@@ -83,14 +84,11 @@ class Shop:
 
     def run(self, *words: str, given: str | bytes = "", **changed: str) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""
-        told = subprocess.run(
+        told = processes.run(
             self.command(words),
-            input=given if isinstance(given, bytes) else given.encode(),
+            given=given if isinstance(given, bytes) else given.encode(),
             env=self.environment(**changed),
-            cwd=ROOT,
-            capture_output=True,
-            timeout=60,
-            check=False,
+            text=False,
         )
         out, err = told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace")
         return subprocess.CompletedProcess(told.args, told.returncode, out, err)
@@ -104,14 +102,9 @@ class Shop:
     @contextmanager
     def running(self, *words: str, **changed: str) -> Iterator[Running]:
         """Start a command; whatever is left of its group at the end is killed."""
-        process = subprocess.Popen(
-            self.command(words),
-            env=self.environment(**changed),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        piped = subprocess.PIPE
+        process = processes.start(
+            self.command(words), env=self.environment(**changed), stdout=piped, stderr=piped, text=True, session=True
         )
         running = Running(process)
         for stream, lines in ((process.stdout, running.out), (process.stderr, running.err)):

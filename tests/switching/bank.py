@@ -14,6 +14,7 @@ from typing import Any
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.tooling import processes
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +41,7 @@ class Bank:
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "django", *words]
-        return subprocess.run(
-            command, env=self.environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        )
+        return processes.run(command, env=self.environment())
 
     @contextmanager
     def consuming(self, *words: str) -> Iterator["Consumer"]:
@@ -51,7 +50,7 @@ class Bank:
         log = self.folder / f"consumer-{number}.log"
         with log.open("wb") as out:
             command = [sys.executable, "-W", "error", "-m", "django", "rmq_consume", *words]
-            process = subprocess.Popen(command, env=self.environment(), cwd=ROOT, stdout=out, stderr=out)
+            process = processes.start(command, env=self.environment(), stdout=out, stderr=out)
         try:
             yield Consumer(process, log)
         finally:
@@ -91,7 +90,7 @@ class Bank:
 class Consumer:
     """One consuming process."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "processes.Started"
     log: Path
 
     @property
