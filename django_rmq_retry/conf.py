@@ -263,9 +263,9 @@ class Settings:
     """True if messages published inside a transaction are stored in it first; or the databases where they are."""
     inbox_days: int = 120
     """The days for which handlers with ``once`` remember their messages."""
-    held_per_key: int = 1000
+    blocked_per_key: int = 1000
     """The most messages that may wait behind a failed one of their ordering key."""
-    held_in_all: int = 100_000
+    blocked_total: int = 100_000
     attempt_days: int = 30
     resolved_days: int = 90
     audit_days: int = 2557
@@ -331,8 +331,8 @@ KEYS: Mapping[str, Reader] = {
     "ENVIRONMENT": text,
     "OUTBOX": databases,
     "INBOX_DAYS": whole(1, 36500),
-    "HELD_PER_KEY": whole(1, 1_000_000),
-    "HELD_IN_ALL": whole(1, 100_000_000),
+    "BLOCKED_PER_KEY": whole(1, 1_000_000),
+    "BLOCKED_TOTAL": whole(1, 100_000_000),
     "ATTEMPT_DAYS": whole(1, 36500),
     "RESOLVED_DAYS": whole(1, 36500),
     "AUDIT_DAYS": whole(1, 36500),

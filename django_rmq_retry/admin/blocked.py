@@ -11,7 +11,7 @@ from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import record_of, records_of, standing
-from django_rmq_retry.parked.controls import blocked, let_go
+from django_rmq_retry.parked.controls import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 SHOWN = 200
@@ -27,7 +27,9 @@ class BlockedKeyAdmin(Pages):
 
     def get_urls(self) -> list[Any]:
         """A key has no page of its own but the one that asks."""
-        ask = path("<int:pk>/release/", self.admin_site.admin_view(self.release), name="rmq_retry_blockedkey_release")
+        ask = path(
+            "<int:pk>/unblock/", self.admin_site.admin_view(self.unblock_view), name="rmq_retry_blockedkey_unblock"
+        )
         return [ask, *(url for url in super().get_urls() if url.name == "rmq_retry_blockedkey_changelist")]
 
     @migrated
@@ -50,18 +52,18 @@ class BlockedKeyAdmin(Pages):
         )
 
     @migrated
-    def release(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def unblock_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Ask, with the reason; then the next message of the key goes first."""
         why = pages.refusal(request, "view_key") or pages.refusal(request, "unblock")
         if why:
             return self.refused(request, why)
         row = blocked().filter(pk=pk).first()
         if row is None:
-            raise Http404(_("This key is not blocked any more."))
+            raise Http404(_("This key is no longer blocked."))
         wrong = ""
         if request.method == "POST":
             try:
-                self._let_go(request, row)
+                self._unblock(request, row)
                 return HttpResponseRedirect(self.address("blockedkey_changelist"))
             except Outdated as refusal:
                 messages.warning(request, str(refusal))
@@ -70,8 +72,8 @@ class BlockedKeyAdmin(Pages):
                 wrong = str(refusal)
         return self.page(
             request,
-            "blockedkey/release.html",
-            title=_("Let key %(key)s go on") % {"key": row.key},
+            "blockedkey/unblock.html",
+            title=_("Unblock key %(key)s") % {"key": row.key},
             status=422 if wrong else 200,
             row=row,
             record=_seen(request, record_of(row) if row.parked else None),
@@ -79,14 +81,14 @@ class BlockedKeyAdmin(Pages):
             wrong={"all": wrong} if wrong else {},
         )
 
-    def _let_go(self, request: HttpRequest, row: BlockedKey) -> None:
+    def _unblock(self, request: HttpRequest, row: BlockedKey) -> None:
         if request.POST.get("first") != row.name:
-            raise Outdated(_("Nothing was changed: the key has gone on meanwhile."))
-        now = let_go(row, Actor.of_request(request), reason=request.POST.get("text", ""))
+            raise Outdated(_("Nothing was changed: another message goes first on this key by now."))
+        now = unblock(row, Actor.of_request(request), reason=request.POST.get("text", ""))
         if now is None:
-            messages.success(request, _("Key %(key)s is free: nothing waits there any more.") % {"key": row.key})
+            messages.success(request, _("Key %(key)s is unblocked: no message waits behind it.") % {"key": row.key})
         else:
-            said = _("Key %(key)s goes on: %(message)s goes first now.")
+            said = _("Key %(key)s is unblocked: %(message)s now goes first.")
             messages.success(request, said % {"key": row.key, "message": now.blocker})
 
 

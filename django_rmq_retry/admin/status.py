@@ -122,8 +122,8 @@ def _just_parked(recent: int, address: Address) -> Alarm:
 def _too_many() -> str:
     """As the page of the keys says it."""
     said = _(
-        "Further ones are taken one a second and hold up their queue. Resolve what goes first, or raise HELD_PER_KEY "
-        "or HELD_IN_ALL."
+        "A further message is taken once a second, which slows down its queue. Resolve the messages that go first, or "
+        "raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
     )
     return f"{_('Too many messages wait.')} {said}"
 

@@ -172,10 +172,10 @@ def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[st
     yield from _halted_lines(limits, found, now)
     if found.outbox.stuck:
         yield f"{counted(found.outbox.stuck, 'message')} in the outbox cannot be sent: manage.py rmq_relay list --stuck"
-    if found.held.messages >= settings().held_in_all:
-        yield f"{found.held.messages} messages are held behind failed ones, as many as may be: HELD_IN_ALL"
-    if found.held.most >= settings().held_per_key:
-        yield f"{found.held.most} messages are held behind one key, as many as may be: HELD_PER_KEY"
+    if found.blocked.messages >= settings().blocked_total:
+        yield f"{found.blocked.messages} messages wait behind blocked keys, the limit is BLOCKED_TOTAL"
+    if found.blocked.most >= settings().blocked_per_key:
+        yield f"{found.blocked.most} messages wait behind one key, the limit is BLOCKED_PER_KEY"
 
 
 def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]:
@@ -284,13 +284,14 @@ def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
 
 
 def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
-    outbox, held = found.outbox, found.held
+    outbox, blocked = found.outbox, found.blocked
     if outbox.waiting or outbox.stuck:
         oldest = f", oldest {clock(outbox.oldest, terminal=terminal)}" if outbox.oldest else ""
         yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.stuck} stuck"
-    if held.keys:
-        oldest = f", oldest {clock(held.oldest, terminal=terminal)}" if held.oldest else ""
-        yield f"Held {held.messages}{oldest} · behind {counted(held.keys, 'key')}, at most {held.most} behind one"
+    if blocked.keys:
+        oldest = f", oldest {clock(blocked.oldest, terminal=terminal)}" if blocked.oldest else ""
+        counts = f"{blocked.messages} waiting, at most {blocked.most} behind one key"
+        yield f"Blocked {counted(blocked.keys, 'key')}{oldest} · {counts}"
 
 
 def as_data(seen: Standing) -> Mapping[str, Any]:
@@ -322,7 +323,7 @@ def _database_data(seen: Standing) -> Mapping[str, object]:
 def _survey_data(found: Survey | None) -> Mapping[str, object]:
     """None is what cannot be known."""
     if found is None:
-        return dict.fromkeys(("parked", "runs", "outbox", "held", "stopped", "halted"))
+        return dict.fromkeys(("parked", "runs", "outbox", "blocked", "stopped", "halted"))
     stopped = [
         {
             "queue": one.queue,
@@ -348,7 +349,7 @@ def _survey_data(found: Survey | None) -> Mapping[str, object]:
         }
         for one in found.halted
     ]
-    parts = {name: asdict(getattr(found, name)) for name in ("parked", "outbox", "held")}
+    parts = {name: asdict(getattr(found, name)) for name in ("parked", "outbox", "blocked")}
     for part in parts.values():
         part["oldest"] = _time(part["oldest"])
     return {**parts, "runs": found.runs, "stopped": stopped, "halted": halted}

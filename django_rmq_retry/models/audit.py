@@ -34,7 +34,7 @@ class Action(models.TextChoices):
 ELSEWHERE = {
     (Action.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
     (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
-    (Action.RELEASE, "let_go"): pgettext_lazy("act", "Let key go on"),
+    (Action.RELEASE, "unblocked"): pgettext_lazy("act", "Unblock key"),
     (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
 }
 """The same verbs, done to what is neither a message nor a run; a fact tells them apart."""

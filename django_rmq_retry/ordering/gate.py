@@ -22,14 +22,14 @@ from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.keys import (
     Full,
     Said,
+    add_waiting,
     block,
     database,
     digest,
     goes_first,
-    hold,
     locked,
     pass_on,
-    release,
+    unblock,
 )
 from django_rmq_retry.policies.policy import Kind, Verdict, park
 from django_rmq_retry.server import asked_anew, lost, too_large
@@ -151,7 +151,7 @@ class Order:
         said = Said.of(delivery)
         rows = BlockedKey.objects.using(database()).filter(identity=said.identity, name=said.name, queue=delivery.queue)
         for known in rows.exclude(digest=key):
-            release(known)
+            unblock(known)
 
     def _freed(self, queue: str, key: str) -> None:
         with self._lock:
@@ -164,7 +164,7 @@ class Order:
         self._said = now + SAID
         log.critical(
             "Too many messages of queue %r wait for key %r of %s: %s (%s). Further ones are taken one a second, and "
-            "hold up the queue. Resolve the message that goes first: `manage.py rmq_held list`.",
+            "hold up the queue. Resolve the message that goes first: `manage.py rmq_blocked list`.",
             *(full.block.queue, full.block.key, full.block.handler, full, full.of),
             extra={"event": "full", "queue": full.block.queue, "handler": full.block.handler},
         )
@@ -173,7 +173,7 @@ class Order:
 def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
     connection = connections[database()]
     try:
-        hold(known, delivery, even_if_full=even_if_full)
+        add_waiting(known, delivery, even_if_full=even_if_full)
     except (InterfaceError, OperationalError) as error:
         # Now: when the transaction has been left, there may be a new connection.
         if not too_large(error) and not lost(connection, error):

@@ -88,11 +88,13 @@ class Full(Exception):
         self.block = block
         self.limit = limit
         self.of = of
-        super().__init__(f"{limit} messages wait already {'behind one message' if of == 'HELD_PER_KEY' else 'in all'}")
+        super().__init__(
+            f"{limit} messages wait already {'behind one message' if of == 'BLOCKED_PER_KEY' else 'in all'}"
+        )
 
 
 def database() -> str:
-    """Where it is kept; the outbox of that database sends what is released."""
+    """Where it is kept; the outbox of that database sends the messages of an unblocked key."""
     return router.db_for_write(BlockedKey)
 
 
@@ -124,7 +126,7 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
     BlockedKey.objects.using(using).bulk_create([made], ignore_conflicts=True)
     known = locked(digest)
     if known is None:
-        raise RuntimeError(f"The key {made} was released while it was blocked; the message stays in hand.")
+        raise RuntimeError(f"The key {made} was unblocked meanwhile; the message stays unacked.")
     if goes_first(known, delivery):
         BlockedKey.objects.using(using).filter(pk=known.pk).update(parked=parked, name=said.name, blocker=said.shown)
 
@@ -141,7 +143,7 @@ def goes_first(known: BlockedKey, delivery: Delivery) -> bool:
     return record is not None and record.queue == known.queue and known.identity in identities(record)
 
 
-def hold(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
+def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
     """Keep a message behind the one that goes first; once, however often it is delivered. Full above the limits.
 
     What could not be sent when its turn has come raises HeadersTooLarge or ValueError.
@@ -199,11 +201,11 @@ def sent(held: BlockedMessage, queue: str) -> Message:
 
 def _check_room(known: BlockedKey) -> None:
     now = settings()
-    if known.waiting >= now.held_per_key:
-        raise Full(known, limit=now.held_per_key, of="HELD_PER_KEY")
+    if known.waiting >= now.blocked_per_key:
+        raise Full(known, limit=now.blocked_per_key, of="BLOCKED_PER_KEY")
     total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
-    if total >= now.held_in_all:
-        raise Full(known, limit=now.held_in_all, of="HELD_IN_ALL")
+    if total >= now.blocked_total:
+        raise Full(known, limit=now.blocked_total, of="BLOCKED_TOTAL")
 
 
 log = logging.getLogger("django_rmq_retry")
@@ -219,7 +221,7 @@ def settle() -> bool:
         return False
     found = list(_settled()[:AT_ONCE])
     left = list(_left()[:AT_ONCE])
-    failed = [*_each(release, found), *_each(_disband, left)]
+    failed = [*_each(unblock, found), *_each(_disband, left)]
     if failed:
         raise failed[0]
     return AT_ONCE in (len(found), len(left))
@@ -245,7 +247,7 @@ def resolved(messages: Collection[int]) -> None:
         queues = {name: record.queue for record in records for name in identities(record)}
         for known in BlockedKey.objects.using(database()).filter(identity__in=queues):
             if known.queue == queues[known.identity]:
-                release(known)
+                unblock(known)
 
 
 def never_sent(rows: Collection[OutboxMessage]) -> None:
@@ -261,10 +263,10 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
         gone = at_origin(came, came_by=came)
         for known in BlockedKey.objects.using(database()).filter(queue=gone.queue, identity=Said.of(gone).identity):
             if not known.parked:
-                release(known)
+                unblock(known)
 
 
-def release(known: BlockedKey) -> bool:
+def unblock(known: BlockedKey) -> bool:
     """Let the next message of a key go first, if it is still this one that does; whether that came about."""
     with transaction.atomic(using=database()):
         now = locked(known.digest)
@@ -368,5 +370,5 @@ def standing() -> Standing:
         most=most,
         parked=found["parked"],
         oldest=found["oldest"],
-        full=most >= now.held_per_key or waiting >= now.held_in_all,
+        full=most >= now.blocked_per_key or waiting >= now.blocked_total,
     )

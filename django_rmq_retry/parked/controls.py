@@ -121,25 +121,25 @@ def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
     return rows.filter(key=key) if key else rows
 
 
-def let_go(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
+def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
     """Let the next message of a key go first; the key as it is then, None where nothing of it waits any more.
 
     Nothing is done where another message goes first by now than in the row that is given.
     """
     if not reason.strip():
-        raise Refused(_("Say why: what waits goes on although the message before it is not resolved."))
+        raise Refused(_("Give a reason: the next message is handled although the first one is not resolved."))
 
     def act() -> BlockedKey | None:
         with transaction.atomic(using=database()):
             now = locked(known.digest)
             if now is None or (now.name, now.since) != (known.name, known.since):
-                raise Outdated(_("Nothing was changed: the key has gone on meanwhile."))
+                raise Outdated(_("Nothing was changed: another message goes first on this key by now."))
             following = pass_on(now)
             facts = {
                 "handler": now.handler,
                 "key": now.key,
                 "queue": now.queue,
-                "let_go": now.blocker,
+                "unblocked": now.blocker,
                 "parked": now.parked,
                 "waiting": now.waiting,
                 "goes_first": following.shown if following else "",

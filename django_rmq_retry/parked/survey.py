@@ -48,8 +48,8 @@ class Outbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What waits behind messages that have failed, where order counts."""
+class Blocked:
+    """Messages that wait behind a failed one of their ordering key."""
 
     keys: int = 0
     messages: int = 0
@@ -68,7 +68,7 @@ class Survey:
     parked: Parked
     runs: int
     outbox: Outbox
-    held: Held
+    blocked: Blocked
     apart: timedelta = timedelta()
     """How far the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
@@ -99,16 +99,16 @@ def survey() -> Survey:
     if not {model._meta.db_table for model in (ParkedMessage, QueueControl)} <= tables:  # noqa: SLF001 - documented
         raise Unmigrated(alias)
     apart, now = server.ahead(alias), server.now(alias)
-    held = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
+    stopped = Q(opened=True) | Q(paused=True) & (Q(until=None) | Q(until__gt=now))
     return Survey(
         alias=alias,
         seconds=seconds,
         parked=parked(now),
         runs=RequeueRun.objects.filter(state__in=ACTIVE).count(),
         outbox=outbox(),
-        held=_held(),
+        blocked=_blocked(),
         apart=apart,
-        stopped=tuple(QueueControl.objects.filter(held).order_by("queue")),
+        stopped=tuple(QueueControl.objects.filter(stopped).order_by("queue")),
         halted=halted(),
         declared=tuple(rows()) if Declared._meta.db_table in tables else (),  # noqa: SLF001 - documented
     )
@@ -139,7 +139,7 @@ def outbox() -> Outbox:
     )
 
 
-def _held() -> Held:
+def _blocked() -> Blocked:
     told = standing()
     oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if told.waiting else None
-    return Held(keys=told.keys, messages=told.waiting, most=told.most, oldest=oldest)
+    return Blocked(keys=told.keys, messages=told.waiting, most=told.most, oldest=oldest)

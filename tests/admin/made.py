@@ -121,7 +121,7 @@ def person(name: str, *permissions: str, superuser: bool = False) -> User:
 
 
 def blocked_key(**fields: Any) -> BlockedKey:
-    """A key on which a message has failed; nothing waits there."""
+    """A blocked key that no message waits behind."""
     number = next(_numbers)
     values = {"handler": "transfer", "key": f"ACC-{number}", "digest": f"{number:064x}", "queue": "payments.main"}
     first = {"blocker": "9f3c-0", "name": "m1", "identity": "message:0", "since": timezone.now()}

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, BlockedKey, OperatorAction, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.controls import let_go, pause, resend, resume
+from django_rmq_retry.parked.controls import pause, resend, resume, unblock
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies.breaker import Circuit
 from django_rmq_retry.publishing.broker_connections import reach
@@ -160,7 +160,7 @@ def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
 
 
 def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "HELD_PER_KEY": 1}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 1}
     first = made.message()
     known = blocked(first, waiting=2)
     address = f"{KEYS}{known.pk}/release/"
@@ -177,14 +177,14 @@ def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
 def test_an_act_says_to_what_it_was_done(page: Client) -> None:
     pause(QUEUE, ANN)
     resume(QUEUE, ANN)
-    let_go(blocked(made.message(), waiting=0), ANN, reason="INC-553")
+    unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")
     resend(ANN, [outgoing(stuck=True).pk], using="default")
     note(ANN, Action.PAUSE, run=1, facts={"before": {}, "after": {}})
     note(ANN, Action.RELEASE)
     said = [act.get_action_display() for act in OperatorAction.objects.order_by("number")]
 
     assert said == [
-        *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Let key go on !!]", "[!! Send again !!]"),
+        *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Unblock key !!]", "[!! Send again !!]"),
         *("[!! Pause run !!]", "[!! Release !!]"),
     ]
     assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()

@@ -95,14 +95,14 @@ def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
 
 
 def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "HELD_PER_KEY": 2}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 2}
     made.blocked_key(waiting=1)
     below = Page(page.get(STATUS)).text
     made.blocked_key(waiting=2)
     shown = page.get(STATUS)
 
     assert "Too many messages wait." not in below
-    assert "Too many messages wait. Further ones are taken one a second" in Page(shown).text
+    assert "Too many messages wait. A further message is taken once a second" in Page(shown).text
     assert "Nothing needs you." not in Page(shown).text
     assert 'href="/admin/rmq_retry/blockedkey/"' in shown.content.decode()
     support = client_of(made.person("support", "view_livestatus")).get(STATUS).content.decode()

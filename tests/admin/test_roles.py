@@ -31,7 +31,7 @@ MAY: dict[str, set[str]] = {
     "get_livestatus_changelist": ALL,
     "get_outboxmessage_changelist": ALL,
     "get_blockedkey_changelist": ALL,
-    "get_blockedkey_release": {"on-call", "lead"},
+    "get_blockedkey_unblock": {"on-call", "lead"},
     "post_blockedkey_release_m1_r": {"on-call", "lead"},
     "get_operatoraction_changelist": ALL,
     "get_operatoraction_change": {"auditor", "lead"},

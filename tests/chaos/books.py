@@ -66,7 +66,7 @@ class Books:
     """Runs that failed because what they needed was down."""
     pauses: Sequence[Pause] = ()
     records: Mapping[str, Record] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
     """Waiting in the database behind one of their key that waits for a person."""
     discarded: set[str] = field(default_factory=set)
     harms: Sequence[Harm] = ()

@@ -64,8 +64,8 @@ def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Book
     found.records = {
         name: Record(state=state, attempts=attempts, reason=reason) for name, state, attempts, reason in rows.iterator()
     }
-    held = model("BlockedMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
-    found.held = {json.loads(bytes(body))["id"] for body in held}
+    waiting = model("BlockedMessage")._default_manager.filter(block__parked=True).values_list("body", flat=True)
+    found.waiting = {json.loads(bytes(body))["id"] for body in waiting}
     found.vanished = [*historian.vanished(), *verify()]
     found.exits = stage.fleet.exits()
     found.left = left(stage)
@@ -82,8 +82,8 @@ def waiting_rows() -> dict[str, int]:
     # Its own connection may have been cut as well, whenever it was used last.
     connection.close()
     outbox = model("OutboxMessage")._default_manager.filter(failed_at=None).count()
-    held = model("BlockedMessage")._default_manager.filter(block__parked=False).count()
-    return {"the outbox": outbox, "keys that wait": held}
+    waiting = model("BlockedMessage")._default_manager.filter(block__parked=False).count()
+    return {"the outbox": outbox, "keys that wait": waiting}
 
 
 def model(name: str) -> type[models.Model]:

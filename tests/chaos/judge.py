@@ -57,7 +57,7 @@ def judge(books: Books) -> Judgement:
     handled = books.handled()
     closed = {name for name, record in books.records.items() if record.state == DISCARDED} - handled.keys()
     settled = {name for name, record in books.records.items() if record.state == PROCESSED}
-    parked = (books.records.keys() | books.held) - handled.keys() - closed - settled
+    parked = (books.records.keys() | books.waiting) - handled.keys() - closed - settled
     final = handled.keys() | parked | closed
     lost = books.confirmed - final
     unexpected = (final | settled) - books.attempted

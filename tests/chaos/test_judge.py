@@ -113,7 +113,7 @@ def test_what_passes_a_parked_message_of_its_key_is_found_and_what_passes_a_disc
 
 def test_what_waits_in_the_database_behind_a_parked_one_is_parked_with_it() -> None:
     names = ["keyed.1.1.h.k1", "keyed.1.2.-.k1"]
-    found = books(*names, records={names[0]: Record("parked")}, held={names[1]})
+    found = books(*names, records={names[0]: Record("parked")}, waiting={names[1]})
 
     assert (judge(found).parked, judge(found).lost) == (2, 0)
 

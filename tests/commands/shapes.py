@@ -168,7 +168,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         **LISTS,
     },
     "parked_keys/1": KEYS,
-    "held_list/1": {
+    "blocked_list/1": {
         **dict.fromkeys(("keys", "waiting"), int),
         "full": bool,
         "items": [
@@ -181,7 +181,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             }
         ],
     },
-    "held_release/1": {"handler": str, "released": [str]},
+    "blocked_unblock/1": {"handler": str, "unblocked": [str]},
     "parked_preview/1": {"act": str, "count": int, "selection": str, **LISTS},
     **{f"parked_{act}/1": CHANGED for act in ("discard", "restore", "hold", "release")},
     "parked_edit/1": {"id": int, "version": int, "sha256": str},
@@ -207,7 +207,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "parked": (None, {"count": int, "recent": int, "oldest": (None, TIME)}),
         "runs": (None, int),
         "outbox": (None, {"waiting": int, "stuck": int, "oldest": (None, TIME)}),
-        "held": (None, {"keys": int, "messages": int, "most": int, "oldest": (None, TIME)}),
+        "blocked": (None, {"keys": int, "messages": int, "most": int, "oldest": (None, TIME)}),
         "stopped": (None, [STOPPED]),
         "halted": (None, [HALTED]),
         "problems": [str],

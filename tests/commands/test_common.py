@@ -27,7 +27,7 @@ WITH_TIMEOUT = {
 }
 WITH_RECORDS = (
     *("rmq_parked list", "rmq_audit verify", "rmq_roles --dry-run", "rmq_consume --burst", "rmq_status"),
-    *("rmq_held list", "rmq_queue list", "rmq_relay list"),
+    *("rmq_blocked list", "rmq_queue list", "rmq_relay list"),
 )
 
 

@@ -14,7 +14,7 @@ from tests.shop.running import Shop
 from tests.tooling import databases
 from tests.tooling.filled import Own
 
-COMMANDS = ("rmq_parked list", "rmq_relay list", "rmq_relay --burst", "rmq_queue list", "rmq_held list", "rmq_roles")
+COMMANDS = ("rmq_parked list", "rmq_relay list", "rmq_relay --burst", "rmq_queue list", "rmq_blocked list", "rmq_roles")
 
 
 @pytest.fixture

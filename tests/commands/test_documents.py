@@ -88,8 +88,8 @@ WORDS: dict[str, tuple[str, Prepared]] = {
     "queue_list/1": ("rmq_queue list", stopped),
     "queue_pause/1": ("rmq_queue pause payments.charge --for 30m --reason test", lambda: 0),
     "queue_resume/1": ("rmq_queue resume payments.charge", stopped),
-    "held_list/1": ("rmq_held list", blocked),
-    "held_release/1": ("rmq_held release transfer ACC --yes --reason x", blocked),
+    "blocked_list/1": ("rmq_blocked list", blocked),
+    "blocked_unblock/1": ("rmq_blocked unblock transfer ACC --yes --reason x", blocked),
     "roles/1": ("rmq_roles --dry-run", lambda: 0),
 }
 ON_BROKER = {

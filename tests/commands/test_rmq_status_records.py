@@ -1,4 +1,4 @@
-"""What rmq_status tells besides the queues: database, topology, what is parked, held, stopped, or in the outbox."""
+"""rmq_status beyond queues: database, topology, parked messages, blocked keys, stopped queues, outbox."""
 
 import re
 import threading
@@ -37,10 +37,10 @@ def outbox(**told: Any) -> OutboxMessage:
     return OutboxMessage.objects.create(body=b"{}", properties=b"", **{"created_at": now, "due_at": now, **told})
 
 
-def blocked(key: str, held: int, **told: Any) -> BlockedKey:
+def blocked(key: str, waiting: int, **told: Any) -> BlockedKey:
     common = {"handler": "h", "queue": "payments.charge", "since": ago(hours=1)}
-    made = BlockedKey.objects.create(key=key, digest=key, waiting=held, **common)
-    for number in range(held):
+    made = BlockedKey.objects.create(key=key, digest=key, waiting=waiting, **common)
+    for number in range(waiting):
         BlockedMessage.objects.create(
             block=made, digest=str(number), body=b"", properties=b"", waiting_since=ago(**told)
         )
@@ -103,16 +103,16 @@ def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
 
     assert lines(ran)[1:] == [
         "Outbox 1 waiting, oldest 3 m ago · 1 stuck",
-        "Held 3, oldest 2 m ago · behind 2 keys, at most 2 behind one",
+        "Blocked 2 keys, oldest 2 m ago · 3 waiting, at most 2 behind one key",
         "1 problem.",
         f"✕ {STUCK}",
     ]
 
 
-@pytest.mark.parametrize(("limit", "said"), [("HELD_PER_KEY", "2 messages are held behind one key"),
-                                             ("HELD_IN_ALL", "3 messages are held behind failed ones")])  # fmt: skip
-def test_as_much_held_as_may_be_is_a_problem(limit: str, said: str, project: Any) -> None:
-    project.RMQ_RETRY = {**project.RMQ_RETRY, limit: 3 if limit == "HELD_IN_ALL" else 2}
+@pytest.mark.parametrize(("limit", "said"), [("BLOCKED_PER_KEY", "2 messages wait behind one key"),
+                                             ("BLOCKED_TOTAL", "3 messages wait behind blocked keys")])  # fmt: skip
+def test_as_many_waiting_as_allowed_is_a_problem(limit: str, said: str, project: Any) -> None:
+    project.RMQ_RETRY = {**project.RMQ_RETRY, limit: 3 if limit == "BLOCKED_TOTAL" else 2}
     blocked("A-1", 2, minutes=2)
     blocked("A-2", 1, minutes=1)
 

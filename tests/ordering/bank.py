@@ -49,5 +49,5 @@ def blocked(using: str = "default") -> dict[str, tuple[str, bool, int]]:
     return {row.key: (row.blocker, row.parked, row.waiting) for row in rows}
 
 
-def held(using: str = "default") -> list[str]:
+def waiting(using: str = "default") -> list[str]:
     return list(BlockedMessage.objects.using(using).order_by("pk").values_list("shown", flat=True))

@@ -21,9 +21,9 @@ def _patched(step: str, nth: int) -> None:
         "before the block": (gate, "block", "before"),
         "in the block": (gate, "block", "after"),
         "after the block": (gate.Order, "_failed", "after"),
-        "before the hold": (gate, "hold", "before"),
-        "in the hold": (gate, "hold", "after"),
-        "between hold and ack": (gate.Order, "_behind", "after"),
+        "before it is stored": (gate, "add_waiting", "before"),
+        "after it is stored": (gate, "add_waiting", "after"),
+        "between the row and the ack": (gate.Order, "_behind", "after"),
         "before the release": (gate, "pass_on", "before"),
         "in the release": (keys, "keep", "after"),
         "at the end of the release": (gate, "pass_on", "after"),
@@ -50,7 +50,7 @@ def _confirmed(publisher: Any, nth: int) -> None:
 
 STEPS = (
     *("before the block", "in the block", "after the block", "after the copy's confirm"),
-    *("before the hold", "in the hold", "between hold and ack"),
+    *("before it is stored", "after it is stored", "between the row and the ack"),
     *("before the release", "in the release", "at the end of the release", "between release and ack"),
 )
 

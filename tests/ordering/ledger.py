@@ -10,7 +10,7 @@ from urllib.parse import quote
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.ordering.bank import blocked, held
+from tests.ordering.bank import blocked, waiting
 from tests.shop.running import Running, Shop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -75,4 +75,4 @@ class Ledger:
 
     def free(self) -> None:
         """Until no key is blocked."""
-        wait_until(lambda: not blocked("own") and not held("own"), what=f"no key is blocked: {blocked('own')}")
+        wait_until(lambda: not blocked("own") and not waiting("own"), what=f"no key is blocked: {blocked('own')}")

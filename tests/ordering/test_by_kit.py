@@ -5,10 +5,10 @@ import pytest
 from django_rmq_retry import Delivery, Discard, Exchange, Queue, Republish, RetryThenPark, handler
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import BlockedKey
-from django_rmq_retry.ordering.keys import release
+from django_rmq_retry.ordering.keys import unblock
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
-from tests.ordering.bank import QUEUE, Bank, BankDown, blocked, held
+from tests.ordering.bank import QUEUE, Bank, BankDown, blocked, waiting
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -19,11 +19,11 @@ def test_while_one_waits_for_its_retry_those_of_its_key_wait_and_others_flow(ban
     bank.publish(4, account="B")
     rmq.advance(5)
 
-    assert (bank.began, blocked(), held()) == ([1, 4], {"A": ("m1", False, 2)}, ["m2", "m3"])
+    assert (bank.began, blocked(), waiting()) == ([1, 4], {"A": ("m1", False, 2)}, ["m2", "m3"])
 
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([4, 1, 2, 3], {}, [])
+    assert (bank.posted, blocked(), waiting()) == ([4, 1, 2, 3], {}, [])
     assert rmq.waits == [10]
 
 
@@ -33,7 +33,7 @@ def test_behind_one_that_is_parked_its_key_waits(bank: Bank, rmq: RmqTest) -> No
     bank.publish(4, account="B")
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([4], {"A": ("m1", True, 2)}, ["m2", "m3"])
+    assert (bank.posted, blocked(), waiting()) == ([4], {"A": ("m1", True, 2)}, ["m2", "m3"])
     assert rmq.parked(bank.post).message.id == "m1"
 
 
@@ -41,18 +41,18 @@ def test_when_it_is_resolved_the_rest_goes_on_in_order_and_stops_at_the_next_fai
     bank.closed |= {1, 3}
     bank.publish(1, 2, 3, 4)
     rmq.drain()
-    release(BlockedKey.objects.get())
+    unblock(BlockedKey.objects.get())
     rmq.drain()
 
     assert (bank.began, bank.posted, blocked()) == ([1, 2, 3], [2], {"A": ("m3", True, 1)})
 
-    release(BlockedKey.objects.get())
+    unblock(BlockedKey.objects.get())
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([2, 4], {}, [])
+    assert (bank.posted, blocked(), waiting()) == ([2, 4], {}, [])
 
 
-def test_what_fails_after_it_was_held_keeps_its_own_count_and_place(bank: Bank, rmq: RmqTest) -> None:
+def test_what_fails_after_it_waited_keeps_its_own_count_and_place(bank: Bank, rmq: RmqTest) -> None:
     bank.down |= {1: 1, 2: 2}
     bank.publish(1, 2, 3)
     rmq.drain()
@@ -92,14 +92,14 @@ def test_a_body_that_nobody_reads_is_parked_and_blocks_nobody(bank: Bank, rmq: R
     assert (bank.posted, blocked()) == ([2], {})
 
 
-def test_a_message_delivered_twice_is_held_once(bank: Bank, rmq: RmqTest) -> None:
+def test_a_message_delivered_twice_waits_once(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1, 2)
     rmq.drain()
     bank.publish(2)
     rmq.drain()
 
-    assert (held(), blocked()) == (["m2"], {"A": ("m1", True, 1)})
+    assert (waiting(), blocked()) == (["m2"], {"A": ("m1", True, 1)})
 
 
 def test_another_message_under_the_same_id_is_held_too(bank: Bank, rmq: RmqTest) -> None:
@@ -108,7 +108,7 @@ def test_another_message_under_the_same_id_is_held_too(bank: Bank, rmq: RmqTest)
     bank.post.publish({"account": "A", "number": 3}, message_id="m2")
     rmq.drain()
 
-    assert held() == ["m2", "m2"]
+    assert waiting() == ["m2", "m2"]
 
 
 def test_another_message_under_the_id_of_the_one_that_failed_does_not_pass_it(bank: Bank, rmq: RmqTest) -> None:
@@ -117,19 +117,19 @@ def test_another_message_under_the_id_of_the_one_that_failed_does_not_pass_it(ba
         bank.post.publish({"account": "A", "number": number}, message_id="order 7")
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([1, 2, 3], {}, [])
+    assert (bank.posted, blocked(), waiting()) == ([1, 2, 3], {}, [])
 
 
-def test_two_without_an_id_and_with_the_same_bytes_are_both_held(bank: Bank, rmq: RmqTest) -> None:
+def test_two_without_an_id_and_with_the_same_bytes_both_wait(bank: Bank, rmq: RmqTest) -> None:
     bank.closed.add(1)
     bank.publish(1)
     for _ in range(2):
         broker_connections.current.publisher.publish(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
     rmq.drain()
 
-    assert len(held()) == 2
+    assert len(waiting()) == 2
 
-    release(BlockedKey.objects.get())
+    unblock(BlockedKey.objects.get())
     rmq.drain()
 
     assert (bank.posted, blocked()) == ([2, 2], {})
@@ -163,7 +163,7 @@ def test_keys_of_two_handlers_of_one_queue_are_their_own(rmq: RmqTest) -> None:
     assert [(row.handler, row.key, row.waiting) for row in BlockedKey.objects.all()] == [("debit", "A", 1)]
 
 
-def test_a_message_that_came_by_a_key_finds_its_handler_after_it_was_held(rmq: RmqTest) -> None:
+def test_a_message_that_came_by_a_routing_key_finds_its_handler_after_it_waited(rmq: RmqTest) -> None:
     bank = Exchange("bank", "topic")
     seen: list[tuple[str, str]] = []
 
@@ -197,7 +197,7 @@ def test_whatever_breaks_after_a_handler_its_key_goes_on_in_order(bank: Bank, rm
 
     first = {number: bank.posted.index(number) for number in (1, 2, 3)}
     assert sorted(first, key=lambda number: first[number]) == [1, 2, 3]
-    assert (blocked(), held()) == ({}, [])
+    assert (blocked(), waiting()) == ({}, [])
 
 
 def test_what_is_in_hand_of_a_lost_channel_does_not_pass_what_failed_on_it(bank: Bank, rmq: RmqTest) -> None:
@@ -227,7 +227,7 @@ def test_with_once_a_duplicate_does_not_run_and_its_key_goes_on(rmq: RmqTest) ->
     rmq.fail_next(made.post, "crash before ack")
     rmq.drain()
 
-    assert (made.posted, blocked(), held()) == ([1, 2], {}, [])
+    assert (made.posted, blocked(), waiting()) == ([1, 2], {}, [])
 
 
 def test_a_test_that_asks_sees_what_waits(bank: Bank, rmq: RmqTest) -> None:
@@ -248,4 +248,4 @@ def test_whose_key_has_changed_meanwhile_lets_those_go_on_that_wait_under_the_ol
     renamed["A"] = "a"
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([1, 2, 3], {}, [])
+    assert (bank.posted, blocked(), waiting()) == ([1, 2, 3], {}, [])

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.ordering.bank import blocked, held
+from tests.ordering.bank import blocked, waiting
 from tests.ordering.dying import STEPS
 from tests.ordering.ledger import Ledger
 from tests.shop.running import Running, Shop
@@ -58,12 +58,12 @@ def test_the_one_that_stood_by_knows_what_was_blocked_before_its_time(ledger: Le
         ledger.subscribed(2)
         ledger.publish("A", 1, closed=True)
         ledger.publish("A", 2)
-        wait_until(lambda: held("own") == ["A2"], what="the second one waits")
+        wait_until(lambda: waiting("own") == ["A2"], what="the second one waits")
         first.signal(signal.SIGKILL)
         ledger.publish("A", 3)
         ledger.publish("B", 1)
         ledger.posts("B", 1)
-        wait_until(lambda: held("own") == ["A2", "A3"], what="the third one waits too")
+        wait_until(lambda: waiting("own") == ["A2", "A3"], what="the third one waits too")
 
     assert blocked("own") == {"A": ("A1", True, 2)}
     assert ledger.ended("A") == []

@@ -14,17 +14,17 @@ from django_rmq_retry.messages.message import Delivery, Message, Settlement
 from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering import gate, keys
-from django_rmq_retry.ordering.keys import release
+from django_rmq_retry.ordering.keys import unblock
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.core.made import delivery
 from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
-from tests.ordering.bank import QUEUE, Bank, blocked, held
+from tests.ordering.bank import QUEUE, Bank, blocked, waiting
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 
-@pytest.mark.parametrize("limit", ["HELD_PER_KEY", "HELD_IN_ALL"])
+@pytest.mark.parametrize("limit", ["BLOCKED_PER_KEY", "BLOCKED_TOTAL"])
 def test_above_the_limit_later_ones_are_slowed_down_and_keep_their_order(
     bank: Bank, settings: Any, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
@@ -34,19 +34,19 @@ def test_above_the_limit_later_ones_are_slowed_down_and_keep_their_order(
         bank.publish(1, 2, 3, 4, 5)
         bank.publish(6, account="B")
         rmq.advance(0.5)
-        at_first = (list(bank.posted), held())
+        at_first = (list(bank.posted), waiting())
         rmq.advance(1)
-        then = held()
+        then = waiting()
         rmq.advance(30)
 
         assert (at_first, then) == (([6], ["m2", "m3"]), ["m2", "m3", "m4"])
-        assert (held(), bank.posted) == (["m2", "m3", "m4", "m5"], [6])
+        assert (waiting(), bank.posted) == (["m2", "m3", "m4", "m5"], [6])
         assert [record.levelname for record in caplog.records if "Too many" in record.getMessage()] == ["CRITICAL"]
 
-        release(BlockedKey.objects.get())
+        unblock(BlockedKey.objects.get())
         rmq.drain()
 
-        assert (bank.posted, blocked(), held()) == ([6, 2, 3, 4, 5], {}, [])
+        assert (bank.posted, blocked(), waiting()) == ([6, 2, 3, 4, 5], {}, [])
         assert {one.number for one in rmq.attempts()} == {1}
 
 
@@ -104,7 +104,7 @@ def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: 
     bank.publish(3)
     rmq.drain()
 
-    assert held() == ["m3"]
+    assert waiting() == ["m3"]
     assert [one.reason[:37] for one in rmq.all_parked(bank.post)][1:] == ["It cannot wait behind a message of it"]
 
 
@@ -125,7 +125,7 @@ def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobo
     bank.publish(4, account="B")
     Patient(rmq).advance(60)
 
-    assert (bank.posted, blocked(), held()) == ([4], {"A": ("m1", True, 1)}, ["m3"])
+    assert (bank.posted, blocked(), waiting()) == ([4], {"A": ("m1", True, 1)}, ["m3"])
     assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1", "m2"]
     said = f"for its {len(rmq.all_parked(bank.post)[1].message.body)} bytes cost the connection to database 'default'"
     assert said in rmq.all_parked(bank.post)[1].reason
@@ -144,14 +144,14 @@ def test_a_database_that_is_away_after_each_loss_parks_nothing(
         if next(losses, None) is not None:
             coming[:] = range(until)
             end_own(delivery())
-        keys.hold(*args, **options)
+        keys.add_waiting(*args, **options)
 
     def away_once(params: Any) -> Any:
         if coming and not coming.pop():
             raise OperationalError("nobody answers")
         return connect(params)
 
-    monkeypatch.setattr(gate, "hold", loses)
+    monkeypatch.setattr(gate, "add_waiting", loses)
     monkeypatch.setattr(connections["default"], "get_new_connection", away_once)
     bank.closed.add(1)
     bank.publish(1, 2)
@@ -159,11 +159,11 @@ def test_a_database_that_is_away_after_each_loss_parks_nothing(
     Patient(rmq).advance(60)
 
     assert (next(losses, None), coming) == (None, [])
-    assert (bank.posted, blocked(), held()) == ([4], {"A": ("m1", True, 1)}, ["m2"])
+    assert (bank.posted, blocked(), waiting()) == ([4], {"A": ("m1", True, 1)}, ["m2"])
     assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1"]
 
 
-@pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("hold", 1)])
+@pytest.mark.parametrize(("step", "down"), [("block", 1), ("pass_on", 1), ("add_waiting", 1)])
 def test_without_a_database_what_has_run_stays_in_hand_and_does_not_run_again(
     bank: Bank, rmq: RmqTest, monkeypatch: pytest.MonkeyPatch, step: str, down: int
 ) -> None:
@@ -176,4 +176,4 @@ def test_without_a_database_what_has_run_stays_in_hand_and_does_not_run_again(
     assert bank.posted == [4, 1, 2, 3] if step != "block" else bank.posted[-3:] == [1, 2, 3]
     assert sorted(bank.began) == [1, 1, 2, 3, 4]
     assert [one.number for one in rmq.attempts() if one.message.id == "m1"] == [1, 2]
-    assert (blocked(), held()) == ({}, [])
+    assert (blocked(), waiting()) == ({}, [])

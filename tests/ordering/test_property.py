@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage
-from django_rmq_retry.ordering.keys import release
+from django_rmq_retry.ordering.keys import unblock
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.ordering.bank import QUEUE, Bank, blocked
@@ -51,7 +51,7 @@ class Day:
         if act == "discard":
             self.resolved.add(number)
             self.bank.gone.append(number)
-            release(row)
+            unblock(row)
             return
         (copy,) = [one for one in self.rmq.all_parked(self.bank.post) if one.message.id == row.blocker][-1:]
         broker_connections.current.publisher.publish(

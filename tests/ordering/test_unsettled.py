@@ -8,7 +8,7 @@ from django_rmq_retry.messages.properties import Properties
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.core.hostile import VALUES
-from tests.ordering.bank import QUEUE, Bank, blocked, held
+from tests.ordering.bank import QUEUE, Bank, blocked, waiting
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -26,5 +26,5 @@ def test_a_summary_that_is_not_utf_8_blocks_its_key_and_no_other(rmq: RmqTest, o
     bank.publish(3, account="B")
     rmq.drain()
 
-    assert (bank.posted, blocked(), held()) == ([3], {"A": ("m1", True, 1)}, ["m2"])
+    assert (bank.posted, blocked(), waiting()) == ([3], {"A": ("m1", True, 1)}, ["m2"])
     assert rmq.parked(bank.post).reason == "Not to be retried: Closed: 1"

@@ -1,4 +1,4 @@
-"""``manage.py rmq_held``: the keys on which a message has failed, and what waits there; lets them go on."""
+"""``manage.py rmq_blocked``: list blocked ordering keys and unblock them."""
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -6,35 +6,39 @@ from django_rmq_retry.management.arguments import clock, refused
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.models import BlockedKey, ParkedMessage
 from django_rmq_retry.ordering.keys import records_of, standing
-from django_rmq_retry.parked.controls import blocked, let_go, named
+from django_rmq_retry.parked.controls import blocked, named, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 
 class Command(RmqCommand):
-    help = "Show behind which failed messages others of their key wait; let a key go on without its first one."
+    help = "List blocked ordering keys and the messages waiting behind them; unblock a key without its first message."
     examples = (
-        "rmq_held list",
-        "rmq_held list --handler bank.post",
-        'rmq_held release bank.post ACC-7 --reason "booked by hand"',
+        "rmq_blocked list",
+        "rmq_blocked list --handler bank.post",
+        'rmq_blocked unblock bank.post ACC-7 --reason "booked by hand"',
     )
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
-        listed = acts.add_parser("list", help="each blocked key, the one that has stood longest first")
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listed = actions.add_parser("list", help="blocked keys, the oldest first")
         listed.add_argument("--handler", default="", metavar="NAME", help="of this handler only")
-        listed.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many; 50 by default")
-        release = acts.add_parser("release", help="the next message of a key goes first, as if that one were resolved")
-        release.add_argument("handler", metavar="HANDLER")
-        release.add_argument("keys", nargs="+", metavar="KEY")
-        release.add_argument("--reason", default="", metavar="TEXT", help="why the first one need not be waited for")
-        add_yes(release)
-        for one in (listed, release):
+        listed.add_argument("--limit", type=int, default=50, metavar="N", help="at most N keys; 50 by default")
+        unblock = actions.add_parser(
+            "unblock", help="let the next message of a key go first, as if the first were resolved"
+        )
+        unblock.add_argument("handler", metavar="HANDLER")
+        unblock.add_argument("keys", nargs="+", metavar="KEY")
+        unblock.add_argument(
+            "--reason", default="", metavar="TEXT", help="why the key need not wait for its first message"
+        )
+        add_yes(unblock)
+        for one in (listed, unblock):
             add_json(one)
             add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
-        return self._list(options) if options["act"] == "list" else self._release(options)
+        return self._list(options) if options["action"] == "list" else self._unblock(options)
 
     def _list(self, options: Options) -> Exit:
         if options["limit"] < 1:
@@ -44,7 +48,7 @@ class Command(RmqCommand):
         if options["json"]:
             records = records_of(found)
             self.document(
-                "held_list/1",
+                "blocked_list/1",
                 keys=now.keys,
                 waiting=now.waiting,
                 full=now.full,
@@ -58,36 +62,36 @@ class Command(RmqCommand):
         head = ("HANDLER", "KEY", "GOES FIRST", "PARKED", "SINCE", "WAITING")
         self.table([head, *(_cells(one, terminal=terminal) for one in found)])
         if now.full:
-            self.say("Too many messages wait, more than HELD_PER_KEY or HELD_IN_ALL: they hold up their queue.")
+            self.say("The limit BLOCKED_PER_KEY or BLOCKED_TOTAL is reached: waiting messages slow down their queue.")
         if now.keys > len(found) and not options["handler"]:
             self.say(f"{now.keys - len(found)} more; --limit shows them.")
         return Exit.DONE
 
-    def _release(self, options: Options) -> Exit:
+    def _unblock(self, options: Options) -> Exit:
         try:
             rows = named(options["handler"], options["keys"])
             self.confirm(_question(rows), yes=options["yes"])
-            done = [one.key for one in rows if self._let_go(one, options["reason"])]
+            done = [one.key for one in rows if self._unblock_one(one, options["reason"])]
         except Refused as refusal:
             raise refused(refusal) from refusal
         if options["json"]:
-            self.document("held_release/1", handler=options["handler"], released=done)
+            self.document("blocked_unblock/1", handler=options["handler"], unblocked=done)
         return Exit.DONE if len(done) == len(rows) else Exit.PARTLY if done else Exit.NOTHING
 
-    def _let_go(self, one: BlockedKey, reason: str) -> bool:
+    def _unblock_one(self, one: BlockedKey, reason: str) -> bool:
         try:
-            now = let_go(one, Actor.of_shell(), reason=reason)
+            now = unblock(one, Actor.of_shell(), reason=reason)
         except Outdated as refusal:
             self.say(str(refusal))
             return False
-        first = f"{now.blocker} goes first, {now.waiting} wait behind it" if now else "nothing waits there any more"
+        first = f"{now.blocker} goes first, {now.waiting} wait behind it" if now else "no message waits any more"
         self.say(f"{one.handler} {one.key}: {first}.")
         return True
 
 
 def _question(rows: list[BlockedKey]) -> str:
     said = ", ".join(f"{one.key} (first {one.blocker}, {one.waiting} waiting)" for one in rows)
-    return f"Let what waits go on without its first message: {said}?"
+    return f"Unblock without resolving the first message: {said}?"
 
 
 def _data(one: BlockedKey, record: ParkedMessage | None) -> dict[str, object]:

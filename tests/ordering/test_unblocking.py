@@ -1,4 +1,4 @@
-"""What lets a key go on: a decision over the record, a person who waits no longer, a look around."""
+"""Ways to unblock a key: an action on the record, an operator, the periodic check."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,19 +18,18 @@ from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
 from django_rmq_retry.ordering.keys import (
+    add_waiting,
     block,
     digest,
     goes_first,
-    hold,
     pass_on,
     record_of,
-    release,
     settle,
     standing,
 )
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.controls import discard as discard_unsent
-from django_rmq_retry.parked.controls import let_go
+from django_rmq_retry.parked.controls import unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
 from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.selection import Selection
@@ -71,7 +70,7 @@ def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") 
         block(delivery(1, name=name), handler="charge", digest=key, parked=parked)
         known = BlockedKey.objects.select_for_update().get()
         for number in range(2, 2 + waiting):
-            hold(known, delivery(number))
+            add_waiting(known, delivery(number))
     return BlockedKey.objects.get()
 
 
@@ -172,8 +171,8 @@ def test_what_is_discarded_on_its_way_back_lets_the_next_one_go_first(name: str 
         block(delivery(1), handler="charge", digest=key, parked=False)
         known = BlockedKey.objects.select_for_update().get()
         for number in (2, 3):
-            hold(known, delivery(number, name=name))
-    release(BlockedKey.objects.get())
+            add_waiting(known, delivery(number, name=name))
+    keys.unblock(BlockedKey.objects.get())
     stuck = OutboxMessage.objects.get()
     OutboxMessage.objects.update(failed_at=timezone.now(), attempts=15)
 
@@ -231,13 +230,13 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
 def test_the_last_one_frees_its_key() -> None:
     row = standstill(waiting=0)
 
-    assert let_go(row, ANN, reason="booked by hand") is None
+    assert unblock(row, ANN, reason="booked by hand") is None
     assert BlockedKey.objects.count() == 0
 
 
 def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
     row = standstill(waiting=1)
-    let_go(row, ANN, reason="booked by hand")
+    unblock(row, ANN, reason="booked by hand")
 
     copy = OutboxMessage.objects.get()
     assert (bytes(copy.body), copy.exchange, copy.routing_key) == (b'{"number": 2}', "", QUEUE)
@@ -245,24 +244,24 @@ def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
     assert BlockedMessage.objects.count() == 0
 
 
-def test_letting_go_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
+def test_unblocking_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
     row = standstill()
-    with pytest.raises(Refused, match="Say why"):
-        let_go(row, ANN, reason=" ")
-    now = let_go(row, ANN, reason="booked by hand")
+    with pytest.raises(Refused, match="Give a reason"):
+        unblock(row, ANN, reason=" ")
+    now = unblock(row, ANN, reason="booked by hand")
 
     act = OperatorAction.objects.get()
     assert now is not None
     assert (act.action, act.reason, act.subject, act.actor_name) == ("release", "booked by hand", "charge A", "ann")
-    assert (act.facts["let_go"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
+    assert (act.facts["unblocked"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
 
 
 def test_two_who_let_it_go_at_once_release_one_message() -> None:
     row = standstill()
-    let_go(row, ANN, reason="booked by hand")
+    unblock(row, ANN, reason="booked by hand")
 
     with pytest.raises(Outdated):
-        let_go(row, ANN, reason="booked by hand")
+        unblock(row, ANN, reason="booked by hand")
     assert sent() == [(QUEUE, "m2")]
 
 
@@ -272,15 +271,15 @@ def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
     now = standing()
     assert (now.keys, now.waiting, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
 
-    settings.RMQ_RETRY = {"URL": "embedded://", "HELD_PER_KEY": 2}
+    settings.RMQ_RETRY = {"URL": "embedded://", "BLOCKED_PER_KEY": 2}
     assert standing().full
 
 
 def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> None:
     standstill()
-    call_command("rmq_held", "list")
+    call_command("rmq_blocked", "list")
     listed = capsys.readouterr().out
-    call_command("rmq_held", "release", "charge", "A", "--yes", "--reason", "booked by hand")
+    call_command("rmq_blocked", "unblock", "charge", "A", "--yes", "--reason", "booked by hand")
     said = capsys.readouterr().err
 
     assert [line.split()[:4] for line in listed.splitlines()] == [
@@ -299,7 +298,7 @@ def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client
     known = recorded()
     client.force_login(person("ann", "view_blockedkey", "unblock_blockedkey", "view_parkedmessage"))
     shown = page(client, "blockedkey_changelist")
-    asked = reverse("admin:rmq_retry_blockedkey_release", args=[row.pk])
+    asked = reverse("admin:rmq_retry_blockedkey_unblock", args=[row.pk])
     without = client.post(asked, {"first": row.name, "text": ""})
     client.post(asked, {"first": "another", "text": "booked by hand"})
     unchanged = sent()
@@ -307,7 +306,7 @@ def test_the_page_shows_what_goes_first_and_asks_before_it_is_passed_over(client
 
     assert f'href="{reverse("admin:rmq_retry_parkedmessage_change", args=[known.pk])}">m1</a>' in shown
     assert (without.status_code, unchanged, sent()) == (422, [], [(QUEUE, "m2")])
-    assert "Key A goes on: m2 goes first now." in answer
+    assert "Key A is unblocked: m2 now goes first." in answer
 
 
 def test_who_may_not_see_records_gets_no_link_and_who_may_not_release_no_button(client: Client) -> None:
@@ -315,7 +314,7 @@ def test_who_may_not_see_records_gets_no_link_and_who_may_not_release_no_button(
     recorded()
     client.force_login(person("bob", "view_blockedkey"))
     shown = page(client, "blockedkey_changelist")
-    refused = client.post(reverse("admin:rmq_retry_blockedkey_release", args=[row.pk]), {"text": "x"})
+    refused = client.post(reverse("admin:rmq_retry_blockedkey_unblock", args=[row.pk]), {"text": "x"})
 
     assert ("m1" in shown, "parkedmessage" in shown.split("<tbody>")[1].split("</tbody>")[0]) == (True, False)
     assert (">Release<" in shown, refused.status_code, sent()) == (False, 403, [])
