@@ -20,10 +20,10 @@ from django_rmq_retry import (
     Exponential,
     Fixed,
     InPlace,
+    NackRequeue,
     OneShot,
     Queue,
     Republish,
-    Requeue,
     RetryThenPark,
     Schedule,
     Steps,
@@ -93,8 +93,8 @@ def test_wrong_settings_are_one_error_and_keep_the_others_quiet() -> None:
 def test_a_handler_that_does_not_fit_the_default_policy_is_named() -> None:
     handle("payments", name="payments.handlers.charge")
 
-    fitting = found(POLICY=RetryThenPark(via=Requeue(), attempts=2))
-    (wrong,) = found(POLICY=RetryThenPark(via=Requeue(), attempts=5))
+    fitting = found(POLICY=RetryThenPark(via=NackRequeue(), attempts=2))
+    (wrong,) = found(POLICY=RetryThenPark(via=NackRequeue(), attempts=5))
 
     assert fitting == []
     assert (wrong.id, wrong.obj) == ("rmq_retry.E002", "payments.handlers.charge")
@@ -186,13 +186,13 @@ SOON_OVER = RetryThenPark(
         ("q", {"policy": MIXED}, ["W004"]),
         ("q", {"policy": EVEN}, []),
         ("q", {"policy": MIXED_LATER}, ["W004"]),
-        ("q", {"policy": RetryThenPark(via=Requeue(), attempts=None, backoff=Fixed(1))}, ["W005"]),
+        ("q", {"policy": RetryThenPark(via=NackRequeue(), attempts=None, backoff=Fixed(1))}, ["W005"]),
         (Queue("q", type="classic", arguments={"x-dead-letter-routing-key": "target"}), {}, ["W006"]),
         (Queue("q", arguments={"x-expires": 1000}), {}, ["W007"]),
         ("q", {"policy": SLOW}, ["W008"]),
         ("q", {"policy": SLOW_LATER}, ["W008"]),
         ("q", {"policy": SOON_OVER}, []),
-        ("q", {"policy": RetryThenPark(via=Requeue(), attempts=None)}, ["W005"]),
+        ("q", {"policy": RetryThenPark(via=NackRequeue(), attempts=None)}, ["W005"]),
         ("q", {"policy": RetryThenPark(via=InPlace(), backoff=Fixed(60))}, ["W008"]),
         ("q", {"policy": RetryThenPark(via=InPlace(), backoff=Fixed(59))}, []),
         (Queue("q", arguments={"x-dead-letter-exchange": "nowhere"}), {}, ["W009"]),

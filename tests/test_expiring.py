@@ -6,7 +6,7 @@ from django_rmq_retry.errors import NotExpirable
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.layout import layout
 from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers import DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
 from django_rmq_retry.policies.carriers.carrier import Carrier
 from django_rmq_retry.policies.policy import RetryThenPark
 from django_rmq_retry.publishing.publish import Options, message_of
@@ -35,7 +35,7 @@ def test_without_an_expiration_it_is_published_to() -> None:
 
 @pytest.mark.parametrize(
     "via",
-    [Ladder(), WaitQueue("wait-exchange", "wait-queue"), Requeue(), Republish(), Native(5)],
+    [Ladder(), WaitQueue("wait-exchange", "wait-queue"), NackRequeue(), Republish(), Native(5)],
     ids=lambda via: type(via).__name__,
 )
 def test_where_an_expired_message_is_parked_it_may_expire(via: Carrier) -> None:

@@ -18,13 +18,13 @@ from django_rmq_retry import (
     Fixed,
     Handler,
     Ladder,
+    NackRequeue,
     Native,
     OneShot,
     Park,
     Queue,
     Raw,
     Republish,
-    Requeue,
     Retry,
     RetryThenPark,
     Steps,
@@ -157,7 +157,7 @@ def test_every_carrier_waits_as_its_messages_do(
 
 
 def test_a_requeued_message_waits_in_the_hand(rmq: RmqTest, made: Made, bank: Bank) -> None:
-    charge = made(RetryThenPark(attempts=2, backoff=Fixed(20), via=Requeue()))
+    charge = made(RetryThenPark(attempts=2, backoff=Fixed(20), via=NackRequeue()))
     bank.down = None
     charge.publish({"payment": 7})
     rmq.drain()
@@ -238,7 +238,7 @@ def test_a_line_that_never_goes_on_is_an_error_that_says_so(rmq: RmqTest, made: 
 
 
 def test_a_message_that_is_requeued_for_ever_is_an_error_that_says_so(rmq: RmqTest, made: Made, bank: Bank) -> None:
-    charge = made(RetryThenPark(attempts=None, backoff=Fixed(1), via=Requeue()))
+    charge = made(RetryThenPark(attempts=None, backoff=Fixed(1), via=NackRequeue()))
     bank.down = None
     charge.publish({"payment": 7})
 

@@ -15,10 +15,10 @@ from django_rmq_retry import (
     Exponential,
     Fixed,
     Ladder,
+    NackRequeue,
     OneShot,
     Queue,
     Republish,
-    Requeue,
     RetryThenPark,
     StopTheLine,
     WaitQueue,
@@ -77,13 +77,13 @@ def test_a_dead_bank_is_retried_and_then_parked(rmq: RmqTest) -> None:
         DeadLetter(exchange="again", queue="charge.again", after=0.2),
         Republish(),
         AckFirst(),
-        Requeue(),
+        NackRequeue(),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_every_carrier_brings_a_message_back_until_it_is_parked(rmq: RmqTest, via: Carrier) -> None:
     backoff = None if via.pace else Fixed(0.2)
-    attempts = 2 if isinstance(via, Requeue) else 3
+    attempts = 2 if isinstance(via, NackRequeue) else 3
 
     @handler("payments.charge", policy=RetryThenPark(attempts=attempts, backoff=backoff, via=via), name="charge")
     def charge(_message: Delivery) -> None:

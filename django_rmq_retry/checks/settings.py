@@ -22,7 +22,7 @@ from django_rmq_retry.conf import Settings
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Intake, Subscription
-from django_rmq_retry.policies.carriers import AckFirst, InPlace, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers import AckFirst, InPlace, NackRequeue, Republish, WaitQueue
 from django_rmq_retry.policies.policy import RetryThenPark
 from django_rmq_retry.topology.queues import name_of
 
@@ -201,17 +201,17 @@ def _waits(subscription: Subscription) -> set[float]:
 
 
 def _goes_round(subscription: Subscription) -> Iterable[CheckMessage]:
-    if isinstance(subscription.policy.via, Requeue) and subscription.policy.attempts is None:
+    if isinstance(subscription.policy.via, NackRequeue) and subscription.policy.attempts is None:
         yield warning(
             "W005",
-            "Requeue with attempts=None never gives up: a message that always fails is redelivered forever.",
+            "NackRequeue with attempts=None never gives up: a message that always fails is redelivered forever.",
             hint="Use attempts=2, or via=Ladder() to count further.",
             at=subscription.name,
         )
 
 
 def _holds_too_long(subscription: Subscription) -> Iterable[CheckMessage]:
-    held = isinstance(subscription.policy.via, (AckFirst, Republish, Requeue))
+    held = isinstance(subscription.policy.via, (AckFirst, Republish, NackRequeue))
     in_place = isinstance(subscription.policy, RetryThenPark) and isinstance(subscription.policy.via, InPlace)
     if not held and not (in_place and subscription.queue.lasting):
         return

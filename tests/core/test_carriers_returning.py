@@ -16,9 +16,9 @@ from django_rmq_retry.policies.carriers import (
     Carrier,
     DeadLetter,
     Ladder,
+    NackRequeue,
     Native,
     Republish,
-    Requeue,
     WaitQueue,
 )
 from django_rmq_retry.policies.carriers.in_place import InPlace
@@ -33,7 +33,7 @@ COPYING: list[Carrier] = [
     WaitQueue(exchange="wait", queue="payments.wait"),
     DeadLetter(exchange="retry", queue="payments.wait", after=30),
 ]
-NOT_COPYING: list[Carrier] = [Requeue(), Native(5), InPlace()]
+NOT_COPYING: list[Carrier] = [NackRequeue(), Native(5), InPlace()]
 BOUND = Queue("payments", bindings=[Exchange("main", "direct").bind("pay")])
 
 
@@ -52,29 +52,29 @@ def copy_by(via: Carrier, **arrival: Any) -> Message:
 def test_requeue_tells_a_first_delivery_from_a_later_one_and_no_more() -> None:
     path = route(attempts=2)
 
-    assert Requeue().attempt(path, delivery()) == 1
-    assert Requeue().attempt(path, delivery(redelivered=True)) == 2
-    assert Requeue().attempt(path, delivery(redelivered=True, headers={"x-delivery-count": 9})) == 2
-    assert Requeue().attempt(path, delivery(headers={"x-delivery-count": 9, "rmq-retry-attempts": 3})) == 1
+    assert NackRequeue().attempt(path, delivery()) == 1
+    assert NackRequeue().attempt(path, delivery(redelivered=True)) == 2
+    assert NackRequeue().attempt(path, delivery(redelivered=True, headers={"x-delivery-count": 9})) == 2
+    assert NackRequeue().attempt(path, delivery(headers={"x-delivery-count": 9, "rmq-retry-attempts": 3})) == 1
 
 
 @pytest.mark.parametrize("attempts", [1, 2, None])
 def test_requeue_takes_the_limits_it_can_count_to(attempts: int | None) -> None:
-    assert Requeue().refusal(route(attempts=attempts)) is None
+    assert NackRequeue().refusal(route(attempts=attempts)) is None
 
 
 def test_requeue_says_which_limits_it_cannot_count_to() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        subscription(RetryThenPark(attempts=3, via=Requeue()))
+        subscription(RetryThenPark(attempts=3, via=NackRequeue()))
 
     assert str(caught.value) == (
-        "Handler payments.handlers.charge: Requeue knows only 'redelivered', so it cannot count to attempts=3. "
+        "Handler payments.handlers.charge: NackRequeue knows only 'redelivered', so it cannot count to attempts=3. "
         "Use attempts=1, 2 or None (endless), or another carrier, as via=Ladder()."
     )
 
 
 def test_requeue_gives_the_message_back_after_its_wait() -> None:
-    carried = Requeue().carry(route(attempts=2), delivery(), hop(5))
+    carried = NackRequeue().carry(route(attempts=2), delivery(), hop(5))
 
     assert carried == Settlement(tell=Tell.REQUEUE, hold=5)
 
@@ -196,7 +196,7 @@ def test_the_others_copy_nothing(via: Carrier) -> None:
     assert carried.answer is None
 
 
-@pytest.mark.parametrize("via", [Requeue(), Republish(), AckFirst(), Native(5)], ids=named)
+@pytest.mark.parametrize("via", [NackRequeue(), Republish(), AckFirst(), Native(5)], ids=named)
 def test_what_the_broker_gives_up_is_parked(via: Carrier) -> None:
     added = via.additions(route(attempts=2))
 
@@ -206,15 +206,17 @@ def test_what_the_broker_gives_up_is_parked(via: Carrier) -> None:
     assert added.arguments["x-dead-letter-strategy"] == "at-least-once"
 
 
-@pytest.mark.parametrize("via", [Requeue(), Native(5), DeadLetter(exchange="retry", queue="wait", after=5)], ids=named)
+@pytest.mark.parametrize(
+    "via", [NackRequeue(), Native(5), DeadLetter(exchange="retry", queue="wait", after=5)], ids=named
+)
 def test_a_budget_needs_a_carrier_that_writes_when_the_first_attempt_failed(via: Carrier) -> None:
     with pytest.raises(ConfigurationError, match="writes nothing into a message, so nobody would know how long ago"):
         RetryThenPark(attempts=2, via=via, budget=60)
 
 
 def test_a_schedule_needs_a_carrier_that_counts() -> None:
-    with pytest.raises(ConfigurationError, match="Requeue writes nothing into a message"):
-        RetryThenPark(attempts=2, via=Requeue(), schedules={OSError: Schedule(attempts=9, backoff=Fixed(5))})
+    with pytest.raises(ConfigurationError, match="NackRequeue writes nothing into a message"):
+        RetryThenPark(attempts=2, via=NackRequeue(), schedules={OSError: Schedule(attempts=9, backoff=Fixed(5))})
 
 
 @pytest.mark.parametrize("via", [*NOT_COPYING, COPYING[-1]], ids=named)
@@ -298,16 +300,16 @@ def test_the_default_back_off_stays_within_15_minutes_in_hand(via: Carrier, atte
 
 @pytest.mark.parametrize(("attempts", "backoff"), [(2, Exponential(600, factor=3)), (1, Fixed(3600))])
 def test_requeue_takes_a_back_off_whose_long_waits_it_never_reaches(attempts: int, backoff: Backoff) -> None:
-    policy = RetryThenPark(attempts=attempts, backoff=backoff, via=Requeue())
+    policy = RetryThenPark(attempts=attempts, backoff=backoff, via=NackRequeue())
 
     assert subscription(policy).policy == policy
 
 
 def test_requeue_holds_a_message_no_longer_than_the_broker_lets_it() -> None:
-    said = Requeue().refusal(route(attempts=2, backoffs=(Fixed(1000),)))
+    said = NackRequeue().refusal(route(attempts=2, backoffs=(Fixed(1000),)))
 
     assert said == (
-        "Requeue waits with the message in hand, for at most 900 s, and the back-off asks for 1000 s. "
+        "NackRequeue waits with the message in hand, for at most 900 s, and the back-off asks for 1000 s. "
         "Use shorter waits, or via=Ladder()."
     )
-    assert Requeue().carry(route(attempts=2), delivery(), hop(5000)).hold == 900
+    assert NackRequeue().carry(route(attempts=2), delivery(), hop(5000)).hold == 900

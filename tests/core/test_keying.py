@@ -7,7 +7,7 @@ import pytest
 
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, key_of
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
 from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
@@ -125,7 +125,7 @@ def test_carriers_that_copy_can_keep_an_order(via: Ladder | Republish | WaitQueu
     [
         StopTheLine(),
         OneShot(),
-        RetryThenPark(via=Requeue(), attempts=2),
+        RetryThenPark(via=NackRequeue(), attempts=2),
         RetryThenPark(via=Native(5)),
         RetryThenPark(via=DeadLetter(exchange="retry", queue="retry", after=5)),
     ],

@@ -8,7 +8,7 @@ from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers.layout import layout, needed, parks
 from django_rmq_retry.handlers.subscription import Match, Subscription, intakes
 from django_rmq_retry.policies.backoff import Fixed, Steps
-from django_rmq_retry.policies.carriers import DeadLetter, Native, Requeue
+from django_rmq_retry.policies.carriers import DeadLetter, NackRequeue, Native
 from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, Topology
 from django_rmq_retry.topology.queues import Exchange, Queue
@@ -179,7 +179,7 @@ def test_several_handlers_on_one_queue_make_one_queue_with_all_their_waits() -> 
         subscription(StopTheLine()),
         subscription(SHORT, queue=Queue("payments", type="classic")),
         subscription(RetryThenPark(via=Native(5))),
-        subscription(RetryThenPark(attempts=2, via=Requeue())),
+        subscription(RetryThenPark(attempts=2, via=NackRequeue())),
     ],
     ids=["a line", "a classic queue", "native", "requeue"],
 )

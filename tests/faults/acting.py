@@ -12,7 +12,7 @@ from typing import Any
 from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.backoff import Fixed, Steps
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
 from django_rmq_retry.policies.policy import Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.topology.queues import Queue
 from tests.faults import forking
@@ -36,7 +36,7 @@ POLICIES: Mapping[str, Policy] = {
     "patient_line": StopTheLine(backoff=Fixed(1.5)),
     "ack_first": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=AckFirst()),
     "loop": RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="work.again", after=0.2, back="")),
-    "requeue": RetryThenPark(attempts=2, backoff=Fixed(0.05), via=Requeue()),
+    "requeue": RetryThenPark(attempts=2, backoff=Fixed(0.05), via=NackRequeue()),
     "wait_queue": RetryThenPark(attempts=3, backoff=Fixed(0.2), via=WaitQueue("waiting", "work.waiting")),
     "republish": RetryThenPark(attempts=3, backoff=Fixed(0.05), via=Republish()),
     "native": RetryThenPark(attempts=3, via=Native(0.3, 1)),

@@ -21,7 +21,7 @@ from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.messages.properties import Properties, encode_properties
 from django_rmq_retry.messages.stamp import ANSWER
 from django_rmq_retry.policies.backoff import Backoff, Fixed
-from django_rmq_retry.policies.carriers import DeadLetter, Native, Republish, Requeue
+from django_rmq_retry.policies.carriers import DeadLetter, NackRequeue, Native, Republish
 from django_rmq_retry.policies.carriers.carrier import Hop, Route
 from django_rmq_retry.policies.policy import (
     Discard,
@@ -300,7 +300,7 @@ def test_without_a_queue_for_suspects_stops_are_allowed_for_where_they_count(
     [
         (LOOP, {}, None),
         (LOOP, {"x-death": [{"queue": "payments", "reason": "rejected", "count": 2}]}, 2),
-        (RetryThenPark(attempts=2, via=Requeue()), {}, None),
+        (RetryThenPark(attempts=2, via=NackRequeue()), {}, None),
         (RetryThenPark(attempts=3, via=Native(5)), {}, None),
         (PLAIN, {"rmq-retry-attempts": 1, "rmq-retry-queue": "payments"}, 1),
         (PLAIN, {}, None),
@@ -330,7 +330,7 @@ def test_the_crash_rule_can_be_switched_off() -> None:
     [
         StopTheLine(),
         StopTheLine(attempts=5),
-        RetryThenPark(attempts=None, via=Requeue()),
+        RetryThenPark(attempts=None, via=NackRequeue()),
         RetryThenPark(attempts=None, via=Native(5)),
     ],
 )

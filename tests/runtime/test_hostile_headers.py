@@ -16,7 +16,7 @@ from django_rmq_retry.messages.message import Delivery, Message, Tell
 from django_rmq_retry.messages.parked import ROOM, Original, read_parked, requeued, set_aside
 from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
 from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, Native, Republish, Requeue, WaitQueue
+from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
 from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
 from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.core.hostile import NAMES, headers
@@ -31,7 +31,7 @@ POLICIES: dict[str, Policy] = {
     "ladder": RetryThenPark(attempts=3, backoff=Fixed(30), via=Ladder()),
     "dead letter": RetryThenPark(attempts=3, via=DeadLetter(exchange="again", queue="later", after=30)),
     "wait queue": RetryThenPark(attempts=3, backoff=Fixed(30), via=WaitQueue(Exchange("wait", "fanout"), "waiting")),
-    "requeue": RetryThenPark(attempts=2, backoff=Fixed(1), via=Requeue()),
+    "requeue": RetryThenPark(attempts=2, backoff=Fixed(1), via=NackRequeue()),
     "republish": RetryThenPark(attempts=3, backoff=Fixed(1), via=Republish()),
     "ack first": RetryThenPark(attempts=3, backoff=Fixed(1), via=AckFirst()),
     "native": RetryThenPark(attempts=3, via=Native(1)),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry import Breaker, DeadLetter, Discard, Native, OneShot, Park, Requeue, Retry, RetryThenPark
+from django_rmq_retry import Breaker, DeadLetter, Discard, NackRequeue, Native, OneShot, Park, Retry, RetryThenPark
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.seconds import per_second, spelled
@@ -158,14 +158,14 @@ def test_a_breaker_that_cannot_be_meant_is_refused(options: dict[str, Any], said
     ("policy", "said"),
     [
         (OneShot(), "with OneShot somebody waits for each answer"),
-        (RetryThenPark(attempts=2, via=Requeue()), "With via=Requeue the queue itself counts"),
+        (RetryThenPark(attempts=2, via=NackRequeue()), "With via=NackRequeue the queue itself counts"),
         (RetryThenPark(via=Native(30)), "With via=Native the queue itself counts"),
         (
             RetryThenPark(via=DeadLetter(exchange="again", queue="again", after=30)),
             "With via=DeadLetter the queue itself counts",
         ),
     ],
-    ids=["OneShot", "Requeue", "Native", "DeadLetter"],
+    ids=["OneShot", "NackRequeue", "Native", "DeadLetter"],
 )
 def test_a_breaker_is_refused_where_it_could_spare_no_attempt(policy: Policy, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):

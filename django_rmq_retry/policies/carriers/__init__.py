@@ -2,7 +2,7 @@
 
 from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, Ladder, Route
 from django_rmq_retry.policies.carriers.dead_letter import DeadLetter, WaitQueue
-from django_rmq_retry.policies.carriers.in_place import AckFirst, InPlace, Native, Republish, Requeue
+from django_rmq_retry.policies.carriers.in_place import AckFirst, InPlace, NackRequeue, Native, Republish
 
 __all__ = [
     "AckFirst",
@@ -12,9 +12,9 @@ __all__ = [
     "Hop",
     "InPlace",
     "Ladder",
+    "NackRequeue",
     "Native",
     "Republish",
-    "Requeue",
     "Route",
     "WaitQueue",
 ]

@@ -77,7 +77,7 @@ LONGEST_HOLD = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue(Carrier):
+class NackRequeue(Carrier):
     """Give the message back to its queue. It knows only whether a message came before: attempts may be 1, 2 or None."""
 
     laned = False
@@ -94,7 +94,7 @@ class Requeue(Carrier):
     def refusal(self, route: Route) -> str | None:
         if route.attempts not in (1, 2, None):
             return (
-                f"Requeue knows only 'redelivered', so it cannot count to attempts={route.attempts}. "
+                f"NackRequeue knows only 'redelivered', so it cannot count to attempts={route.attempts}. "
                 "Use attempts=1, 2 or None (endless), or another carrier, as via=Ladder()."
             )
         return _too_long(self, route)
