@@ -348,7 +348,7 @@ def test_publishing_to_a_handler_reaches_its_queue_and_fits_its_condition(taken:
     @handler("payments", type="charge", headers={"bank": "a"}, codec=Raw())
     def charge(message: Delivery) -> None: ...
 
-    name = charge.publish(b"7", priority=3, message_id="m1", headers={"trace": "t"}, at_once=True)
+    name = charge.publish(b"7", priority=3, message_id="m1", headers={"trace": "t"}, immediate=True)
 
     (message,) = taken.messages
     assert name == "m1"
@@ -361,7 +361,7 @@ def test_publishing_with_a_delay_goes_by_way_of_the_waiting_queue(taken: Taken) 
     @handler("payments", policy=RetryThenPark(attempts=2, backoff=Fixed(30)))
     def charge(message: Delivery) -> None: ...
 
-    charge.publish({}, delay=30, at_once=True)
+    charge.publish({}, delay=30, immediate=True)
 
     assert [message.routing_key for message in taken.messages] == ["payments.retry.30s"]
 

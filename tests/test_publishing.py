@@ -121,7 +121,7 @@ class TestTransactions:
 
     def test_it_may_leave_at_once_all_the_same(self, post: Post) -> None:
         with transaction.atomic():
-            publish(1, routing_key="q", at_once=True)
+            publish(1, routing_key="q", immediate=True)
             transaction.set_rollback(True)
 
         assert post.keys == ["q"]
@@ -150,7 +150,7 @@ class TestTransactions:
     def test_a_rollback_takes_many_back(self, post: Post) -> None:
         with transaction.atomic():
             publish_many([message_of(1, routing_key="q")])
-            publish_many([message_of(1, routing_key="urgent")], at_once=True)
+            publish_many([message_of(1, routing_key="urgent")], immediate=True)
             transaction.set_rollback(True)
 
         assert post.keys == ["urgent"]

@@ -30,7 +30,7 @@ from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
 MOST_MEANT = 200
 """Runs that a message may have gone with."""
-SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.RELEASE, Action.EXPORT)
+SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EXPORT)
 """What is done to several messages without a requeue run."""
 MOST_READ = 20_000
 """Acts on several messages that a search looks into."""

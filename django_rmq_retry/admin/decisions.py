@@ -17,7 +17,7 @@ from django_rmq_retry.admin import pages as choosing
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
 from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked.actions import Done, Why, discard, hold, release, restore
+from django_rmq_retry.parked.actions import Category, Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import Selection
 
@@ -35,15 +35,15 @@ def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Why, and then away; the body is kept until its retention ends."""
 
     def act(selection: Selection, allowed: Allowed) -> str:
-        why, text = request.POST.get("why", ""), request.POST.get("text", "")
-        done = discard(selection, Actor.of_request(request), why=why, text=text, allowed=allowed)
+        category, text = request.POST.get("category", ""), request.POST.get("text", "")
+        done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
         until = timezone.localdate() + timedelta(days=settings().resolved_days)
         said = ngettext(
             "%(count)d message discarded (reason: %(why)s). Restore until %(day)s.",
             "%(count)d messages discarded (reason: %(why)s). Restore until %(day)s.",
             done.changed,
         )
-        facts = {"count": done.changed, "why": labels.resolution(why), "day": f"{until:%Y-%m-%d}"}
+        facts = {"count": done.changed, "why": labels.resolution(category), "day": f"{until:%Y-%m-%d}"}
         return said % facts + _rest(done)
 
     return _asked(pages, request, "discard", act)
@@ -71,9 +71,9 @@ def restoring(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     return _one(pages, request, pk, "restore", restore, _("The message is parked again."))
 
 
-def releasing(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
+def unhold_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """End a hold now."""
-    return _one(pages, request, pk, "release", release, _("The hold is over, the message is parked."))
+    return _one(pages, request, pk, "unhold", unhold, _("The hold is over, the message is parked."))
 
 
 def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selection, Allowed], str]) -> HttpResponse:
@@ -122,7 +122,7 @@ def _page(
         count=count,
         keys=rows.exclude(business_key="").values("business_key").distinct().count() if count <= LISTED else None,
         sample=choosing.sample(request, selection),
-        whys=Why.choices,
+        categories=Category.choices,
         spans=SPANS,
         typed=request.POST or request.GET,
         until=timezone.localdate() + timedelta(days=settings().resolved_days),

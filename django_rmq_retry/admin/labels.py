@@ -22,7 +22,7 @@ from django_rmq_retry.messages.parked import By
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
-from django_rmq_retry.parked.actions import Why
+from django_rmq_retry.parked.actions import Category
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
@@ -103,8 +103,8 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
 
 def resolution(text: str) -> str:
     """Why a message was discarded, and what somebody wrote about it."""
-    why, colon, more = text.partition(": ")
-    return f"{Why(why).label}{colon}{more}" if why in Why.values else text
+    category, colon, more = text.partition(": ")
+    return f"{Category(category).label}{colon}{more}" if category in Category.values else text
 
 
 def act_reason(act: OperatorAction) -> str:

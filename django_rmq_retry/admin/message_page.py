@@ -312,7 +312,7 @@ def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[
         act(_("Hold…"), "hold", pages.address("parkedmessage_hold") + selected),
     ]
     if message.state == State.ON_HOLD:
-        acts[-1] = act(_("Release"), "release", pages.address("parkedmessage_release", message.pk), post=True)
+        acts[-1] = act(_("Take off hold"), "unhold", pages.address("parkedmessage_unhold", message.pk), post=True)
     export = pages.address("parkedmessage_export") + selected
     exporting = Act(label=_("Export…"), address=export, why=allowing.refusal(request, "export", message))
     if message.state == State.DISCARDED:

@@ -146,7 +146,7 @@ PAGES: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
 )
 POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
     ("<int:pk>/restore/", "restore", remembered(decisions.restoring)),
-    ("<int:pk>/release/", "release", remembered(decisions.releasing)),
+    ("<int:pk>/unhold/", "unhold", remembered(decisions.unhold_view)),
     ("<int:pk>/reveal/", "reveal", remembered(reveal)),
     ("<int:pk>/body/", "body", remembered(download)),
 )

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.labels import column, cut
@@ -24,13 +24,13 @@ Rows = QuerySet[OutboxMessage]
 
 
 class ByState(admin.SimpleListFilter):
-    """What waits for a person, and what does not."""
+    """Failed rows, and rows that are on their way."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("stuck", _("given up")), ("waiting", _("on its way"))]
+        return [("failed", pgettext("outbox", "failed")), ("waiting", _("on its way"))]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         return queryset.filter(failed_at__isnull=self.value() == "waiting") if self.value() else queryset
@@ -67,7 +67,7 @@ class OutboxMessageAdmin(Pages):
 
     @admin.display(description=gettext_lazy("State"))
     def state(self, row: OutboxMessage) -> str:
-        return _("given up") if row.failed_at else _("on its way")
+        return pgettext("outbox", "failed") if row.failed_at else _("on its way")
 
     def get_queryset(self, request: HttpRequest) -> Rows:
         return super().get_queryset(request).defer("body", "properties")

@@ -89,13 +89,13 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
         # One of the project's databases is away: whoever needs it says so, and this page is needed most then.
         yield Alarm(said=_("The outbox cannot be looked into: a database of it does not answer."), **way)
         return
-    if found.stuck:
+    if found.failed:
         said = ngettext(
             "%(count)d message in the outbox cannot be published and waits for a person.",
             "%(count)d messages in the outbox cannot be published and wait for a person.",
-            found.stuck,
+            found.failed,
         )
-        yield Alarm(said=said % {"count": found.stuck}, **way)
+        yield Alarm(said=said % {"count": found.failed}, **way)
     waited = server.now(database()) - found.oldest if found.oldest else timedelta()
     if waited > LATE:
         said = ngettext(

@@ -105,7 +105,7 @@ def _lines(frames: list[Any]) -> Iterator[Line]:
             yield Line(**texts, own=bool(frame.get("own")))
 
 
-TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.RELEASE, Action.EDIT}
+TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
 """Acts that changed what became of the message; looking at it did not."""
 BESIDE = timedelta(minutes=1)
 """So far the clocks of two machines may be apart: a message is parked after the attempt that led to it."""

@@ -77,7 +77,7 @@ class Handler(Generic[R]):
         data: object,
         *,
         timeout: float | None = None,
-        at_once: bool = False,
+        immediate: bool = False,
         outbox: bool = True,
         **options: Any,
     ) -> str:
@@ -86,10 +86,10 @@ class Handler(Generic[R]):
         Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
         ``reply_to``, ``content_type``, ``content_encoding``, ``timestamp``, ``app_id``, ``user_id``, ``delay``,
         ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is a row of the
-        transaction and leaves when that has committed; without ``outbox`` it leaves on commit, and with ``at_once``
+        transaction and leaves when that has committed; without ``outbox`` it leaves on commit, and with ``immediate``
         now.
         """
-        return dispatch(self.message(data, **options), timeout=timeout, at_once=at_once, outbox=outbox)
+        return dispatch(self.message(data, **options), timeout=timeout, immediate=immediate, outbox=outbox)
 
     async def apublish(
         self,

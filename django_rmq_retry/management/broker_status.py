@@ -170,8 +170,9 @@ def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[st
             waited, most = (now - oldest).total_seconds(), limits.max_oldest.total_seconds()
             yield f"the oldest {what} has waited {waited:.0f} s, longer than {most:g} s"
     yield from _halted_lines(limits, found, now)
-    if found.outbox.stuck:
-        yield f"{counted(found.outbox.stuck, 'message')} in the outbox cannot be sent: manage.py rmq_relay list --stuck"
+    if found.outbox.failed:
+        count = counted(found.outbox.failed, "message")
+        yield f"{count} in the outbox cannot be sent: manage.py rmq_relay list --failed"
     if found.blocked.messages >= settings().blocked_total:
         yield f"{found.blocked.messages} messages wait behind blocked keys, the limit is BLOCKED_TOTAL"
     if found.blocked.most >= settings().blocked_per_key:
@@ -285,9 +286,9 @@ def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
 
 def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
     outbox, blocked = found.outbox, found.blocked
-    if outbox.waiting or outbox.stuck:
+    if outbox.waiting or outbox.failed:
         oldest = f", oldest {clock(outbox.oldest, terminal=terminal)}" if outbox.oldest else ""
-        yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.stuck} stuck"
+        yield f"Outbox {outbox.waiting} waiting{oldest} · {outbox.failed} failed"
     if blocked.keys:
         oldest = f", oldest {clock(blocked.oldest, terminal=terminal)}" if blocked.oldest else ""
         counts = f"{blocked.messages} waiting, at most {blocked.most} behind one key"

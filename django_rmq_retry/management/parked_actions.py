@@ -1,4 +1,4 @@
-"""``rmq_parked``: requeue, discard, restore, hold, release and run."""
+"""``rmq_parked``: requeue, discard, restore, hold, unhold and requeue runs."""
 
 import argparse
 import signal
@@ -16,7 +16,7 @@ from django_rmq_retry.management.parked_views import run_data
 from django_rmq_retry.models import RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.actions import Done, Why, discard, hold, release, restore
+from django_rmq_retry.parked.actions import Category, Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.findings import INCLUDABLE, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.parked.requeue import checked_target, me, start
@@ -31,7 +31,7 @@ LOOK = 0.25
 
 
 class Follower:
-    """Drives a run as long as nobody else does, and shows how it goes."""
+    """Drives a requeue run while no other process does, and shows its progress."""
 
     def __init__(self, command: RmqCommand, run: int) -> None:
         self._command = command
@@ -95,9 +95,9 @@ class Follower:
             self._write(f"\r\x1b[K{bar(run)}")
             return
         if run.explanation and run.explanation != self._why:
-            self._command.say(f"Run {run.pk}: {run.explanation}")
+            self._command.say(f"Requeue run {run.pk}: {run.explanation}")
         elif time.monotonic() - self._shown >= EVERY:
-            self._command.say(f"Run {run.pk}: {bar(run)}")
+            self._command.say(f"Requeue run {run.pk}: {bar(run)}")
             self._shown = time.monotonic()
         self._why = run.explanation
 
@@ -117,7 +117,7 @@ def bar(run: RequeueRun) -> str:
 
 
 def summary(run: RequeueRun) -> str:
-    """``Run 73: 207 processed, 3 failed again, 1 left out.``"""
+    """``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
     waiting = run.sent - run.processed - run.failed
     counts = {
         "processed": run.processed,
@@ -129,7 +129,7 @@ def summary(run: RequeueRun) -> str:
     }
     said = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     ended = "" if run.state == RunState.FINISHED else f" ({run.get_state_display().lower()})"
-    return f"Run {run.pk}{ended}: {said or 'nothing to send'}."
+    return f"Requeue run {run.pk}{ended}: {said or 'nothing to send'}."
 
 
 def code_of(run: RequeueRun) -> Exit:
@@ -145,7 +145,7 @@ BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """The subcommands with their options."""
-    requeue = add("requeue", help="send messages back to their queues, as a run")
+    requeue = add("requeue", help="send messages back to their queues, as a requeue run")
     add_choice(requeue)
     option = requeue.add_argument
     option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
@@ -156,14 +156,14 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     option("--canary", action="store_true", help="send one; the rest only when it was processed")
     option("--include", action="append", default=[], choices=INCLUDABLE, help="send what is left out for this reason")
     option("--planned", action="store_true", help="start when the broker is back, driven by a consumer")
-    option("--no-wait", action="store_true", help="leave the run to a consumer")
+    option("--no-wait", action="store_true", help="leave the requeue run to a consumer")
     option("--wait", type=float, default=OUTCOMES, metavar="S", help="how long to wait for outcomes; 60 s by default")
     _add_act(requeue)
     discarding = add("discard", help="decide that messages are not to be handled")
     add_choice(discarding)
-    discarding.add_argument("--why", required=True, choices=Why.values, help="why; with other, --reason says it")
+    discarding.add_argument("--category", required=True, choices=Category.values, help="why; other needs --reason")
     _add_act(discarding)
-    for name, words in (("restore", "take discards back"), ("release", "end holds before their time")):
+    for name, words in (("restore", "take discards back"), ("unhold", "take messages off hold early")):
         one = add(name, help=words)
         add_choice(one, states=False)
         _add_act(one)
@@ -173,12 +173,12 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
         "--for", dest="hold_until", type=later, required=True, metavar="AGE", help="30m, 2h, 1d or a time"
     )
     _add_act(holding)
-    run = add("run", help="drive a run, or steer it")
+    run = add("requeue-run", help="show a requeue run until it ends, or control it")
     run.add_argument("id", type=int, metavar="RUN")
     steer = run.add_mutually_exclusive_group()
     for name in ("pause", "resume", "stop"):
         steer.add_argument(f"--{name}", action="store_true")
-    steer.add_argument("--rate", type=float, metavar="N", help="from now on so many messages per second")
+    steer.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
     steer.add_argument("--export", action="store_true", help="what became of each message, as CSV")
     run.add_argument("--reason", default="", help="kept in the audit log")
     run.add_argument("--wait", type=float, default=OUTCOMES, metavar="S")
@@ -218,7 +218,7 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
     actor, number, reason = Actor.of_shell(), options["id"], options["reason"]
     run = RequeueRun.objects.filter(pk=number).first()
     if run is None:
-        raise CommandError(f"There is no run {number}.", returncode=Exit.NOTHING)
+        raise CommandError(f"There is no requeue run {number}.", returncode=Exit.NOTHING)
     for name in ("pause", "resume", "stop"):
         if options[name]:
             return _tell(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
@@ -234,9 +234,9 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
 
 
 def act(command: RmqCommand, options: Options) -> Exit:
-    """Discard, restore, hold or release."""
-    name = options["act"]
-    chosen = selection_of(options, states={"restore": State.DISCARDED, "release": State.ON_HOLD}.get(name, BOTH))
+    """Discard, restore, hold or unhold."""
+    name = options["subcommand"]
+    chosen = selection_of(options, states={"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH))
     partly = say_keys(command, chosen)
     if not chosen.count:
         command.say("Nothing matches.")
@@ -257,12 +257,12 @@ def act(command: RmqCommand, options: Options) -> Exit:
 
 
 _ACTS: dict[str, Callable[[Selection, Actor, Options], Done]] = {
-    "discard": lambda chosen, actor, given: discard(chosen, actor, why=given["why"], text=given["reason"]),
+    "discard": lambda chosen, actor, given: discard(chosen, actor, category=given["category"], text=given["reason"]),
     "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
     "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
-    "release": lambda chosen, actor, given: release(chosen, actor, reason=given["reason"]),
+    "unhold": lambda chosen, actor, given: unhold(chosen, actor, reason=given["reason"]),
 }
-_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "release": "released"}
+_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "unhold": "taken off hold"}
 
 
 def percent(text: str) -> float:
@@ -309,7 +309,7 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
 
 def _show_token(command: RmqCommand, chosen: Selection, said: str, options: Options) -> None:
     if options["json"]:
-        facts = {"act": options["act"], "count": chosen.count, "selection": _token(chosen)}
+        facts = {"action": options["subcommand"], "count": chosen.count, "selection": _token(chosen)}
         command.document("parked_preview/1", **facts, **lists_data(chosen))
     else:
         command.line(said)
@@ -326,7 +326,7 @@ def _check_broker(options: Options) -> None:
     broker = BrokersDepths(patience=options["timeout"])
     try:
         if not broker.answers():
-            said = "No connection to the broker; nothing was done. With --planned the run starts when it is back."
+            said = "No connection to the broker; nothing was done. With --planned the requeue run starts later."
             raise CommandError(said, returncode=Exit.UNREACHABLE)
     finally:
         broker.close()
@@ -349,15 +349,15 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
     try:
         ended = Follower(command, run.pk).follow(wait=options["wait"])
     except KeyboardInterrupt:
-        again = f"rmq_parked run {run.pk}"
-        command.say(f"Run {run.pk} goes on with the next consumer, or with {again}. To end it: {again} --stop")
+        again = f"rmq_parked requeue-run {run.pk}"
+        command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
         raise
     return _tell(command, ended, options, code_of(ended))
 
 
 def _tell(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
     if options["json"]:
-        command.document("parked_run/1", run=run_data(run))
+        command.document("parked_requeue_run/1", run=run_data(run))
     else:
         command.line(summary(run))
         if run.explanation:

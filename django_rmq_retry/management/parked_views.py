@@ -57,9 +57,9 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     show = add("show", help="one message with its attempts")
     show.add_argument("id", type=int, metavar="ID")
     show.add_argument("--body", choices=BODIES, default="none", help="how to show the body; it is masked")
-    show.add_argument("--tries", choices=("last", "all"), default="last", help="the last attempt, or all")
+    show.add_argument("--attempts", choices=("last", "all"), default="last", help="the last attempt, or all")
     show.add_argument("--reveal", action="store_true", help="without a mask; the audit log remembers it")
-    runs = add("runs", help="the requeue runs, the latest first")
+    runs = add("requeue-runs", help="the requeue runs, the latest first")
     runs.add_argument("--active", action="store_true", help="only those that have not ended")
     runs.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
 
@@ -167,7 +167,7 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
     rows = RequeueRun.objects.order_by("-pk")
     found = list((rows.filter(state__in=ACTIVE) if options["active"] else rows)[: options["limit"]])
     if options["json"]:
-        command.document("parked_runs/1", items=[run_data(run) for run in found])
+        command.document("parked_requeue_runs/1", items=[run_data(run) for run in found])
     elif found:
         terminal = command.stdout.isatty()
         head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "OK", "AGAIN", "LEFT OUT", "REASON")
@@ -200,13 +200,17 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
         note(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
     body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
     died = _deaths(row)
-    tries = attempts_of(row)
-    some = list(tries if options["tries"] == "all" else tries[:1])
+    attempts = attempts_of(row)
+    some = list(attempts if options["attempts"] == "all" else attempts[:1])
     if options["json"]:
-        attempts = [_try(one) for one in some]
         told = None if died is None else [_death(one) for one in died]
         command.document(
-            "parked_show/1", message=as_data(row), detail=row.detail, deaths=told, attempts=attempts, body=body
+            "parked_show/1",
+            message=as_data(row),
+            detail=row.detail,
+            deaths=told,
+            attempts=[_attempt(one) for one in some],
+            body=body,
         )
         return Exit.DONE
     for name, value in {**as_data(row), "group": str(row.group), "detail": row.detail}.items():
@@ -255,7 +259,7 @@ def _death_line(one: Death) -> str:
     return ", ".join([f"{short(one.queue)} {short(one.reason)} x{one.count}", *map(short, more)])
 
 
-def _try(one: Attempt) -> Mapping[str, object]:
+def _attempt(one: Attempt) -> Mapping[str, object]:
     names = ("cycle", "number", "seconds", "verdict", "reason", "error", "error_text", "host", "pid", "deploy")
     return {"started_at": clock(one.started_at, terminal=False), **{name: getattr(one, name) for name in names}}
 

@@ -218,7 +218,7 @@ class Migration(migrations.Migration):
                 ("due_at", models.DateTimeField(verbose_name="sent after")),
                 ("attempts", models.PositiveIntegerField(default=0, verbose_name="attempts")),
                 ("error", models.TextField(blank=True, verbose_name="why it was not sent")),
-                ("failed_at", models.DateTimeField(blank=True, null=True, verbose_name="given up")),
+                ("failed_at", models.DateTimeField(blank=True, null=True, verbose_name="failed")),
             ],
             options={
                 "verbose_name": "message to be published",
@@ -672,7 +672,8 @@ class Migration(migrations.Migration):
                             ("discard", "Discard"),
                             ("restore", "Restore"),
                             ("hold", "Hold"),
-                            ("release", "Release"),
+                            ("unhold", "Take off hold"),
+                            ("unblock", "Unblock key"),
                             ("note", "Note"),
                             ("mute", "Mute"),
                             ("reveal", "Reveal"),

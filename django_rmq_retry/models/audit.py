@@ -17,7 +17,8 @@ class Action(models.TextChoices):
     DISCARD = "discard", pgettext_lazy("act", "Discard")
     RESTORE = "restore", pgettext_lazy("act", "Restore")
     HOLD = "hold", pgettext_lazy("act", "Hold")
-    RELEASE = "release", pgettext_lazy("act", "Release")
+    UNHOLD = "unhold", pgettext_lazy("act", "Take off hold")
+    UNBLOCK = "unblock", pgettext_lazy("act", "Unblock key")
     NOTE = "note", pgettext_lazy("act", "Note")
     MUTE = "mute", pgettext_lazy("act", "Mute")
     REVEAL = "reveal", pgettext_lazy("act", "Reveal")
@@ -34,7 +35,6 @@ class Action(models.TextChoices):
 ELSEWHERE = {
     (Action.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
     (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
-    (Action.RELEASE, "unblocked"): pgettext_lazy("act", "Unblock key"),
     (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
 }
 """The same verbs, done to what is neither a message nor a run; a fact tells them apart."""

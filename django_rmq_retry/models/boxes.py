@@ -6,6 +6,7 @@ from typing import NamedTuple
 from django.db import models
 from django.db.models import Count, Min, Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 
 class Pending(NamedTuple):
@@ -13,7 +14,7 @@ class Pending(NamedTuple):
 
     waiting: int
     oldest: datetime | None
-    stuck: int
+    failed: int
 
 
 class OutboxRows(models.QuerySet["OutboxMessage"]):
@@ -25,7 +26,7 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
         found = self.aggregate(
             waiting=Count("pk", filter=waiting),
             oldest=Min("created_at", filter=waiting),
-            stuck=Count("pk", filter=~waiting),
+            failed=Count("pk", filter=~waiting),
         )
         return Pending(**found)
 
@@ -48,7 +49,7 @@ class OutboxMessage(models.Model):
     """Until then somebody is believed to be sending it, or it waits after a failure."""
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     error = models.TextField(_("why it was not sent"), blank=True)
-    failed_at = models.DateTimeField(_("given up"), null=True, blank=True)
+    failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
     """What the broker can never take is kept for a person."""
 
     objects = OutboxRows.as_manager()

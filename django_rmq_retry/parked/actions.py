@@ -118,8 +118,8 @@ def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMes
     )
 
 
-class Why(models.TextChoices):
-    """Why a message is discarded."""
+class Category(models.TextChoices):
+    """Why a message is discarded, in one word."""
 
     DUPLICATE = "duplicate", gettext_lazy("Duplicate")
     CANCELLED = "cancelled", gettext_lazy("Cancelled by the customer")
@@ -129,23 +129,19 @@ class Why(models.TextChoices):
     OTHER = "other", gettext_lazy("Other")
 
 
-def discard(selection: Selection, actor: Actor, *, why: str, text: str = "", allowed: Allowed | None = None) -> Done:
-    """Discard what is open of a selection; "other" needs a text."""
-    if why not in Why.values:
-        said = _("%(why)r is no reason to discard; known are %(known)s.")
-        raise Refused(said % {"why": why, "known": ", ".join(Why.values)})
-    if why == Why.OTHER and not text.strip():
+def discard(
+    selection: Selection, actor: Actor, *, category: str, text: str = "", allowed: Allowed | None = None
+) -> Done:
+    """Discard the open messages of a selection; the category "other" needs a text."""
+    if category not in Category.values:
+        said = _("%(category)r is no category of discard. Known are %(known)s.")
+        raise Refused(said % {"category": category, "known": ", ".join(Category.values)})
+    if category == Category.OTHER and not text.strip():
         raise Refused(_("Say in words why, where the reason is “other”."))
-    reason = short(f"{why}: {text.strip()}" if text.strip() else why, 255)
+    reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
     changes = {"resolved_at": server.now(database()), "resolution": reason, "held_until": None, "hold_reason": ""}
-    act = Act(
-        action=Action.DISCARD,
-        states=OPEN,
-        state=State.DISCARDED,
-        changes=changes,
-        reason=reason,
-        facts={"why": str(why)},
-    )
+    facts = {"category": str(category)}
+    act = Act(action=Action.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts=facts)
     return perform(act, selection, actor, allowed=allowed)
 
 
@@ -178,16 +174,16 @@ def hold(
     return perform(act, selection, actor, allowed=allowed)
 
 
-def release(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
-    """End holds before their time."""
+def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
+    """Take messages off hold before the time."""
     changes = {"held_until": None, "hold_reason": ""}
     act = Act(
-        action=Action.RELEASE, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
+        action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
     )
     return perform(act, selection, actor, allowed=allowed)
 
 
-def release_due() -> int:
+def unhold_due() -> int:
     """End the holds whose time has come. Their groups count them as before, so no other row is touched."""
     using = database()
     due = ParkedMessage.objects.using(using).filter(state=State.ON_HOLD, held_until__lte=server.now(database()))

@@ -144,7 +144,7 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
                 "waiting": now.waiting,
                 "goes_first": following.shown if following else "",
             }
-            note(actor, Action.RELEASE, reason=reason, subject=str(now), count=1, facts=facts)
+            note(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
             return locked(known.digest)
 
     return steadily(act)
@@ -171,7 +171,7 @@ def failing(using: str) -> QuerySet[OutboxMessage]:
 
 
 def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str = "") -> int:
-    """Have these rows sent again, or all that are stuck; return how many."""
+    """Schedule these rows, or all failed rows, to be sent again; return their number."""
     count = 0
     with transaction.atomic(using=using):
         rows = _locked_rows(failing(using) if ids is not None else failing(using).filter(failed_at__isnull=False), ids)

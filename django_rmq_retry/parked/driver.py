@@ -11,7 +11,7 @@ from django.db.models import Q
 
 from django_rmq_retry import server
 from django_rmq_retry.models import RequeueRun
-from django_rmq_retry.parked.actions import release_due
+from django_rmq_retry.parked.actions import unhold_due
 from django_rmq_retry.parked.claims import sweep
 from django_rmq_retry.parked.database import absent, database
 from django_rmq_retry.parked.requeue import me
@@ -86,7 +86,7 @@ class RunDriver:
         if now >= self._chores_at:
             self._chores_at = now + CHORES
             sweep()
-            release_due()
+            unhold_due()
         if now >= self._look_at:
             self._look_at = now + LOOK
             for run in undriven(MOST - len(self._drives)):

@@ -76,7 +76,7 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "discard": ("discard", gettext_lazy("Can discard and restore messages")),
     "restore": ("discard", gettext_lazy("Can discard and restore messages")),
     "hold": ("hold", gettext_lazy("Can hold messages")),
-    "release": ("hold", gettext_lazy("Can hold messages")),
+    "unhold": ("hold", gettext_lazy("Can hold messages")),
     "export": ("export", gettext_lazy("Can export messages")),
     "note": ("note_errorgroup", gettext_lazy("Can note on and mute error groups")),
     "pause_queue": ("pause_queue", gettext_lazy("Can pause and resume queues")),

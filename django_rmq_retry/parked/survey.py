@@ -42,8 +42,8 @@ class Outbox:
     """What is written and not published yet, in all databases that have an outbox."""
 
     waiting: int = 0
-    stuck: int = 0
-    """What the broker can never take: it waits for a person."""
+    failed: int = 0
+    """Messages that the broker refuses for good: they need an operator."""
     oldest: datetime | None = None
 
 
@@ -134,7 +134,7 @@ def outbox() -> Outbox:
     told = [OutboxMessage.objects.using(alias).pending() for alias in outbox_rows.served() if outbox_rows.made(alias)]
     return Outbox(
         waiting=sum(one.waiting for one in told),
-        stuck=sum(one.stuck for one in told),
+        failed=sum(one.failed for one in told),
         oldest=min((one.oldest for one in told if one.oldest), default=None),
     )
 

@@ -220,17 +220,17 @@ def publish(
     routing_key: str = "",
     codec: Codec = JSON,
     timeout: float | None = None,
-    at_once: bool = False,
+    immediate: bool = False,
     outbox: bool = True,
     **options: object,
 ) -> str:
     """Publish to an exchange, persistent, confirmed and mandatory; return the message's id.
 
     Inside ``transaction.atomic()`` it is a row of the transaction and leaves when that has committed; without
-    ``outbox`` it leaves on commit, and with ``at_once`` now. Options: see ``Options``.
+    ``outbox`` it leaves on commit, and with ``immediate`` now. Options: see ``Options``.
     """
     message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
-    return dispatch(message, timeout=timeout, at_once=at_once, outbox=outbox)
+    return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
 
 
 async def apublish(
@@ -252,16 +252,16 @@ def publish_many(
     *,
     window: int = 1000,
     timeout: float | None = None,
-    at_once: bool = False,
+    immediate: bool = False,
     outbox: bool = True,
 ) -> int:
     """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed.
 
-    Inside ``transaction.atomic()`` they leave on commit, unless ``at_once``; then it returns how many will.
+    Inside ``transaction.atomic()`` they leave on commit, unless ``immediate``; then it returns how many will.
     """
     if timeout is not None:
         _check_timeout(timeout)
-    using = None if at_once else open_transaction()
+    using = None if immediate else open_transaction()
     if using is None:
         return broker_connections.current.publisher.publish_many(map(_free, messages), window=window, timeout=timeout)
     kept = list(messages)
@@ -338,12 +338,12 @@ def _properties(options: Options, headers: Headers, content_type: str, expiratio
     )
 
 
-def dispatch(message: Message, *, timeout: float | None = None, at_once: bool = False, outbox: bool = True) -> str:
+def dispatch(message: Message, *, timeout: float | None = None, immediate: bool = False, outbox: bool = True) -> str:
     """Send a message now, or where a transaction is open, when it has committed."""
     if timeout is not None:
         _check_timeout(timeout)
     name = message.properties.message_id or ""
-    using = None if at_once else open_transaction()
+    using = None if immediate else open_transaction()
     if using is None:
         broker_connections.current.publisher.publish(_free(message), timeout=timeout)
     elif outbox and takes(using):
@@ -414,7 +414,7 @@ def _free(message: Message) -> Message:
     if message.order_key:
         raise ConfigurationError(
             f"order_key={message.order_key!r} takes effect in an outbox only: publish inside transaction.atomic() of a "
-            "database that has one, from synchronous code, without at_once=True and without outbox=False."
+            "database that has one, from synchronous code, without immediate=True and without outbox=False."
         )
     return message
 

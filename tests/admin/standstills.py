@@ -8,9 +8,9 @@ from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, P
 from tests.admin import made
 
 
-def outgoing(*, stuck: bool) -> OutboxMessage:
+def outgoing(*, failed: bool) -> OutboxMessage:
     now = timezone.now()
-    told: dict[str, Any] = {"attempts": 1, "error": "GatewayTimeout", "failed_at": now} if stuck else {}
+    told: dict[str, Any] = {"attempts": 1, "error": "GatewayTimeout", "failed_at": now} if failed else {}
     about = {"message_id": "9f3c-1", "exchange": "payments", "routing_key": "transfer", "order_key": "PAY-1"}
     return OutboxMessage.objects.create(created_at=now, due_at=now, body=b"1", properties=b"", **about, **told)
 

@@ -67,11 +67,11 @@ ADDRESSES: list[tuple[str, str, str, dict[str, str], tuple[str, ...]]] = [
     ("post", "requeuerun_drive", "run", {}, ("requeue",)),
     ("post", "requeuerun_export", "run", {}, ("view_requeuerun", "export")),
     ("get", "parkedmessage_discard", "", {"sel": "sel"}, ("discard",)),
-    ("post", "parkedmessage_discard", "", {"sel": "sel", "why": "test"}, ("discard",)),
+    ("post", "parkedmessage_discard", "", {"sel": "sel", "category": "test"}, ("discard",)),
     ("post", "parkedmessage_restore", "gone", {}, ("view_parkedmessage", "discard")),
     ("get", "parkedmessage_hold", "", {"sel": "sel"}, ("hold",)),
     ("post", "parkedmessage_hold", "", {"sel": "sel", "span": "2h"}, ("hold",)),
-    ("post", "parkedmessage_release", "held", {}, ("view_parkedmessage", "hold")),
+    ("post", "parkedmessage_unhold", "held", {}, ("view_parkedmessage", "hold")),
     ("get", "parkedmessage_export", "", {"sel": "sel"}, ("view_parkedmessage", "export")),
     ("post", "parkedmessage_export", "", {"sel": "sel", "form": "csv"}, ("view_parkedmessage", "export")),
     (
@@ -208,7 +208,7 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     listed = client.get(reverse("admin:rmq_retry_parkedmessage_changelist")).content.decode()
     page = client.get(reverse("admin:rmq_retry_parkedmessage_change", args=[south.pk]))
     token = Selection.of_ids([north.pk, south.pk]).token()
-    acted = client.post(reverse("admin:rmq_retry_parkedmessage_discard"), {"sel": token, "why": "test"})
+    acted = client.post(reverse("admin:rmq_retry_parkedmessage_discard"), {"sel": token, "category": "test"})
     started = client.post(reverse("admin:rmq_retry_requeuerun_preview"), {"sel": token, "start": "now"})
 
     assert "NORTH-ONE" in listed
@@ -238,6 +238,6 @@ def test_a_group_of_messages_is_discarded_without_those_that_a_rule_keeps_back(s
     client = client_of(made.person("clerk", "view_parkedmessage", "discard"))
     url = reverse("admin:rmq_retry_parkedmessage_discard")
     there = client.get(url, {"group": cause.pk}).headers["Location"]
-    client.post(url, {"sel": unquote(there.partition("sel=")[2]), "why": "test"})
+    client.post(url, {"sel": unquote(there.partition("sel=")[2]), "category": "test"})
 
     assert [ParkedMessage.objects.get(pk=one.pk).state for one in (north, south)] == ["discarded", "parked"]

@@ -34,12 +34,12 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     one = made.message(business_key="PAY-1")
     ask = asked(page, "discard", message=one.pk)
     silent = press(page, ask, "Discard 1 message")
-    done = press(page, ask, "Discard 1 message", why="duplicate", text="of PAY-0")
+    done = press(page, ask, "Discard 1 message", category="duplicate", text="of PAY-0")
     gone = again(one)
     restored = press(page, done, "Restore")
 
     assert "1 business key is concerned." in Page(ask).text
-    assert (silent.status_code, "is no reason to discard" in Page(silent).text) == (422, True)
+    assert (silent.status_code, "is no category of discard" in Page(silent).text) == (422, True)
     assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
     assert "1 message discarded (reason: Duplicate). Restore until" in Page(done).text
     assert again(one).state == State.PARKED
@@ -50,19 +50,19 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
 
 def test_what_was_typed_is_still_there_when_something_is_missing(page: Client) -> None:
     ask = asked(page, "discard", message=made.message().pk)
-    wrong = press(page, ask, "Discard 1 message", why="other", text="")
+    wrong = press(page, ask, "Discard 1 message", category="other", text="")
     _form, values = Page(wrong).form_with("Discard 1 message")
 
     assert "Say in words why" in Page(wrong).text
-    assert values["why"] == "other"
+    assert values["category"] == "other"
 
 
-def test_a_group_is_held_until_tomorrow_and_one_is_released(page: Client) -> None:
+def test_a_group_is_put_on_hold_until_tomorrow_and_one_is_taken_off_hold(page: Client) -> None:
     cause = made.group()
     one, two = made.message(cause), made.message(cause)
     done = press(page, asked(page, "hold", group=cause.pk), "Hold 2 messages", span="tomorrow", text="bank is closed")
     held = again(one)
-    press(page, page.get(f"{MESSAGES}{one.pk}/change/"), "Release")
+    press(page, page.get(f"{MESSAGES}{one.pk}/change/"), "Take off hold")
 
     assert "2 messages are on hold until" in Page(done).text
     assert (held.state, held.hold_reason) == (State.ON_HOLD, "bank is closed")
@@ -91,7 +91,7 @@ def test_a_hold_takes_a_time_of_its_own(page: Client) -> None:
 def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
     one = made.message(state=State.PROCESSED)
     token = asked(page, "discard", message=one.pk)
-    done = press(page, token, "Discard 1 message", why="test")
+    done = press(page, token, "Discard 1 message", category="test")
 
     assert again(one).state == State.PROCESSED
     assert "0 messages discarded" in Page(done).text

@@ -41,7 +41,7 @@ def test_it_tells_who_did_what_with_it_and_when(page: Client) -> None:
     assert f"/admin/rmq_retry/operatoraction/?message={number}" in response.content.decode()
 
 
-@pytest.mark.parametrize("what", ["edit", "restore", "release", "reveal", "body"])
+@pytest.mark.parametrize("what", ["edit", "restore", "unhold", "reveal", "body"])
 def test_what_is_asked_of_it_is_answered_the_same(page: Client, what: str) -> None:
     response = page.post(at(departed(), what), {"place": "iban", "text": "{}"})
 

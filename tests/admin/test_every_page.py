@@ -39,7 +39,7 @@ QUEUES, KEYS, OUTBOX, LIST = (
 @pytest.fixture(autouse=True)
 def spoken(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
-    # What is released lies in the outbox.
+    # The copy of an unblocked message is a row of the outbox.
     monkeypatch.setattr(reach, "away", True)
     monkeypatch.setattr(reach, "probe_due", lambda: False)
     with pseudo.spoken(settings, tmp_path):
@@ -61,7 +61,7 @@ def world() -> dict[str, dict[str, Any]]:
     made.attempt(one, 5)
     note(ANN, Action.DISCARD, message=one.pk, reason="duplicate")
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), note="INC-553")
-    outgoing(stuck=True)
+    outgoing(failed=True)
     blocked(one, waiting=1)
     pause(QUEUE, ANN, reason="INC-553", until=timezone.now() + timedelta(hours=1))
     chosen = {"message": one.pk}
@@ -151,8 +151,8 @@ def test_pausing_and_resuming(page: Client) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_what_is_sent_again_from_the_outbox(page: Client, count: int) -> None:
-    rows = [outgoing(stuck=False), *(outgoing(stuck=True) for _ in range(count))]
-    listed = page.get(f"{OUTBOX}?state=stuck")
+    rows = [outgoing(failed=False), *(outgoing(failed=True) for _ in range(count))]
+    listed = page.get(f"{OUTBOX}?state=failed")
     done = page.post(OUTBOX, {"action": "resend", "_selected_action": [row.pk for row in rows]}, follow=True)
 
     assert [f"{count} message" in str(message) for message in done.context["messages"]] == [True]
@@ -163,7 +163,7 @@ def test_a_key_that_is_blocked_and_goes_on(page: Client, settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "BLOCKED_PER_KEY": 1}
     first = made.message()
     known = blocked(first, waiting=2)
-    address = f"{KEYS}{known.pk}/release/"
+    address = f"{KEYS}{known.pk}/unblock/"
     found = {"listed": page.get(KEYS), "message": page.get(f"{LIST}{first.pk}/change/"), "asked": page.get(address)}
     found["no reason"] = page.post(address, {"first": "1"})
     for name, answer in (("late", "2"), ("next", "1"), ("last", ""), ("free", "")):
@@ -178,14 +178,14 @@ def test_an_act_says_to_what_it_was_done(page: Client) -> None:
     pause(QUEUE, ANN)
     resume(QUEUE, ANN)
     unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")
-    resend(ANN, [outgoing(stuck=True).pk], using="default")
+    resend(ANN, [outgoing(failed=True).pk], using="default")
     note(ANN, Action.PAUSE, run=1, facts={"before": {}, "after": {}})
-    note(ANN, Action.RELEASE)
+    note(ANN, Action.UNHOLD)
     said = [act.get_action_display() for act in OperatorAction.objects.order_by("number")]
 
     assert said == [
         *("[!! Pause queue !!]", "[!! Resume queue !!]", "[!! Unblock key !!]", "[!! Send again !!]"),
-        *("[!! Pause run !!]", "[!! Release !!]"),
+        *("[!! Pause run !!]", "[!! Take off hold !!]"),
     ]
     assert untranslated(page.get(f"{ADMIN}operatoraction/")) == set()
 

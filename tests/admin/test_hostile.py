@@ -74,7 +74,7 @@ def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, s
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
     clerk = client_of(made.person("clerk", *CLERK))
     url = PREVIEW if page == "preview" else reverse(f"admin:rmq_retry_parkedmessage_{page}")
-    form = {"sel": Selection.of_ids([north.pk, south.pk]).token(), "start": "now", "why": "test", "span": "2h"}
+    form = {"sel": Selection.of_ids([north.pk, south.pk]).token(), "start": "now", "category": "test", "span": "2h"}
     answers = [clerk.get(url, form), clerk.post(url, form)]
 
     assert [answer.status_code for answer in answers] == [200, 403]

@@ -103,7 +103,7 @@ def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
 @pytest.mark.parametrize(
     ("button", "pressed", "typed", "left"),
     [
-        ("Discard 2", "Discard 2 messages", {"why": "handled elsewhere"}, "discarded"),
+        ("Discard 2", "Discard 2 messages", {"category": "handled elsewhere"}, "discarded"),
         ("Hold 2", "Hold 2 messages", {"span": "2h"}, "on_hold"),
     ],
 )
@@ -121,7 +121,7 @@ def test_the_audit_log_has_the_keys_and_the_messages_of_an_act(page: Client) -> 
     rows = [made.message(business_key=f"PAY-{number}") for number in range(3)]
     preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2\nPAY-9"), "Discard 3")
     rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
-    press(page, rest, "Discard 2 messages", why="handled elsewhere")
+    press(page, rest, "Discard 2 messages", category="handled elsewhere")
     act = OperatorAction.objects.get()
     told = Page(page.get(f"{ADMIN}operatoraction/{act.pk}/change/")).text
     ParkedMessage.objects.all().delete()
@@ -189,7 +189,7 @@ def test_a_message_that_waits_in_a_run_can_be_taken_out_of_it(page: Client) -> N
         made.message(cause, business_key=f"PAY-{number}")
     run_page = press(page, previewed(page, group=cause.pk), "Requeue 3 messages")
     told = pasted(page, "PAY-1")
-    press(page, go(page, told, "Discard 1"), "Discard 1 message", why="handled elsewhere")
+    press(page, go(page, told, "Discard 1"), "Discard 1 message", category="handled elsewhere")
     press(page, run_page, "Continue here")
 
     assert "1 message waits in a requeue run." in Page(told).text
@@ -318,7 +318,7 @@ class TestAllExceptThese:
     @pytest.mark.parametrize(
         ("what", "button", "typed", "became"),
         [
-            ("discard", "Discard 1 message", {"why": "test"}, "discarded"),
+            ("discard", "Discard 1 message", {"category": "test"}, "discarded"),
             ("hold", "Hold 1 message", {"span": "2h"}, "on_hold"),
         ],
     )
@@ -359,7 +359,7 @@ class TestAllExceptThese:
         preview = previewed(page, group=cause.pk)
         stopped = press(page, preview, "Requeue 2 messages", **{"except": "PAY-1", "reason": "INC-553"})
         asked = previewed(page, f"{LIST}discard/", group=cause.pk)
-        kept = press(page, asked, "Discard 2 messages", **{"except": "PAY-1", "why": "test", "text": "of old"})
+        kept = press(page, asked, "Discard 2 messages", **{"except": "PAY-1", "category": "test", "text": "of old"})
 
         assert not RequeueRun.objects.exists()
         assert (state("PAY-1"), state("PAY-2")) == ("parked", "parked")
@@ -367,7 +367,7 @@ class TestAllExceptThese:
         assert Page(stopped).form_with("Requeue 1 message")[1]["reason"] == "INC-553"
         assert "The keys to leave out had changed, so nothing was done." in Page(kept).text
         values = Page(kept).form_with("Discard 1 message")[1]
-        assert (values["why"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
+        assert (values["category"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
 
     def test_the_address_of_the_preview_means_what_the_preview_shows(self, page: Client) -> None:
         cause = made.group()
@@ -410,7 +410,7 @@ class TestAllExceptThese:
         text = "\n".join(f"PAY-{number}" for number in range(10_001))
         stopped = press(page, previewed(page, group=cause.pk), "Requeue 1 message", **{"except": text})
         asked = previewed(page, f"{LIST}discard/", group=cause.pk)
-        kept = press(page, asked, "Discard 1 message", **{"except": text, "why": "test"})
+        kept = press(page, asked, "Discard 1 message", **{"except": text, "category": "test"})
 
         for response in (stopped, kept):
             assert response.status_code == 422
@@ -436,7 +436,7 @@ class TestAllExceptThese:
             made.message(business_key=f"PAY-{number}")
         preview = go(page, pasted(page, "PAY-0\nPAY-1\nPAY-2"), "Discard 3")
         rest = press(page, preview, "Leave these out", **{"except": "PAY-1"})
-        press(page, rest, "Discard 2 messages", why="test")
+        press(page, rest, "Discard 2 messages", category="test")
 
         assert [state(f"PAY-{number}") for number in range(3)] == ["discarded", "parked", "discarded"]
 

@@ -32,7 +32,7 @@ MAY: dict[str, set[str]] = {
     "get_outboxmessage_changelist": ALL,
     "get_blockedkey_changelist": ALL,
     "get_blockedkey_unblock": {"on-call", "lead"},
-    "post_blockedkey_release_m1_r": {"on-call", "lead"},
+    "post_blockedkey_unblock_m1_r": {"on-call", "lead"},
     "get_operatoraction_changelist": ALL,
     "get_operatoraction_change": {"auditor", "lead"},
     "get_queuecontrol_changelist": ALL,
@@ -48,7 +48,7 @@ MAY: dict[str, set[str]] = {
     "post_parkedmessage_restore": {"on-call", "lead"},
     "get_parkedmessage_hold_sel": {"support", "on-call", "lead"},
     "post_parkedmessage_hold_sel_2h": {"support", "on-call", "lead"},
-    "post_parkedmessage_release": {"support", "on-call", "lead"},
+    "post_parkedmessage_unhold": {"support", "on-call", "lead"},
     "get_parkedmessage_export_sel": ALL - {"support"},
     "post_parkedmessage_export_sel_csv": ALL - {"support"},
     "post_parkedmessage_export_sel_jsonl_whole": {"on-call", "developer", "lead"},
@@ -138,7 +138,7 @@ def test_the_admins_own_forms_add_change_and_delete_nothing_for_anybody(role: st
 )
 def test_a_token_that_is_forged_or_too_old_does_nothing(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, lead = world(), in_role("lead")
-    form = {"start": "now", "why": "test", "span": "2h", "form": "csv"}
+    form = {"start": "now", "category": "test", "span": "2h", "form": "csv"}
     said, seal = known["sel"].rsplit(":", 1)
     other = Selection.of_filter({}).token().split(":")[0]
     forged = [f"{said}:{seal[::-1]}", f"{other}:{':'.join(known['sel'].split(':')[1:])}", "", "1", "\0", "é" * 300]
@@ -159,7 +159,7 @@ def test_a_token_carries_no_rights_of_whoever_made_it() -> None:
     before = state()
     shown = support.get(link)
     token = link.partition("sel=")[2]
-    tried = [support.post(link, {"start": "now"}), support.post(f"{discard}?sel={token}", {"why": "test"})]
+    tried = [support.post(link, {"start": "now"}), support.post(f"{discard}?sel={token}", {"category": "test"})]
 
     assert (shown.status_code, [one.status_code for one in tried]) == (200, [403, 403])
     assert "Can requeue many messages at once" in shown.content.decode()

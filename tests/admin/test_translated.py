@@ -179,7 +179,7 @@ def test_the_pages_that_ask(page: Client, what: str) -> None:
     one = made.message(business_key="PAY-1")
     asked = page.get(f"{LIST}{what}/", {"group": one.group_id}, follow=True)
     address = asked.redirect_chain[-1][0]
-    wrong = page.post(address, {"why": "other", "span": "at", "at": "never", "form": "paper"})
+    wrong = page.post(address, {"category": "other", "span": "at", "at": "never", "form": "paper"})
     gone = page.get(f"{LIST}{what}/?sel=made-up")
     found = [untranslated(response) for response in (asked, wrong, gone)]
 

@@ -214,8 +214,8 @@ def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: 
         return Selection.of_filter({LISTED: meaning(store(keys, ANN, look_up(keys)))})
 
     hold(chosen(one, two), ANN, until=timezone.now() + timedelta(hours=1))
-    discard(chosen(one, three), ANN, why="test")
-    discard(chosen(two), ANN, why="test")
+    discard(chosen(one, three), ANN, category="test")
+    discard(chosen(two), ANN, category="test")
 
     def found(asked: object, client: Client = page) -> list[str]:
         return [act.action for act in client.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list]
@@ -243,7 +243,7 @@ def test_a_message_that_an_action_on_several_left_alone_is_not_among_them(page: 
     chosen = Selection.of_filter({LISTED: listed("PAY-1", "PAY-2", "PAY-3")})
     if by == "numbers":
         chosen = Selection.of_ids([one.pk, two.pk, left.pk])
-    discard(chosen, ANN, why="test", allowed=lambda row: "no" if row.pk == left.pk else "")
+    discard(chosen, ANN, category="test", allowed=lambda row: "no" if row.pk == left.pk else "")
     counts = [len(found_for(page, f"%23{row.pk}")) for row in (one, two, left)]
 
     assert counts == [1, 1, 0]
@@ -307,11 +307,11 @@ ODD: list[Any] = [
 def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, facts: Any) -> None:
     one, two = made.message(business_key="PAY-1"), made.message(business_key="PAY-2")
     hold(Selection.of_ids([one.pk, two.pk]), ANN, until=timezone.now() + timedelta(hours=1))
-    odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.RELEASE, count=2, facts=facts)
+    odd = OperatorAction(number=99, at=timezone.now(), actor_name="ann", action=Action.UNHOLD, count=2, facts=facts)
     OperatorAction.objects.bulk_create([odd])
 
     assert found_for(page, "PAY-1") == ["hold"]
-    assert found_for(page, "") == ["release", "hold"]
+    assert found_for(page, "") == ["unhold", "hold"]
     assert page.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get(number=99).pk}/change/").status_code == 200
     assert list(verify())
 

@@ -105,7 +105,7 @@ def fill() -> None:
     long = made.message(made.group(title="LongError"), business_key="K" * 250, keys=["K" * 255], message_id="M" * 250)
     wide = [{**made.FRAMES[-1], "code": "gateway.post(" + "order, " * 60 + ")"}]
     made.attempt(long, 5, fingerprint=long.group.fingerprint, chain=[{"error": "E", "text": "e", "frames": wide}])
-    outgoing(stuck=True)
+    outgoing(failed=True)
     blocked(hostile, waiting=2)
     keys = ["ONE-0", "one-1", "nobody", "HOLD-0 HOLD-1", evil, State.PROCESSED.value, State.ON_HOLD.value, "ACC-1"]
     store(keys, Actor(name="lead", user_id=lead.pk), look_up(keys))

@@ -59,10 +59,10 @@ PAGES = {
     "outbox": f"{ADMIN}/outboxmessage/",
     "message in the outbox": f"{ADMIN}/outboxmessage/1/change/",
     "blocked keys": f"{ADMIN}/blockedkey/",
-    "let a key go on": f"{ADMIN}/blockedkey/1/release/",
+    "let a key go on": f"{ADMIN}/blockedkey/1/unblock/",
 }
 ANSWERS = {
-    *("parkedmessage_restore", "parkedmessage_release", "parkedmessage_reveal", "parkedmessage_body"),
+    *("parkedmessage_restore", "parkedmessage_unhold", "parkedmessage_reveal", "parkedmessage_body"),
     *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer", "queuecontrol_turn"),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""

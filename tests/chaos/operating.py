@@ -27,7 +27,7 @@ def left_alone(name: str) -> bool:
 def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
     """Some of what is open: mostly it is mended and requeued, sometimes requeued in vain, sometimes discarded."""
     from django_rmq_retry.models import ParkedMessage, State  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.parked.actions import Why, discard  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.actions import Category, discard  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.operators import Actor  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.requeue import requeue  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.selection import Selection  # noqa: PLC0415 - as above
@@ -37,7 +37,7 @@ def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
     rows = [row for row in found if not share or not left_alone(row.message_id)]
     given_up = [row for row in rows if chance.random() < share]
     if given_up:
-        discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), why=Why.TEST)
+        discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), category=Category.TEST)
         ledger.note_all(DISCARDED, (row.message_id for row in given_up))
     others = [row for row in rows if row not in given_up and row.queue not in {"chaos.hostile", "chaos.poison"}]
     for row in others:

@@ -78,7 +78,7 @@ def test_the_records_are_looked_for_where_it_is_said(settings: Any, before: bool
 
     assert [one["business_key"] for one in run("rmq_parked", *words, "--json").data["items"]] == ["THERE"]
     assert [one["business_key"] for one in run("rmq_parked", "list", "--json").data["items"]] == ["HERE"]
-    assert run("rmq_parked", "discard", str(there.pk), "--why", "test", "--using", "own").code == Exit.DONE
+    assert run("rmq_parked", "discard", str(there.pk), "--category", "test", "--using", "own").code == Exit.DONE
     with pinned("own"):
         assert list(ParkedMessage.objects.values_list("state", flat=True)) == ["discarded"]
         assert OperatorAction.objects.count() == 1

@@ -24,9 +24,9 @@ COMMANDS = {
     Exit.USAGE: "rmq_parked requeue",
     Exit.UNREACHABLE: "rmq_status",
     Exit.DRIFT: "rmq_parked requeue --selection forged",
-    Exit.PARTLY: "rmq_parked discard {gone} --why test",
+    Exit.PARTLY: "rmq_parked discard {gone} --category test",
     Exit.NOTHING: "rmq_parked list --key nobody",
-    Exit.UNCONFIRMED: "rmq_parked discard --all --why test",
+    Exit.UNCONFIRMED: "rmq_parked discard --all --category test",
 }
 ELSEWHERE = {
     Exit.UNHEALTHY: "test_a_broker_without_our_queues_is_not_healthy",
@@ -41,7 +41,7 @@ def records(settings: Any) -> dict[str, int]:
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
     record()
     gone = record(state=State.REQUEUED)
-    discard(Selection.of_ids([record().pk]), ANN, why="test")
+    discard(Selection.of_ids([record().pk]), ANN, category="test")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'made up'")
     return {"gone": gone.pk}
@@ -65,7 +65,7 @@ def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("django_rmq_retry.management.parked_actions.Drive.step", interrupted)
 
-    assert run("rmq_parked", "run", str(made.pk)).code == Exit.INTERRUPTED
+    assert run("rmq_parked", "requeue-run", str(made.pk)).code == Exit.INTERRUPTED
 
 
 @pytest.mark.parametrize(("times", "noted"), [(1, ["noted"]), (2, [])])
@@ -81,7 +81,7 @@ def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
         done.append("noted")
 
     monkeypatch.setattr("django_rmq_retry.management.parked_actions.Drive.step", step)
-    told = run("rmq_parked", "run", str(made.pk))
+    told = run("rmq_parked", "requeue-run", str(made.pk))
 
     assert (told.code, done) == (Exit.INTERRUPTED, noted)
     assert told.err.startswith("Finishing what is being sent. Ctrl-C again stops at once.\n")

@@ -10,6 +10,7 @@ from tests.commands.running import Ran
 from tests.commands.test_rmq_parked import parked
 from tests.operating.made import again, group, record
 
+TEST = "discard --category test"
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
 
 
@@ -43,7 +44,7 @@ def test_its_exit_code_says_whether_all_were_found(text: str, code: int) -> None
 
 def test_exactly_these_are_discarded_and_the_answer_is_told() -> None:
     one, two, other = record(key="PAY-1"), record(message_id="m-x"), record(key="PAY-3")
-    told = parked("discard", "--keys-from", "-", "--why", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
+    told = parked("discard", "--keys-from", "-", "--category", "test", "--yes", given=b"PAY-1\nm-x\nPAY-9\n")
 
     assert (told.out, told.code) == ("2 messages discarded.\n", 5)
     assert "3 keys: 2 found and parked, 1 not found, 0 found several times, 0 not open.\n  not found: PAY-9" in told.err
@@ -53,7 +54,16 @@ def test_exactly_these_are_discarded_and_the_answer_is_told() -> None:
 def test_all_but_these_are_discarded(tmp_path: Path) -> None:
     cause = group("bank")
     paid, other = record(key="PAY-1", group=cause), record(key="PAY-2", group=cause)
-    words = ("discard", "--group", str(cause.pk), "--except-from", written(tmp_path, "PAY-1"), "--why", "test", "--yes")
+    words = (
+        "discard",
+        "--group",
+        str(cause.pk),
+        "--except-from",
+        written(tmp_path, "PAY-1"),
+        "--category",
+        "test",
+        "--yes",
+    )
     told = parked(*words)
 
     assert (told.out, told.code) == ("1 message discarded.\n", 0)
@@ -73,9 +83,9 @@ def test_a_key_that_keeps_nothing_out_is_told_and_ends_with_partly(tmp_path: Pat
 @pytest.mark.parametrize("option", ["--all", "--group {group}", "--selection {token}", "{one} {two}"])
 def test_all_but_these_of_any_choice(option: str, tmp_path: Path) -> None:
     one, two = record(key="PAY-1"), record(key="PAY-2")
-    token = parked("discard", "--all", "--why", "test", "--dry-run", "--json").data["selection"]
+    token = parked("discard", "--all", "--category", "test", "--dry-run", "--json").data["selection"]
     words = option.format(group=one.group_id, token=token, one=one.pk, two=two.pk).split()
-    told = parked("discard", *words, "--except-from", written(tmp_path, "PAY-2"), "--why", "test", "--yes")
+    told = parked("discard", *words, "--except-from", written(tmp_path, "PAY-2"), "--category", "test", "--yes")
 
     assert told.out == "1 message discarded.\n"
     assert (again(one).state, again(two).state) == ("discarded", "parked")
@@ -84,10 +94,10 @@ def test_all_but_these_of_any_choice(option: str, tmp_path: Path) -> None:
 def test_a_token_of_a_dry_run_means_the_same_without_some(tmp_path: Path) -> None:
     one, two = record(key="PAY-1"), record(key="PAY-2")
     dry = parked(
-        "discard", "--all", "--except-from", written(tmp_path, "PAY-2"), "--why", "test", "--dry-run", "--json"
+        "discard", "--all", "--except-from", written(tmp_path, "PAY-2"), "--category", "test", "--dry-run", "--json"
     )
     late = record(key="PAY-3")
-    parked("discard", "--selection", dry.data["selection"], "--why", "test", "--yes")
+    parked("discard", "--selection", dry.data["selection"], "--category", "test", "--yes")
 
     assert (dry.data["count"], dry.data["except"]["messages"], dry.data["keys"]) == (1, 1, None)
     assert [again(row).state for row in (one, two, late)] == ["discarded", "parked", "parked"]
@@ -95,7 +105,7 @@ def test_a_token_of_a_dry_run_means_the_same_without_some(tmp_path: Path) -> Non
 
 def test_a_token_that_leaves_keys_out_takes_no_other_keys_to_leave_out(tmp_path: Path) -> None:
     paid, open_one = record(key="PAY-1"), record(key="PAY-2")
-    words = ("discard", "--why", "test")
+    words = ("discard", "--category", "test")
     dry = parked(*words, "--all", "--except-from", written(tmp_path, "PAY-1"), "--dry-run", "--json")
     told = parked(*words, "--selection", dry.data["selection"], "--except-from", written(tmp_path, "PAY-2"), "--yes")
 
@@ -137,23 +147,39 @@ def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "given", "said"),
     [
-        ("discard --why test --keys-from /nowhere", b"", "/nowhere cannot be read: No such file or directory."),
-        ("discard --why test --keys-from -", b"\xff\xfe\xff", "- is no UTF-8 text."),
-        ("discard --why test --keys-from -", b"\xfc", "- is no UTF-8 text."),
-        ("discard --why test --keys-from -", b" \n", "There is no key in -."),
-        ("discard --why test --all --except-from -", b"", "There is no key in -."),
-        ("discard --why test --keys-from - --except-from -", b"x", "Only one of them can be read from stdin."),
-        ("discard --why test - --except-from -", b"x", "Only one of them can be read from stdin."),
-        ("discard --why test 7 --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
-        ("discard --why test --all --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
-        ("discard --why test --except-from -", b"x", "Say which messages: numbers, a filter, --keys-from or --all."),
+        (f"{TEST} --keys-from /nowhere", b"", "/nowhere cannot be read: No such file or directory."),
+        (f"{TEST} --keys-from -", b"\xff\xfe\xff", "- is no UTF-8 text."),
+        (f"{TEST} --keys-from -", b"\xfc", "- is no UTF-8 text."),
+        (f"{TEST} --keys-from -", b" \n", "There is no key in -."),
+        (f"{TEST} --all --except-from -", b"", "There is no key in -."),
+        (f"{TEST} --keys-from - --except-from -", b"x", "Only one of them can be read from stdin."),
+        (f"{TEST} - --except-from -", b"x", "Only one of them can be read from stdin."),
+        (f"{TEST} 7 --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
+        (
+            "discard --category test --all --keys-from -",
+            b"x",
+            "Name messages by --keys-from, or otherwise, not by both.",
+        ),
+        (
+            "discard --category test --except-from -",
+            b"x",
+            "Say which messages: numbers, a filter, --keys-from or --all.",
+        ),
         (
             "keys -",
             b"payment,amount\nPAY-1,100\n",
             "The text is a table of 2 columns with the header “payment, amount”.",
         ),
-        ("discard --why test --keys-from -", b"payment;amount\nx;7\n", "Give only the column of the keys, one key per"),
-        ("discard --why test --all --except-from -", b"key\tsum\nx\t7\n", "Give only the column of the keys, one key"),
+        (
+            "discard --category test --keys-from -",
+            b"payment;amount\nx;7\n",
+            "Give only the column of the keys, one key per",
+        ),
+        (
+            "discard --category test --all --except-from -",
+            b"key\tsum\nx\t7\n",
+            "Give only the column of the keys, one key",
+        ),
         ("keys -", b"x," * 10 + b"\n".join(b"%d" % n for n in range(10_001)), "The list has 10002 keys; at most 10000"),
     ],
 )

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def acts() -> None:
     for actor in (ANN, BOB):
-        discard(Selection.of_ids([record().pk]), actor, why="other", text="=cmd()")
+        discard(Selection.of_ids([record().pk]), actor, category="other", text="=cmd()")
 
 
 @pytest.mark.usefixtures("acts")

@@ -102,7 +102,7 @@ class TestLooking:
     def test_ids_can_be_piped_on(self) -> None:
         ids = [record().pk for _ in range(3)]
         lines = [json.loads(line)["id"] for line in parked("list", "--jsonl").out.splitlines()]
-        discarded = parked("discard", "-", "--why", "test", "--yes", given=" ".join(map(str, lines)).encode())
+        discarded = parked("discard", "-", "--category", "test", "--yes", given=" ".join(map(str, lines)).encode())
 
         assert sorted(lines) == ids
         assert discarded.out == "3 messages discarded.\n"
@@ -112,8 +112,8 @@ class TestLooking:
         start(Selection.of_ids([one.pk]), ANN, reason="INC-1")
 
         assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "yes", "BankDown"]
-        assert parked("runs", "--json").data["items"][0]["reason"] == "INC-1"
-        assert parked("runs", "--active").lines[1][1] == "running"
+        assert parked("requeue-runs", "--json").data["items"][0]["reason"] == "INC-1"
+        assert parked("requeue-runs", "--active").lines[1][1] == "running"
 
     def test_a_group_grows_while_something_of_it_was_parked_in_the_last_ten_minutes(self) -> None:
         calm, growing = group("calm"), group("growing", title="CardStolen")
@@ -184,7 +184,14 @@ class TestLooking:
         assert "\x1b" not in parked("list").out
 
     def test_nothing_is_not_the_same_as_done(self) -> None:
-        for words in (("list",), ("groups",), ("runs",), ("show", "5"), ("run", "5"), ("purge", "--older-than", "1d")):
+        for words in (
+            ("list",),
+            ("groups",),
+            ("requeue-runs",),
+            ("show", "5"),
+            ("requeue-run", "5"),
+            ("purge", "--older-than", "1d"),
+        ):
             assert parked(*words).code == 6, words
 
 
@@ -216,7 +223,7 @@ class TestRequeue:
         told = parked("requeue", str(one.pk), "--reason", "INC-553")
         made = RequeueRun.objects.get()
 
-        assert (told.code, told.out) == (0, f"Run {made.pk}: 1 processed.\n")
+        assert (told.code, told.out) == (0, f"Requeue run {made.pk}: 1 processed.\n")
         assert (made.state, made.reason, made.source) == (RunState.FINISHED, "INC-553", "cli")
         assert "@" in OperatorAction.objects.get().behalf
 
@@ -225,7 +232,7 @@ class TestRequeue:
         told = parked("requeue", str(record().pk), "--no-wait", "--json").data
 
         assert (preview["sendable"], preview["queues"], bool(preview["selection"])) == (1, {QUEUE: 1}, True)
-        assert (told["schema"], told["run"]["total"], told["run"]["sent"]) == ("rmq_retry.parked_run/1", 1, 0)
+        assert (told["schema"], told["run"]["total"], told["run"]["sent"]) == ("rmq_retry.parked_requeue_run/1", 1, 0)
         assert depth(wired) == 0
 
     def test_many_are_not_requeued_unasked(self, wired: BlockingChannel) -> None:
@@ -276,36 +283,36 @@ class TestRuns:
     def test_a_run_is_driven_and_steered(self, wired: BlockingChannel) -> None:
         made = start(Selection.of_ids([record().pk]), ANN)
 
-        assert "paused" in parked("run", str(made.pk), "--pause", "--reason", "wait").out
-        assert parked("run", str(made.pk)).code == 5
+        assert "paused" in parked("requeue-run", str(made.pk), "--pause", "--reason", "wait").out
+        assert parked("requeue-run", str(made.pk)).code == 5
         assert depth(wired) == 0
-        assert parked("run", str(made.pk), "--resume").code == 0
-        assert "1 waiting for outcome" in parked("run", str(made.pk), "--wait", "0").out
+        assert parked("requeue-run", str(made.pk), "--resume").code == 0
+        assert "1 waiting for outcome" in parked("requeue-run", str(made.pk), "--wait", "0").out
         assert depth(wired) == 1
-        assert parked("run", str(made.pk), "--stop").code == 0
-        assert parked("run", str(made.pk), "--stop").code == 4
-        assert parked("run", str(made.pk), "--export").out.splitlines()[0].startswith("place,id,business_key")
+        assert parked("requeue-run", str(made.pk), "--stop").code == 0
+        assert parked("requeue-run", str(made.pk), "--stop").code == 4
+        assert parked("requeue-run", str(made.pk), "--export").out.splitlines()[0].startswith("place,id,business_key")
 
 
 class TestActs:
     def test_discard_restore_hold_and_release(self) -> None:
         number = str(record().pk)
 
-        assert parked("discard", number, "--why", "duplicate").out == "1 message discarded.\n"
+        assert parked("discard", number, "--category", "duplicate").out == "1 message discarded.\n"
         assert parked("restore", number).out == "1 message restored.\n"
         assert parked("hold", number, "--for", "2h", "--reason", "bank closed").out == "1 message put on hold.\n"
-        assert parked("release", number).out == "1 message released.\n"
+        assert parked("unhold", number).out == "1 message taken off hold.\n"
         assert [one.source for one in OperatorAction.objects.all()] == ["cli"] * 4
 
     def test_a_dry_run_changes_nothing(self) -> None:
         one = record()
-        told = parked("discard", "--all", "--why", "test", "--dry-run")
+        told = parked("discard", "--all", "--category", "test", "--dry-run")
 
         assert (told.code, told.out.splitlines()[0], again(one).state) == (0, "Discard 1 message.", State.PARKED)
 
     def test_what_is_not_as_it_was_is_left(self) -> None:
         one = record(state=State.REQUEUED)
-        told = parked("discard", str(one.pk), "--why", "test")
+        told = parked("discard", str(one.pk), "--category", "test")
 
         assert (told.code, "1 left" in told.out) == (5, True)
 

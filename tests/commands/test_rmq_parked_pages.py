@@ -75,7 +75,7 @@ def test_a_place_that_is_none_is_told(words: str, code: int, seven: list[int]) -
     assert run("rmq_parked", "list", *words.split()).code == code
 
 
-@pytest.mark.parametrize("words", ["list", "groups", "runs"])
+@pytest.mark.parametrize("words", ["list", "groups", "requeue-runs"])
 def test_a_limit_is_a_number_from_1_on(words: str) -> None:
     for limit in ("0", "-1", "x"):
         assert run("rmq_parked", words, f"--limit={limit}").code != 0

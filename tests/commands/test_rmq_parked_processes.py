@@ -89,7 +89,7 @@ def test_head_ends_it_silently(shop: Shop) -> None:
 def test_a_reader_that_is_gone_changes_no_exit_code(shop: Shop) -> None:
     run = RequeueRun.objects.create(created_at=timezone.now(), by="ann", total=2, state=RunState.STOPPED)
     command = subprocess.Popen(
-        shop.command(("rmq_parked", "run", str(run.pk))),
+        shop.command(("rmq_parked", "requeue-run", str(run.pk))),
         # What it says is written as it ends, when its code is known.
         env=shop.environment(PYTHONUNBUFFERED=""),
         cwd=ROOT,
@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings:
     now = timezone.now()
     ids = [record(queue=QUEUE, parked_at=now - timedelta(minutes=5)).pk for _ in range(24)]
     run = start(Selection.of_ids(ids), ANN, rate=8)
-    with shop.running("rmq_parked", "run", str(run.pk)) as running:
+    with shop.running("rmq_parked", "requeue-run", str(run.pk)) as running:
         wait_until(lambda: _depth(amqp) >= 2, what="the first copies")
         running.signal(signal.SIGINT)
         code = running.code()
@@ -124,18 +124,18 @@ def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings:
 
     assert (code, running.text) == (130, "")
     assert running.errors.endswith(
-        f"Run {run.pk} goes on with the next consumer, or with rmq_parked run {run.pk}. "
-        f"To end it: rmq_parked run {run.pk} --stop\n"
+        f"Requeue run {run.pk} resumes with the next consumer, or with rmq_parked requeue-run {run.pk}. "
+        f"To stop it: rmq_parked requeue-run {run.pk} --stop\n"
     )
     assert (RequeueRun.objects.get().state, left > 0) == (RunState.RUNNING, True)
     assert RequeueItem.objects.filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SENT)).count() == 0
     assert _depth(amqp) == 24 - left
 
-    resumed = shop.run("rmq_parked", "run", str(run.pk), "--wait", "0")
+    resumed = shop.run("rmq_parked", "requeue-run", str(run.pk), "--wait", "0")
 
     assert (resumed.returncode, resumed.stdout) == (
         5,
-        f"Run {run.pk} (waiting for outcomes): 24 waiting for outcome.\n",
+        f"Requeue run {run.pk} (waiting for outcomes): 24 waiting for outcome.\n",
     )
     assert len({amqp.basic_get(QUEUE, auto_ack=True)[1].message_id for _ in range(24)}) == 24  # type: ignore[union-attr]
     assert _depth(amqp) == 0

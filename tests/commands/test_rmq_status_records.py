@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("project", "declared"),
 ]
 
-STUCK = "1 message in the outbox cannot be sent: manage.py rmq_relay list --stuck"
+FAILED = "1 message in the outbox cannot be sent: manage.py rmq_relay list --failed"
 
 
 def ago(**span: float) -> Any:
@@ -91,7 +91,7 @@ def test_neither_what_is_on_hold_nor_what_is_given_up_waits() -> None:
     record(state=State.PROCESSED, parked_at=ago(minutes=11))
     outbox(created_at=ago(minutes=11), failed_at=timezone.now())
 
-    assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {STUCK}\n"
+    assert run("rmq_status", "--check", "--max-oldest", "10m").out == f"FAIL {FAILED}\n"
 
 
 def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
@@ -102,10 +102,10 @@ def test_the_outbox_and_what_is_held_are_told_where_there_is_any() -> None:
     ran = run("rmq_status", out=Terminal())
 
     assert lines(ran)[1:] == [
-        "Outbox 1 waiting, oldest 3 m ago · 1 stuck",
+        "Outbox 1 waiting, oldest 3 m ago · 1 failed",
         "Blocked 2 keys, oldest 2 m ago · 3 waiting, at most 2 behind one key",
         "1 problem.",
-        f"✕ {STUCK}",
+        f"✕ {FAILED}",
     ]
 
 

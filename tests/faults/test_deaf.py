@@ -73,7 +73,7 @@ def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(
             with pytest.raises(TimeoutError):
                 asyncio.run(impatient())
 
-            assert publish.publish({"n": 2}, routing_key="here", at_once=True)
+            assert publish.publish({"n": 2}, routing_key="here", immediate=True)
             assert broker_connections.current.io("test").alive
             has(amqp, "here", 2)
         finally:

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked import actions
-from django_rmq_retry.parked.actions import Done, discard, hold, release, release_due, restore
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold, unhold_due
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.groups import annotate, mute, recount
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
@@ -31,7 +31,7 @@ def acts() -> list[tuple[str, str, int]]:
 def test_a_discard_can_be_taken_back() -> None:
     one = record()
 
-    assert discard(chosen(one), ANN, why="duplicate") == Done(changed=1)
+    assert discard(chosen(one), ANN, category="duplicate") == Done(changed=1)
     assert (again(one).state, again(one).resolution, group_of(one).discarded) == (State.DISCARDED, "duplicate", 1)
     assert restore(chosen(one), ANN, reason="it was none") == Done(changed=1)
     assert (again(one).state, again(one).resolution, again(one).resolved_at) == (State.PARKED, "", None)
@@ -39,12 +39,14 @@ def test_a_discard_can_be_taken_back() -> None:
     assert recount() == 0
 
 
-@pytest.mark.parametrize(("why", "text", "said"), [("other", " ", "in words"), ("boredom", "", "known are duplicate")])
-def test_a_discard_needs_a_reason(why: str, text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("category", "text", "said"), [("other", " ", "in words"), ("boredom", "", "Known are duplicate")]
+)
+def test_a_discard_needs_a_reason(category: str, text: str, said: str) -> None:
     one = record()
 
     with pytest.raises(Refused, match=said):
-        discard(chosen(one), ANN, why=why, text=text)
+        discard(chosen(one), ANN, category=category, text=text)
     assert again(one).state == State.PARKED
 
 
@@ -52,7 +54,7 @@ def test_a_discard_needs_a_reason(why: str, text: str, said: str) -> None:
 def test_only_what_is_open_is_discarded(state: State) -> None:
     one = record(state=state)
 
-    assert discard(chosen(one), ANN, why="test") == Done(left=1)
+    assert discard(chosen(one), ANN, category="test") == Done(left=1)
     assert acts() == []
 
 
@@ -61,7 +63,7 @@ def test_what_was_changed_after_it_was_chosen_is_left() -> None:
     selection = chosen(one, two)
     annotate_revision(one)
 
-    assert discard(selection, ANN, why="test") == Done(changed=1, left=1)
+    assert discard(selection, ANN, category="test") == Done(changed=1, left=1)
     assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
 
 
@@ -73,7 +75,7 @@ def test_the_projects_rules_are_asked_for_each_message() -> None:
     one, two = record(type="payment"), record(type="refund")
     allowed = lambda message: "" if message.type == "refund" else "No."  # noqa: E731
 
-    assert discard(chosen(one, two), ANN, why="test", allowed=allowed) == Done(changed=1, refused=1)
+    assert discard(chosen(one, two), ANN, category="test", allowed=allowed) == Done(changed=1, refused=1)
     assert (again(one).state, again(two).state) == (State.PARKED, State.DISCARDED)
 
 
@@ -82,7 +84,7 @@ def test_a_large_act_is_done_and_noted_by_slices(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         record()
 
-    assert discard(Selection.of_filter({"state": ["parked"]}), ANN, why="test").changed == 5
+    assert discard(Selection.of_filter({"state": ["parked"]}), ANN, category="test").changed == 5
     assert [count for _verb, _reason, count in acts()] == [2, 2, 1]
     assert (recount(), list(verify())) == (0, [])
 
@@ -94,9 +96,9 @@ def test_a_selection_that_has_grown_is_refused() -> None:
     wider = Selection(filter=frozen.filter, max_id=two.pk, as_of=frozen.as_of, count=frozen.count)
 
     with pytest.raises(Outdated):
-        discard(wider, ANN, why="test")
+        discard(wider, ANN, category="test")
     with pytest.raises(NothingChosen):
-        discard(Selection.of_ids([10**6]), ANN, why="test")
+        discard(Selection.of_ids([10**6]), ANN, category="test")
 
 
 def test_a_hold_ends_by_itself() -> None:
@@ -105,9 +107,9 @@ def test_a_hold_ends_by_itself() -> None:
     ParkedMessage.objects.filter(pk=one.pk).update(held_until=timezone.now())
 
     assert (again(one).state, again(one).hold_reason, group_of(one).parked) == (State.ON_HOLD, "bank is closed", 2)
-    assert release_due() == 1
+    assert unhold_due() == 1
     assert (again(one).state, again(one).held_until, again(two).state) == (State.PARKED, None, State.ON_HOLD)
-    assert release(chosen(two), ANN) == Done(changed=1)
+    assert unhold(chosen(two), ANN) == Done(changed=1)
     assert recount() == 0
 
 
@@ -154,7 +156,7 @@ def test_what_is_open_is_never_purged() -> None:
 
 def test_a_shortened_log_is_whole() -> None:
     for _ in range(3):
-        discard(chosen(record()), ANN, why="test")
+        discard(chosen(record()), ANN, category="test")
     ages = dict(OperatorAction.objects.values_list("number", "at"))
 
     assert purge_audit(ANN, older_than=timezone.now() - ages[2]) == 2

@@ -121,7 +121,7 @@ def entered() -> list[tuple[str, str, str, str]]:
 
 def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> None:
     one = record(key="payment:7")
-    discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+    discard(Selection.of_ids([one.pk]), bob, category="duplicate")
     client = Client()
     client.force_login(User.objects.get())
     page = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk])).content.decode()
@@ -132,7 +132,7 @@ def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> 
 
 def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor, settings: Any) -> None:
     one = record()
-    discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+    discard(Selection.of_ids([one.pk]), bob, category="duplicate")
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: "Not of your bank."}
     client = Client()
     client.force_login(person("eve", "view_parkedmessage"))
@@ -199,7 +199,7 @@ def test_an_entry_that_cannot_be_written_takes_the_act_back(bob: Actor, monkeypa
     monkeypatch.setattr(LogEntry, "save", lambda *_args, **_words: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
-        discard(Selection.of_ids([one.pk]), bob, why="duplicate")
+        discard(Selection.of_ids([one.pk]), bob, category="duplicate")
 
     assert (ParkedMessage.objects.get().state, OperatorAction.objects.count()) == ("parked", 0)
 
@@ -209,7 +209,7 @@ def test_an_act_is_one_line_with_who_what_and_why(
 ) -> None:
     ids = [record().pk for _ in range(2)]
     with caplog.at_level(logging.INFO, "django_rmq_retry"), django_capture_on_commit_callbacks(execute=True):
-        discard(Selection.of_ids(ids), bob, why="duplicate")
+        discard(Selection.of_ids(ids), bob, category="duplicate")
     [line] = caplog.records
     names = ("event", "who", "action", "count", "reason", "source", "record", "group", "run", "subject", "behalf")
 

@@ -228,14 +228,14 @@ class TestOnlyThese:
     def test_exactly_the_listed_messages_are_discarded(self) -> None:
         one, two, other = record(key="PAY-1"), record(key="PAY-2"), record(key="PAY-3")
         record(key="PAY-4", state=State.PROCESSED)
-        done = discard(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), ANN, why="handled elsewhere")
+        done = discard(only("PAY-2", "PAY-1", "PAY-4", "PAY-9"), ANN, category="handled elsewhere")
 
         assert done.changed == 2
         assert [again(row).state for row in (one, two, other)] == ["discarded", "discarded", "parked"]
 
     def test_an_action_tells_how_many_keys_it_was_given_and_keeps_them(self) -> None:
         record(key="PAY-1")
-        discard(only("PAY-1", "PAY-9"), ANN, why="test")
+        discard(only("PAY-1", "PAY-9"), ANN, category="test")
         act = OperatorAction.objects.get()
         listed = act.facts["selection"]["filter"][LISTED]
 
@@ -249,7 +249,7 @@ class TestOnlyThese:
         late = record(key="PAY-1")
 
         assert list(chosen.queryset()) == [one]
-        assert discard(chosen, ANN, why="test").changed == 1
+        assert discard(chosen, ANN, category="test").changed == 1
         assert again(late).state == State.PARKED
 
     def test_a_listed_message_that_somebody_requeued_meanwhile_is_left_as_it_is(self) -> None:
@@ -257,7 +257,7 @@ class TestOnlyThese:
         chosen = only("PAY-1", "PAY-2")
         ParkedMessage.objects.filter(pk=one.pk).update(state=State.REQUEUED, revision=2)
 
-        assert discard(chosen, ANN, why="test").changed == 1
+        assert discard(chosen, ANN, category="test").changed == 1
         assert [again(row).state for row in (one, two)] == ["requeued", "discarded"]
 
     def test_an_export_holds_exactly_these(self) -> None:
@@ -360,7 +360,7 @@ class TestKeeping:
         record(key="PAY-1")
         unused, used = named("PAY-1"), named("PAY-1")
         rest = Selection.of_filter({}).leaving_out(meaning(unused))
-        discard(Selection.of_filter({LISTED: meaning(used), "state": ["parked"]}), ANN, why="test")
+        discard(Selection.of_filter({LISTED: meaning(used), "state": ["parked"]}), ANN, category="test")
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=25))
 
         with pytest.raises(Outdated, match="The list of keys is older than a day"):
@@ -383,7 +383,7 @@ class TestKeeping:
 
     def test_a_list_goes_with_the_actions_that_refer_to_it(self) -> None:
         record(key="PAY-1")
-        discard(only("PAY-1"), ANN, why="test")
+        discard(only("PAY-1"), ANN, category="test")
         KeyList.objects.update(created_at=timezone.now() - timedelta(days=400))
         purge_audit(ANN, older_than=timedelta(0), dry=False)
 

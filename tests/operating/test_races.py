@@ -100,7 +100,7 @@ def test_one_message_is_either_requeued_or_discarded(wired: BlockingChannel) -> 
 
     def act(number: int) -> object:
         if number % 2:
-            return discard(selection, ANN, why="test")
+            return discard(selection, ANN, category="test")
         return requeue([one.pk for one in messages], by="bob")
 
     together(act)

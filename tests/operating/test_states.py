@@ -19,7 +19,7 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
-from django_rmq_retry.parked.actions import discard, hold, release, restore
+from django_rmq_retry.parked.actions import discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.groups import recount
@@ -151,7 +151,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def discard_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = discard(Selection.of_ids([pk]), ANN, why="test")
+        done = discard(Selection.of_ids([pk]), ANN, category="test")
 
         assert done.changed == (model.state in OPEN)
         model.state = "discarded" if done.changed else model.state
@@ -175,7 +175,7 @@ class Records(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def release_it(self, number: int) -> None:
         pk, model = self.chosen(number)
-        done = release(Selection.of_ids([pk]), ANN)
+        done = unhold(Selection.of_ids([pk]), ANN)
 
         assert done.changed == (model.state == "on_hold")
         model.state = "parked" if done.changed else model.state

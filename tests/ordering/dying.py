@@ -24,10 +24,10 @@ def _patched(step: str, nth: int) -> None:
         "before it is stored": (gate, "add_waiting", "before"),
         "after it is stored": (gate, "add_waiting", "after"),
         "between the row and the ack": (gate.Order, "_behind", "after"),
-        "before the release": (gate, "pass_on", "before"),
-        "in the release": (keys, "keep", "after"),
-        "at the end of the release": (gate, "pass_on", "after"),
-        "between release and ack": (gate.Order, "_resolved", "after"),
+        "before the unblocking": (gate, "pass_on", "before"),
+        "in the unblocking": (keys, "keep", "after"),
+        "at the end of the unblocking": (gate, "pass_on", "after"),
+        "between unblocking and ack": (gate.Order, "_resolved", "after"),
     }[step]
     setattr(owner, name, dying(getattr(owner, name), when, nth))
 
@@ -51,7 +51,7 @@ def _confirmed(publisher: Any, nth: int) -> None:
 STEPS = (
     *("before the block", "in the block", "after the block", "after the copy's confirm"),
     *("before it is stored", "after it is stored", "between the row and the ack"),
-    *("before the release", "in the release", "at the end of the release", "between release and ack"),
+    *("before the unblocking", "in the unblocking", "at the end of the unblocking", "between unblocking and ack"),
 )
 
 

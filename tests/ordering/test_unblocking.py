@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def nobody_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is released lies in the outbox."""
+    """The copy of an unblocked message is a row of the outbox."""
     monkeypatch.setattr(reach, "away", True)
     monkeypatch.setattr(reach, "probe_due", lambda: False)
 
@@ -89,7 +89,7 @@ def test_a_discard_lets_the_next_one_go_first() -> None:
     standstill()
     known = recorded()
 
-    discard(Selection.of_ids([known.pk]), ANN, why="test")
+    discard(Selection.of_ids([known.pk]), ANN, category="test")
 
     row = BlockedKey.objects.get()
     assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
@@ -144,7 +144,7 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
 
     assert record_of(row) == known
 
-    discard(Selection.of_ids([known.pk]), ANN, why="test")
+    discard(Selection.of_ids([known.pk]), ANN, category="test")
 
     assert sent() == [(QUEUE, "m2")]
 
@@ -222,7 +222,7 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
 
     assert (first, goes_first(again, copy), again.blocker, again.parked) == (True, True, new_id, True)
 
-    discard(Selection.of_ids([known.pk]), ANN, why="test")
+    discard(Selection.of_ids([known.pk]), ANN, category="test")
 
     assert sent() == [(QUEUE, "m2")]
 
@@ -252,7 +252,7 @@ def test_unblocking_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
 
     act = OperatorAction.objects.get()
     assert now is not None
-    assert (act.action, act.reason, act.subject, act.actor_name) == ("release", "booked by hand", "charge A", "ann")
+    assert (act.action, act.reason, act.subject, act.actor_name) == ("unblock", "booked by hand", "charge A", "ann")
     assert (act.facts["unblocked"], act.facts["goes_first"], act.facts["waiting"]) == ("m1", "m2", 2)
 
 

@@ -48,13 +48,13 @@ def act(client: Client, action: str, ids: Iterable[int]) -> Any:
 def test_the_list_says_what_waits_and_why(rows: dict[str, int]) -> None:
     ran = run("rmq_relay", "list")
     assert [line[:1] + line[2:5] + line[7:] for line in ran.lines[1:]] == [
-        [str(rows["stuck"]), "stuck", "15", "stuck", "312 NO_ROUTE"],
-        [str(rows["failing"]), "failing", "1", "failing", "312 NO_ROUTE <script>"],
+        [str(rows["stuck"]), "failed", "15", "stuck", "312 NO_ROUTE"],
+        [str(rows["failing"]), "retrying", "1", "failing", "312 NO_ROUTE <script>"],
         [str(rows["fine"]), "waiting", "0", "fine", ""],
     ]
 
-    data = run("rmq_relay", "list", "--stuck", "--json").data
-    assert (data["waiting"], data["stuck"], [item["id"] for item in data["items"]]) == (2, 1, [rows["stuck"]])
+    data = run("rmq_relay", "list", "--failed", "--json").data
+    assert (data["waiting"], data["failed"], [item["id"] for item in data["items"]]) == (2, 1, [rows["stuck"]])
 
 
 def test_an_empty_outbox_is_nothing() -> None:

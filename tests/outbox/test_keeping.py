@@ -147,7 +147,7 @@ def test_an_order_needs_an_outbox(post: Post) -> None:
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"):
         publish_many([message])
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"), transaction.atomic():
-        publish(1, routing_key="q", order_key="k", at_once=True)
+        publish(1, routing_key="q", order_key="k", immediate=True)
     with pytest.raises(ConfigurationError, match="takes effect in an outbox only"), transaction.atomic():
         publish(1, routing_key="q", order_key="k", outbox=False)
 

@@ -24,10 +24,10 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
-        listed = acts.add_parser("list", help="what was done, the latest first")
+        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
+        listed = actions.add_parser("list", help="what was done, the latest first")
         listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
-        out = acts.add_parser("export", help="as JSON lines or as a table, to stdout")
+        out = actions.add_parser("export", help="as JSON lines or as a table, to stdout")
         out.add_argument("--csv", action="store_true")
         for one in (listed, out):
             for name in NUMBERS:
@@ -35,8 +35,8 @@ class Command(RmqCommand):
             one.add_argument("--action", choices=Action.values, help="only this")
             one.add_argument("--by", metavar="NAME", help="by this person")
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
-        checked = acts.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
-        old = acts.add_parser("purge", help="shorten it from its beginning; without --yes it only counts")
+        checked = actions.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
+        old = actions.add_parser("purge", help="shorten it from its beginning; without --yes it only counts")
         days = datetime.timedelta(days=settings().audit_days)
         old.add_argument("--older-than", type=age, default=days, metavar="AGE", help="AUDIT_DAYS by default")
         add_yes(old)
@@ -46,8 +46,8 @@ class Command(RmqCommand):
             add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
-        acts = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}
-        return acts[options["act"]](options)
+        actions = {"list": self._list, "verify": self._verify, "export": self._export, "purge": self._purge}
+        return actions[options["subcommand"]](options)
 
     def _list(self, options: Options) -> Exit:
         found = list(_chosen(options).order_by("-number")[: options["limit"]])

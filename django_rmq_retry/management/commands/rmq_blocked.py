@@ -20,7 +20,7 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
         listed = actions.add_parser("list", help="blocked keys, the oldest first")
         listed.add_argument("--handler", default="", metavar="NAME", help="of this handler only")
         listed.add_argument("--limit", type=int, default=50, metavar="N", help="at most N keys; 50 by default")
@@ -38,7 +38,7 @@ class Command(RmqCommand):
             add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
-        return self._list(options) if options["action"] == "list" else self._unblock(options)
+        return self._list(options) if options["subcommand"] == "list" else self._unblock(options)
 
     def _list(self, options: Options) -> Exit:
         if options["limit"] < 1:

@@ -10,18 +10,18 @@ from django_rmq_retry.management.arguments import refused
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json
 from django_rmq_retry.parked.operators import Refused
 
-ACTS: dict[str, Callable[[RmqCommand, Options], Exit]] = {
+ACTIONS: dict[str, Callable[[RmqCommand, Options], Exit]] = {
     "list": parked_views.show_list,
     "keys": parked_views.show_keys,
     "groups": parked_views.show_groups,
     "show": parked_views.show_one,
-    "runs": parked_views.show_runs,
+    "requeue-runs": parked_views.show_runs,
     "requeue": parked_actions.requeue,
-    "run": parked_actions.drive_run,
+    "requeue-run": parked_actions.drive_run,
     "discard": parked_actions.act,
     "restore": parked_actions.act,
     "hold": parked_actions.act,
-    "release": parked_actions.act,
+    "unhold": parked_actions.act,
     "edit": parked_changes.edit,
     "export": parked_changes.export_messages,
     "import": parked_changes.import_messages,
@@ -40,10 +40,10 @@ class Command(RmqCommand):
     patience = 3.0
 
     def add_arguments(self, parser: CommandParser) -> None:
-        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
+        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
 
         def add(name: str, **words: Any) -> CommandParser:
-            made: CommandParser = acts.add_parser(name, description=words["help"], **words)
+            made: CommandParser = actions.add_parser(name, description=words["help"], **words)
             add_json(made)
             add_common(made, self.common)
             return made
@@ -53,6 +53,6 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         try:
-            return ACTS[options["act"]](self, options)
+            return ACTIONS[options["subcommand"]](self, options)
         except Refused as error:
             raise refused(error) from error

@@ -79,7 +79,7 @@ class Command(RmqCommand):
         except (ConfigurationError, HeadersTooLarge) as error:
             raise CommandError(str(error), returncode=Exit.USAGE) from error
         try:
-            published = dispatch(message, timeout=options["timeout"], at_once=True)
+            published = dispatch(message, timeout=options["timeout"], immediate=True)
         except MessageTooLarge as error:
             raise CommandError(str(error), returncode=Exit.DRIFT) from error
         except MessageUnsent as error:

@@ -25,10 +25,10 @@ class Command(RmqCommand):
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
-        listed = acts.add_parser("list", help="each queue with a handler, and why it stands still")
-        pause = acts.add_parser("pause", help="nobody takes of it any more, within seconds")
-        resume = acts.add_parser("resume", help="let it go on; a breaker that is open is closed as well")
+        actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
+        listed = actions.add_parser("list", help="each queue with a handler, and why it stands still")
+        pause = actions.add_parser("pause", help="nobody takes of it any more, within seconds")
+        resume = actions.add_parser("resume", help="let it go on; a breaker that is open is closed as well")
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE")
             one.add_argument("--reason", default="", metavar="TEXT", help="for those who wonder, and for the audit log")
@@ -40,7 +40,7 @@ class Command(RmqCommand):
             add_common(one, self.common)
 
     def run(self, options: Options) -> Exit | None:
-        if options["act"] == "list":
+        if options["subcommand"] == "list":
             return self._told(controls.look(), options)
         check_known("queue", options["queues"], controls.queues())
         queues, left = list(dict.fromkeys(options["queues"])), 0
@@ -57,7 +57,7 @@ class Command(RmqCommand):
 
     def _switch(self, queue: str, options: Options) -> None:
         actor, reason = Actor.of_shell(), options["reason"]
-        if options["act"] == "resume":
+        if options["subcommand"] == "resume":
             controls.resume(queue, actor, reason=reason)
         else:
             controls.pause(queue, actor, reason=reason, until=controls.later(options["span"] or None))
@@ -65,7 +65,7 @@ class Command(RmqCommand):
     def _told(self, found: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()
         if options["json"]:
-            self.document(f"queue_{options['act']}/1", items=[_data(one, now) for one in found])
+            self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in found])
         elif found:
             terminal = self.stdout.isatty()
             head = ("QUEUE", "STATE", "SINCE", "GOES ON", "WHY")

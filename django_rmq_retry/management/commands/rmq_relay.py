@@ -32,13 +32,13 @@ class Command(RmqCommand):
         parser.add_argument("--burst", action="store_true", help="end when all that is due was sent")
         parser.add_argument("--max-runtime", type=seconds, metavar="S", help="end after so many seconds")
         parser.add_argument("--json-logs", action="store_true", help="log lines as JSON")
-        acts = parser.add_subparsers(dest="act", metavar="ACT")
-        listed = acts.add_parser("list", help="what lies in the outbox, the oldest first")
-        listed.add_argument("--stuck", action="store_true", help="only what waits for a person")
+        actions = parser.add_subparsers(dest="subcommand", metavar="ACTION")
+        listed = actions.add_parser("list", help="what lies in the outbox, the oldest first")
+        listed.add_argument("--failed", action="store_true", help="only failed rows: they need an operator")
         listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
-        again = acts.add_parser("retry", help="send again what was refused")
-        again.add_argument("--all", action="store_true", help="all that is stuck")
-        gone = acts.add_parser("discard", help="delete what was refused; its messages are never sent")
+        again = actions.add_parser("retry", help="send again what was refused")
+        again.add_argument("--all", action="store_true", help="all failed rows")
+        gone = actions.add_parser("discard", help="delete what was refused; its messages are never sent")
         gone.add_argument("--reason", required=True, metavar="TEXT", help="for the audit log")
         for one in (again, gone):
             one.add_argument("ids", nargs="*", type=int, metavar="ID", help="rows, as `rmq_relay list` names them")
@@ -51,11 +51,11 @@ class Command(RmqCommand):
             add_common(one)
 
     def run(self, options: Options) -> Exit | None:
-        if options["act"] is None:
+        if options["subcommand"] is None:
             return self._relay(options)
         check_known("database", [options["outbox"]], connections)
-        acts = {"list": self._list, "retry": self._retry, "discard": self._discard}
-        return acts[options["act"]](options)
+        actions = {"list": self._list, "retry": self._retry, "discard": self._discard}
+        return actions[options["subcommand"]](options)
 
     def _relay(self, options: Options) -> Exit:
         served = [alias for alias in outbox_rows.served() if outbox_rows.made(alias)]
@@ -76,20 +76,20 @@ class Command(RmqCommand):
         if relaying.away:
             raise CommandError(f"Not everything could be sent: {relaying.away}", returncode=Exit.UNREACHABLE)
         left = [OutboxMessage.objects.using(alias).pending() for alias in served]
-        return Exit.PARTLY if any(one.waiting or one.stuck for one in left) else Exit.DONE
+        return Exit.PARTLY if any(one.waiting or one.failed for one in left) else Exit.DONE
 
     def _list(self, options: Options) -> Exit:
         rows = OutboxMessage.objects.using(options["outbox"]).order_by("pk").defer("body", "properties")
-        if options["stuck"]:
+        if options["failed"]:
             rows = rows.filter(failed_at__isnull=False)
         found = list(rows[: options["limit"]])
         if options["json"]:
             count = OutboxMessage.objects.using(options["outbox"]).pending()
-            totals = {"waiting": count.waiting, "stuck": count.stuck}
+            totals = {"waiting": count.waiting, "failed": count.failed}
             self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in found])
         elif found:
             terminal = self.stdout.isatty()
-            head = ("ID", "WRITTEN", "STATE", "TRIES", "TO", "ORDER", "MESSAGE", "WHY")
+            head = ("ID", "WRITTEN", "STATE", "ATTEMPTS", "TO", "ORDER", "MESSAGE", "WHY")
             self.table([head, *(_cells(row, terminal=terminal) for row in found)])
         else:
             self.say("The outbox is empty.")
@@ -118,7 +118,7 @@ class Command(RmqCommand):
 
     def _told(self, options: Options, count: int, what: str) -> Exit:
         if options["json"]:
-            self.document(f"relay_{options['act']}/1", database=options["outbox"], count=count)
+            self.document(f"relay_{options['subcommand']}/1", database=options["outbox"], count=count)
         else:
             self.line(f"{count} {'message' if count == 1 else 'messages'} {what}.")
         if not count:
@@ -139,13 +139,14 @@ def _run(options: Options) -> tuple[Relaying, bool]:
 
 
 def _data(row: OutboxMessage) -> dict[str, object]:
-    names = ("message_id", "exchange", "routing_key", "order_key", "size", "attempts", "error")
-    times = {name: getattr(row, name) for name in ("created_at", "due_at", "failed_at")}
-    told = {name: None if at is None else clock(at, terminal=False) for name, at in times.items()}
-    return {"id": row.pk, **{name: getattr(row, name) for name in names}, **told}
+    names = ("message_id", "exchange", "routing_key", "order_key", "size")
+    shown = {name: getattr(row, name) for name in names} | {"attempts": row.attempts, "error": row.error}
+    times = {"created_at": row.created_at, "due_at": row.due_at, "failed_at": row.failed_at}
+    moments = {name: None if at is None else clock(at, terminal=False) for name, at in times.items()}
+    return {"id": row.pk, **shown, **moments}
 
 
 def _cells(row: OutboxMessage, *, terminal: bool) -> tuple[object, ...]:
-    state = "stuck" if row.failed_at else "failing" if row.attempts else "waiting"
+    state = "failed" if row.failed_at else "retrying" if row.attempts else "waiting"
     to = f"{row.exchange} {row.routing_key}".strip()
     return row.pk, clock(row.created_at, terminal=terminal), state, row.attempts, to, row.order_key, row, row.error
