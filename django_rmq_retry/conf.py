@@ -193,6 +193,14 @@ def _imported(key: str, dotted: str) -> object:
         raise ImproperlyConfigured(f"{key} names {dotted!r}, which cannot be imported: {error}.") from error
 
 
+def operators(key: str, value: object) -> "Operators":
+    if not isinstance(value, dict):
+        raise wrong(key, "a dict such as {'CONTACT': 'payments-oncall'}", repr(value))
+    refuse_unknown(key, value, OPERATOR_KEYS)
+    parts = {name.lower(): OPERATOR_KEYS[name](f"{key}[{name!r}]", part) for name, part in value.items()}
+    return Operators(**parts)  # type: ignore[arg-type]  # each reader returns what its field takes
+
+
 _TLS: dict[str, Callable[[str, object], str | bool | None]] = {
     "CA_FILE": path,
     "CERT_FILE": path,
@@ -210,6 +218,30 @@ MASKED = (
 )
 """Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
 REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """``RMQ_RETRY["OPERATORS"]`` with its defaults: settings of the admin and of the operators' commands."""
+
+    mask: tuple[str, ...] = MASKED
+    """Paths of fields in bodies and headers that are hidden without the permission to see them."""
+    editable: Mapping[str, bool] = field(default_factory=dict)
+    """Types of messages that may be edited, by pattern; none by default."""
+    requeue_max_age: float | None = None
+    """The age above which a message is left out of requeues unless an operator includes it."""
+    permit: Callable[[object, str, object], bool | str] | None = None
+    """The project's rule for single messages: (user, verb, message) -> True, False or the reason for a refusal."""
+    error_labels: Mapping[str, str] = field(default_factory=dict)
+    """Explanations of errors for people who read no code, by class name."""
+    contact: str = ""
+    """Named to operators who lack a permission."""
+    environment: str = ""
+    """Shown on every page of the admin, such as PRODUCTION."""
+    management_url: Secret | None = None
+    attempt_days: int = 30
+    resolved_days: int = 90
+    audit_days: int = 2557
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,27 +270,12 @@ class Settings:
     """The queues to which answers may be sent, as patterns."""
     topology: tuple[Exchange | Queue, ...] = ()
     """Exchanges and queues to declare in addition to those of the handlers."""
-    management_url: Secret | None = None
     records: bool = True
     """True if consumers store parked messages in the database."""
     parked_queues: tuple[str, ...] = ()
     """Parked queues of other programs, in addition to those of the handlers."""
-    deploy: str | Callable[[], str] = ""
+    version: str | Callable[[], str] = ""
     """The version of the project, recorded with every failed attempt."""
-    mask: tuple[str, ...] = MASKED
-    """Paths in bodies and headers that are hidden without a permission."""
-    editable: Mapping[str, bool] = field(default_factory=dict)
-    """The types of messages that operators may edit, as patterns; none by default."""
-    cutoff: float | None = None
-    """Older messages are left out of a requeue unless an operator includes them."""
-    can: Callable[[object, str, object], bool | str] | None = None
-    """Per-message authorization: (user, verb, message) -> True, or False or a reason to refuse."""
-    plain_words: Mapping[str, str] = field(default_factory=dict)
-    """Explanations of errors for people who read no code, by class name."""
-    contact: str = ""
-    """The contact for permissions."""
-    environment: str = ""
-    """The name on every page of the admin, such as PRODUCTION."""
     outbox: bool | tuple[str, ...] = True
     """True if messages published inside a transaction are stored in it first; or the databases where they are."""
     inbox_days: int = 120
@@ -266,9 +283,7 @@ class Settings:
     blocked_per_key: int = 1000
     """The most messages that may wait behind a failed one of their ordering key."""
     blocked_total: int = 100_000
-    attempt_days: int = 30
-    resolved_days: int = 90
-    audit_days: int = 2557
+    operators: Operators = field(default_factory=Operators)
 
     def access(self, *, port_of: Callable[[Path], int] = place.port_of) -> Access:
         """Return the broker's access for a connection, or raise ImproperlyConfigured.
@@ -318,25 +333,29 @@ KEYS: Mapping[str, Reader] = {
     "QUEUE_TYPE": one_of("quorum", "classic"),
     "REPLY_TO": patterns,
     "TOPOLOGY": topology,
-    "MANAGEMENT_URL": management,
     "RECORDS": yes_or_no,
     "PARKED_QUEUES": patterns,
-    "DEPLOY": text_or_function,
-    "MASK": patterns,
-    "EDITABLE": switches,
-    "CUTOFF": seconds,
-    "CAN": function,
-    "PLAIN_WORDS": texts,
-    "CONTACT": text,
-    "ENVIRONMENT": text,
+    "VERSION": text_or_function,
     "OUTBOX": databases,
     "INBOX_DAYS": whole(1, 36500),
     "BLOCKED_PER_KEY": whole(1, 1_000_000),
     "BLOCKED_TOTAL": whole(1, 100_000_000),
+    "OPERATORS": operators,
+}
+OPERATOR_KEYS: Mapping[str, Reader] = {
+    "MASK": patterns,
+    "EDITABLE": switches,
+    "REQUEUE_MAX_AGE": seconds,
+    "PERMIT": function,
+    "ERROR_LABELS": texts,
+    "CONTACT": text,
+    "ENVIRONMENT": text,
+    "MANAGEMENT_URL": management,
     "ATTEMPT_DAYS": whole(1, 36500),
     "RESOLVED_DAYS": whole(1, 36500),
     "AUDIT_DAYS": whole(1, 36500),
 }
+"""The keys of ``RMQ_RETRY["OPERATORS"]``."""
 
 
 @functools.cache
@@ -354,12 +373,19 @@ def _read() -> Settings:
     given = getattr(project, NAME, {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(f"{NAME} takes a dict such as {{'URL': …}}, not a {type(given).__name__}.")
+    _refuse_misplaced(given)
     refuse_unknown(NAME, given, KEYS)
     values = {key.lower(): KEYS[key](f"{NAME}[{key!r}]", value) for key, value in given.items()}
     found = Settings(**values)  # type: ignore[arg-type]  # each reader returns what its field takes
     if not callable(found.url) and not callable(found.password):
         found.address()
     return found
+
+
+def _refuse_misplaced(given: Mapping[object, object]) -> None:
+    for key in given:
+        if key in OPERATOR_KEYS:
+            raise ImproperlyConfigured(f"{NAME}[{key!r}] belongs under {NAME}['OPERATORS'].")
 
 
 def _project() -> str:

@@ -29,7 +29,6 @@ def _databases(value: str) -> bool | list[str]:
 VARIABLES: Mapping[str, Cast] = {
     "URL": Secret,
     "PASSWORD": Secret,
-    "MANAGEMENT_URL": Secret,
     "HEARTBEAT": int,
     "CONNECT_TIMEOUT": float,
     "BLOCKED_TIMEOUT": float,
@@ -44,26 +43,29 @@ VARIABLES: Mapping[str, Cast] = {
     "TOPOLOGY": list,
     "RECORDS": bool,
     "PARKED_QUEUES": list,
-    "DEPLOY": str,
-    "MASK": list,
-    "CUTOFF": float,
-    "CAN": str,
-    "CONTACT": str,
-    "ENVIRONMENT": str,
+    "VERSION": str,
     "OUTBOX": _databases,
     "INBOX_DAYS": int,
     "BLOCKED_PER_KEY": int,
     "BLOCKED_TOTAL": int,
-    "ATTEMPT_DAYS": int,
-    "RESOLVED_DAYS": int,
-    "AUDIT_DAYS": int,
     "TLS_CA_FILE": str,
     "TLS_CERT_FILE": str,
     "TLS_KEY_FILE": str,
     "TLS_VERIFY": bool,
     "TLS_SERVER_NAME": str,
+    "OPERATORS_MASK": list,
+    "OPERATORS_REQUEUE_MAX_AGE": float,
+    "OPERATORS_PERMIT": str,
+    "OPERATORS_CONTACT": str,
+    "OPERATORS_ENVIRONMENT": str,
+    "OPERATORS_MANAGEMENT_URL": Secret,
+    "OPERATORS_ATTEMPT_DAYS": int,
+    "OPERATORS_RESOLVED_DAYS": int,
+    "OPERATORS_AUDIT_DAYS": int,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
+NESTED = ("TLS", "OPERATORS")
+"""Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
 def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, object]:
@@ -75,16 +77,17 @@ def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, 
     variables: Mapping[str, str] = os.environ if env is None else env.ENVIRON
     _refuse_misspelt(variables)
     found: dict[str, object] = dict(others)
-    tls: dict[str, object] = {}
     for name, cast in VARIABLES.items():
         text = _text(variables, PREFIX + name)
-        if text is not None and name.startswith("TLS_"):
-            tls[name.removeprefix("TLS_")] = _cast(name, cast, text)
-        elif text is not None:
-            found[name] = _cast(name, cast, text)
-    if tls:
-        already = found.get("TLS")
-        found["TLS"] = {**already, **tls} if isinstance(already, dict) else tls
+        if text is None:
+            continue
+        value = _cast(name, cast, text)
+        key, _, part = name.partition("_")
+        if key in NESTED:
+            already = found.get(key)
+            found[key] = {**(already if isinstance(already, dict) else {}), part: value}
+        else:
+            found[name] = value
     return found
 
 
@@ -118,6 +121,7 @@ def _refuse_misspelt(variables: Mapping[str, str]) -> None:
         bare = name.removeprefix(PREFIX).removesuffix("_FILE")
         if not name.startswith(PREFIX) or bare in VARIABLES or name.removeprefix(PREFIX) in VARIABLES:
             continue
-        near = difflib.get_close_matches(bare, VARIABLES, n=1, cutoff=0.85)
+        moved = [known for known in VARIABLES if known == f"OPERATORS_{bare}"]
+        near = moved or difflib.get_close_matches(bare, VARIABLES, n=1, cutoff=0.85)
         if near:
             raise environ.ImproperlyConfigured(f"Unknown environment variable {name}. Did you mean {PREFIX}{near[0]}?")

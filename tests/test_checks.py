@@ -310,7 +310,10 @@ def test_threads_that_never_work_are_told() -> None:
         ({"URL": SAFE_URL, "PASSWORD": "pw", "HEARTBEAT": 61}, ["W022"]),
         ({"URL": "amqps://bank:pw@rabbit.bank/pay"}, ["W023"]),
         ({"URL": ["amqps://bank:pw@rabbit.bank/pay"]}, ["W023"]),
-        ({"URL": SAFE_URL, "PASSWORD": "pw", "MANAGEMENT_URL": "https://bank:pw@rabbit.bank:15671"}, ["W023"]),
+        (
+            {"URL": SAFE_URL, "PASSWORD": "pw", "OPERATORS": {"MANAGEMENT_URL": "https://bank:pw@rabbit.bank:15671"}},
+            ["W023"],
+        ),
         ({}, ["E024"]),
         ({"URL": SAFE_URL, "PASSWORD": "pw", "TLS": {"VERIFY": False}}, ["W025"]),
         ({"URL": lambda: pytest.fail("a check asked for the URL")}, []),

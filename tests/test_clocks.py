@@ -351,7 +351,7 @@ def test_a_router_that_raises_keeps_no_failed_message_from_its_retry(settings: A
 def test_whether_a_message_is_too_old_to_requeue_goes_by_the_databases_clock(
     wrong: float, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CUTOFF": DAY}
+    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": DAY}}
     now = timezone.now()
     for name, age in (("new", 600), ("old", 2 * DAY)):
         parked(message_id=name, published_at=now - timedelta(seconds=age))

@@ -23,6 +23,10 @@ ORDERED = StopTheLine()
 NO_POLICY = "a text"
 
 
+def permits(_user: object, _action: str, _message: object) -> bool:
+    return False
+
+
 def read(**keys: Any) -> conf.Settings:
     with override_settings(RMQ_RETRY=keys):
         return conf.settings()
@@ -46,13 +50,14 @@ def test_to_connect_to_an_embedded_broker_that_nobody_runs_is_refused_with_what_
 
 def test_every_key_has_its_field_and_every_field_its_key() -> None:
     assert {key.lower() for key in conf.KEYS} == set(conf.Settings.__dataclass_fields__)
+    assert {key.lower() for key in conf.OPERATOR_KEYS} == set(conf.Operators.__dataclass_fields__)
 
 
 def test_every_key_stands_in_the_docs() -> None:
     docs = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     table = docs.partition("## The URL")[0]
 
-    assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == list(conf.KEYS)
+    assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [*conf.KEYS, *conf.OPERATOR_KEYS]
 
 
 def test_the_settings_are_read_once_and_again_when_they_change() -> None:
@@ -80,7 +85,7 @@ def test_everything_can_be_set() -> None:
         QUEUE_TYPE="classic",
         REPLY_TO=["bank.*"],
         TOPOLOGY=[EVENTS, "tests.test_conf.ARCHIVE"],
-        MANAGEMENT_URL="https://h:15671",
+        OPERATORS={"MANAGEMENT_URL": "https://h:15671", "RESOLVED_DAYS": 7, "PERMIT": "tests.test_conf.permits"},
     )
     access = found.access()
 
@@ -89,7 +94,9 @@ def test_everything_can_be_set() -> None:
     assert access.tls == Tls(ca_file="/ca.pem", cert_file="/c.pem", key_file="/k.pem", server_name="rabbit")
     assert (access.heartbeat, access.connect_timeout, access.blocked_timeout, access.publish_timeout) == (5, 2, 3.5, 4)
     assert found.topology == (EVENTS, *ARCHIVE)
-    assert found.management_url == Secret("https://h:15671")
+    assert found.operators.management_url == Secret("https://h:15671")
+    assert found.operators.resolved_days == 7
+    assert found.operators.permit is permits
     assert (found.policy, found.queue_type, found.reply_to, found.crash_limit) == (
         ORDERED,
         "classic",
@@ -120,7 +127,12 @@ def test_a_function_for_the_url_is_not_asked_before_somebody_connects() -> None:
     [
         ({"PREFECH": 1}, "RMQ_RETRY has no key 'PREFECH'. Did you mean 'PREFETCH'?"),
         ({"url": "amqp://h"}, "Did you mean 'URL'?"),
-        ({"ZZZ": 1}, "Valid keys: ATTEMPT_DAYS, AUDIT_DAYS"),
+        ({"ZZZ": 1}, "Valid keys: BLOCKED_PER_KEY, BLOCKED_TIMEOUT"),
+        ({"CONTACT": "ann"}, "RMQ_RETRY['CONTACT'] belongs under RMQ_RETRY['OPERATORS']."),
+        ({"OPERATORS": "ann"}, "RMQ_RETRY['OPERATORS'] takes a dict such as"),
+        ({"OPERATORS": {"PERMITS": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PERMITS'. Did you mean 'PERMIT'?"),
+        ({"OPERATORS": {"PREFETCH": 1}}, "RMQ_RETRY['OPERATORS'] has no key 'PREFETCH'."),
+        ({"OPERATORS": {"PERMIT": 5}}, "RMQ_RETRY['OPERATORS']['PERMIT'] takes a function, or the dotted path to one"),
         ({"PREFETCH": "10"}, "RMQ_RETRY['PREFETCH'] takes a whole number from 1 to 65535, not '10'."),
         ({"PREFETCH": 0}, "takes a whole number from 1 to 65535, not 0."),
         ({"PREFETCH": True}, "takes a whole number from 1 to 65535, not True."),
@@ -166,7 +178,7 @@ def test_the_whole_must_be_a_dict(value: object) -> None:
         {"URL": {"url": "amqp://app:s3cret@h"}},
         {"URL": "amqp://app:s3cret@h", "PASSWORD": "s3cret"},
         {"URL": "amqp://app@h", "PASSWORD": ["s3cret"]},
-        {"URL": "amqp://app:s3cret@h", "MANAGEMENT_URL": "app:s3cret@h"},
+        {"URL": "amqp://app:s3cret@h", "OPERATORS": {"MANAGEMENT_URL": "app:s3cret@h"}},
         {"URL": "amqp://app:s3cret@h", "PREFETCH": 0},
         {"URL": "s3cret"},
     ],
@@ -186,7 +198,7 @@ def test_no_error_and_no_frame_of_ours_shows_a_password(keys: dict[str, Any]) ->
 
 
 def test_the_settings_show_no_password() -> None:
-    found = read(URL="amqp://app@h", PASSWORD="s3cret", MANAGEMENT_URL="http://app:s3cret@h:15672")
+    found = read(URL="amqp://app@h", PASSWORD="s3cret", OPERATORS={"MANAGEMENT_URL": "http://app:s3cret@h:15672"})
 
     assert "s3cret" not in repr(found)
     assert "s3cret" not in repr(found.access())

@@ -123,13 +123,15 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    assert {key for key in conf.KEYS if f"`{key}`" not in TEXTS["settings.md"]} == set()
+    assert {key for key in (*conf.KEYS, *conf.OPERATOR_KEYS) if f"`{key}`" not in TEXTS["settings.md"]} == set()
 
 
 def test_every_setting_that_is_documented_exists() -> None:
     named = set(re.findall(r"""RMQ_RETRY\[["'](\w+)["']\]""", ALL))
+    of_operators = set(re.findall(r"""RMQ_RETRY\[["']OPERATORS["']\]\[["'](\w+)["']\]""", ALL))
 
     assert named - set(conf.KEYS) == set()
+    assert of_operators - set(conf.OPERATOR_KEYS) == set()
 
 
 def test_every_variable_of_the_environment_that_is_documented_is_read() -> None:

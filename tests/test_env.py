@@ -58,6 +58,13 @@ def test_the_environment_wins_over_what_the_file_says() -> None:
     assert found == {"PREFETCH": 7, "THREADS": 2, "TLS": {"VERIFY": True, "CA_FILE": "/a"}}
 
 
+def test_operators_settings_of_the_environment_join_those_of_the_file() -> None:
+    env = env_of(RMQ_OPERATORS_CONTACT="ann", RMQ_OPERATORS_RESOLVED_DAYS="7")
+    found = rmq_settings(env, OPERATORS={"CONTACT": "bob", "ENVIRONMENT": "TEST"})
+
+    assert found == {"OPERATORS": {"CONTACT": "ann", "ENVIRONMENT": "TEST", "RESOLVED_DAYS": 7}}
+
+
 def test_a_password_that_begins_with_a_dollar_is_taken_as_it_is() -> None:
     env = env_of(RMQ_PASSWORD="$ecret", RMQ_URL="amqp://app@h", ecret="somebody else's")
 
@@ -103,6 +110,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"RMQ_PREFECH": "5"}, "Did you mean RMQ_PREFETCH?"),
         ({"RMQ_PASWORD_FILE": "/p"}, "Did you mean RMQ_PASSWORD?"),
+        ({"RMQ_MASK": "iban"}, "Unknown environment variable RMQ_MASK. Did you mean RMQ_OPERATORS_MASK?"),
+        ({"RMQ_OPERATORS_CONTRACT": "ann"}, "Did you mean RMQ_OPERATORS_CONTACT?"),
         ({"RMQ_PREFETCH": "many"}, "RMQ_PREFETCH takes a whole number, not 'many'"),
         ({"RMQ_CRASH_LIMIT": "few"}, "RMQ_CRASH_LIMIT takes a whole number"),
         ({"RMQ_CONNECT_TIMEOUT": "soon"}, "RMQ_CONNECT_TIMEOUT takes a number"),
@@ -124,9 +133,11 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 def test_every_key_of_the_settings_but_dicts_has_its_variable() -> None:
-    by_variable = {name for name in VARIABLES if not name.startswith("TLS_")} | {"TLS"}
+    nested = {name for name in VARIABLES if name.startswith(("TLS_", "OPERATORS_"))}
+    of_operators = {name.removeprefix("OPERATORS_") for name in nested if name.startswith("OPERATORS_")}
 
-    assert by_variable == set(conf.KEYS) - {"EDITABLE", "PLAIN_WORDS"}
+    assert set(VARIABLES) - nested | {"TLS", "OPERATORS"} == set(conf.KEYS)
+    assert of_operators == set(conf.OPERATOR_KEYS) - {"EDITABLE", "ERROR_LABELS"}
 
 
 @pytest.mark.parametrize(
@@ -141,11 +152,11 @@ def test_each_variable_is_one_that_the_settings_take() -> None:
     told = rmq_settings(
         env_of(
             RMQ_URL="amqp://app:pw@rabbit/bank",
-            RMQ_MANAGEMENT_URL="http://app:pw@rabbit:15672",
+            RMQ_OPERATORS_MANAGEMENT_URL="http://app:pw@rabbit:15672",
             RMQ_PREFETCH="20",
             RMQ_QUEUE_TYPE="classic",
         )
     )
     with override_settings(RMQ_RETRY=told):
-        assert conf.settings().management_url == Secret("http://app:pw@rabbit:15672")
+        assert conf.settings().operators.management_url == Secret("http://app:pw@rabbit:15672")
         assert conf.settings().access().shown == "amqp://app@rabbit:5672/bank"

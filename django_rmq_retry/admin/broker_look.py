@@ -112,7 +112,7 @@ def _seen(known: Sequence[Declared]) -> Look:
         return Look(at=timezone.now())
     access = settings().access()
     timeout = min(access.connect_timeout, PATIENCE)
-    url = settings().management_url
+    url = settings().operators.management_url
     inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
     with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
         topology = registry.topology()

@@ -37,7 +37,7 @@ def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
     def act(selection: Selection, allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
         done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
-        until = timezone.localdate() + timedelta(days=settings().resolved_days)
+        until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
         said = ngettext(
             "%(count)d message discarded (reason: %(why)s). Restore until %(day)s.",
             "%(count)d messages discarded (reason: %(why)s). Restore until %(day)s.",
@@ -125,7 +125,7 @@ def _page(
         categories=Category.choices,
         spans=SPANS,
         typed=request.POST or request.GET,
-        until=timezone.localdate() + timedelta(days=settings().resolved_days),
+        until=timezone.localdate() + timedelta(days=settings().operators.resolved_days),
         **context,
     )
 

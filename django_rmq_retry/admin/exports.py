@@ -132,7 +132,7 @@ def _why_not(request: HttpRequest, verbs: Iterable[str], message: ParkedMessage 
 
 def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str]) -> Selection:
     """Without the messages that the project's own rules keep back from this person; none of those that are named."""
-    if settings().can is None:
+    if settings().operators.permit is None:
         return selection
     rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")
     kept_back: list[int] = []

@@ -68,7 +68,7 @@ SAID_OF_QUEUES = (
     gettext_noop("nobody reads this queue"),
     gettext_noop("somebody consumes it: retries come too early"),
     gettext_noop("full: it refuses or gives up messages"),
-    gettext_noop('Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'),
+    gettext_noop('Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'),
 )
 """As the broker's room says them; it knows no translations."""
 COUNTED_OF_QUEUES: Mapping[str, Any] = {
@@ -289,7 +289,7 @@ def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
 
 def plain_words(group: ErrorGroup) -> str:
     """What the cause means for people who read no code; empty where nobody has said so."""
-    return group.plain or settings().plain_words.get(group.title, "")
+    return group.plain or settings().operators.error_labels.get(group.title, "")
 
 
 def lasting(group: ErrorGroup) -> bool:

@@ -75,7 +75,7 @@ def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] 
         return _open(data, content_type)
     if len(data) > MASK_LIMIT:
         return Body(why=_("The body is too large to hide its confidential fields, so it is not shown."))
-    text, hidden = masked(data, content_type, settings().mask, shown=shown)
+    text, hidden = masked(data, content_type, settings().operators.mask, shown=shown)
     if text is None:
         return Body(why=_untold(data, content_type))
     places = [place for place in hidden if place not in shown]
@@ -224,7 +224,7 @@ def _given(properties: Properties, name: str) -> bool:
 
 
 def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Iterator[Header]:  # noqa: FBT001 - inside
-    masks = () if whole else settings().mask
+    masks = () if whole else settings().operators.mask
     for name in properties.headers:
         place = PLACE + name
         try:

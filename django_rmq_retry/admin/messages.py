@@ -73,7 +73,7 @@ def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 def _hidden(message: ParkedMessage) -> set[str]:
     """The places that are hidden from whoever may not see the whole message."""
-    paths = settings().mask
+    paths = settings().operators.mask
     now = contents(message)
     places = {
         place for body in (now.body, bytes(message.body)) for place in masked(body, message.content_type, paths)[1]

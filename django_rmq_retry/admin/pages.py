@@ -58,12 +58,12 @@ def permissions(request: HttpRequest) -> list[Permission]:
 
 def rules_apart(request: HttpRequest) -> bool:
     """Whether the project may forbid for single messages what is allowed here."""
-    return settings().can is not None and not getattr(request.user, "is_superuser", False)
+    return settings().operators.permit is not None and not getattr(request.user, "is_superuser", False)
 
 
 def _why_not(request: HttpRequest, verb: str) -> str:
     why = next((why for one in NEEDED.get(verb, (verb,)) if (why := refusal(request, one))), "")
-    if verb == "edit" and not why and True not in settings().editable.values():
+    if verb == "edit" and not why and True not in settings().operators.editable.values():
         return _("No message is to be edited in this project (EDITABLE).")
     return why
 
@@ -150,8 +150,8 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
     """What the frame of every page of ours shows, the admin's own lists among them."""
     known = settings()
     return {
-        "rmq_environment": known.environment,
-        "rmq_contact": known.contact,
+        "rmq_environment": known.operators.environment,
+        "rmq_contact": known.operators.contact,
         "rmq_live": request.GET.get("live") != "off",
         # The template asks: a part of a page has no use for it.
         "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests put another one in its place
@@ -270,7 +270,7 @@ def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
 
 def seen(request: HttpRequest, finding: Finding) -> Finding:
     """A finding with those of its examples that the person may see."""
-    if settings().can is None and not refusal(request, "view"):
+    if settings().operators.permit is None and not refusal(request, "view"):
         return finding
     rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
     known = {row.pk for row in rows if not refusal(request, "view", row)}

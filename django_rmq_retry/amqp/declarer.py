@@ -327,7 +327,7 @@ def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Seque
     No message is taken: looking at one can cost it (RabbitMQ 4.0, quorum).
     """
     rows: Mapping[str, Row] = {}
-    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
+    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
     if declarer.inspector is not None:
         try:
             rows, blind = declarer.inspector.queues(), ""

@@ -38,11 +38,11 @@ def check_once(settings: Settings) -> Iterator[CheckMessage]:
                 hint="Use the default, via=Ladder(): once=True skips the second copy of a message.",
                 at=one.name,
             )
-    if found and settings.inbox_days < settings.resolved_days:
+    if found and settings.inbox_days < settings.operators.resolved_days:
         yield warning(
             "W031",
             f"INBOX_DAYS is {settings.inbox_days}, but closed messages can be requeued for RESOLVED_DAYS, "
-            f"{settings.resolved_days}: a handled message may then run again.",
+            f"{settings.operators.resolved_days}: a handled message may then run again.",
             hint="Set RMQ_RETRY['INBOX_DAYS'] to at least RESOLVED_DAYS.",
         )
     for alias, names in _databases(found).items():

@@ -397,8 +397,8 @@ def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
 
 
 def inspector(*, timeout: float | None = None) -> Inspector | None:
-    """The management API, where RMQ_RETRY["MANAGEMENT_URL"] names one."""
-    url = settings().management_url
+    """The management API, where RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"] names one."""
+    url = settings().operators.management_url
     if url is None:
         return None
     return Inspector(url=url, vhost=settings().access().vhost, timeout=timeout or PATIENCE_OF_API)

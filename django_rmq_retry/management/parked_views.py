@@ -266,7 +266,7 @@ def _attempt(one: Attempt) -> Mapping[str, object]:
 
 def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
     data = bytes(row.body)
-    text = decoded(data, row.content_type) if reveal else masked(data, row.content_type, settings().mask)[0]
+    text = decoded(data, row.content_type) if reveal else masked(data, row.content_type, settings().operators.mask)[0]
     if form == "hex":
         return data.hex(" ", 4) if reveal else "(hidden: --reveal shows it)"
     if text is None:

@@ -292,7 +292,7 @@ class Proposal:
 def editable(message: ParkedMessage) -> str:
     """Nothing if a message may be edited at all, else why not. By default none may."""
     name = message.type or message.queue
-    allowed = [yes for pattern, yes in settings().editable.items() if fnmatchcase(name, pattern)]
+    allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
     if not allowed or not all(allowed):
         return _("Messages of the type “%(type)s” are not to be edited in this project (EDITABLE).") % {"type": name}
     if not message.open:
@@ -389,7 +389,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
 
 def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: int) -> dict[str, object]:
     """For the audit log: digests, and the difference without what is masked."""
-    paths = settings().mask
+    paths = settings().operators.mask
     texts = [masked(body, message.content_type, paths)[0] for body in (before, proposal.body)]
     known = texts[0] is not None and texts[1] is not None
     lines = difference(texts[0] or "", texts[1] or "") if known else []

@@ -151,9 +151,9 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
         "unconfirmed": Q(unconfirmed=True),
         "permanent": Q(reason__in=PERMANENT_REASONS),
     }
-    cutoff = settings().cutoff
-    if cutoff is not None:
-        found["late"] = older_than(server.now(database()) - timedelta(seconds=cutoff))
+    max_age = settings().operators.requeue_max_age
+    if max_age is not None:
+        found["late"] = older_than(server.now(database()) - timedelta(seconds=max_age))
     if terms.kept_back:
         found["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:

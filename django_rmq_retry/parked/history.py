@@ -327,7 +327,7 @@ class Recorder:
     notes_acks = False
 
     def __init__(self, buffer: Buffer | None = None) -> None:
-        self.buffer = Buffer(Writer(Scribe(deploy=deploy()))) if buffer is None else buffer
+        self.buffer = Buffer(Writer(Scribe(deploy=version()))) if buffer is None else buffer
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -383,11 +383,11 @@ def _in_transaction() -> bool:
     return connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
 
 
-def deploy() -> str:
+def version() -> str:
     """The version of the project; without one, if it cannot be told."""
-    told = settings().deploy
+    told = settings().version
     try:
         return short(told() if callable(told) else told, 100)
     except Exception:
-        log.exception("DEPLOY could not tell the version of the project")
+        log.exception("The function of RMQ_RETRY['VERSION'] raised")
         return ""

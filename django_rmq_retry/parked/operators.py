@@ -104,7 +104,7 @@ def requeue_refusal(user: Any, count: int) -> str:
 
 def ruled(user: Any) -> bool:
     """Whether the project's own rules are asked about each message."""
-    return settings().can is not None and not user.is_superuser
+    return settings().operators.permit is not None and not user.is_superuser
 
 
 def unruled() -> str:
@@ -113,17 +113,17 @@ def unruled() -> str:
 
 
 def _by_the_project(user: Any, verb: str, message: object) -> str:
-    can = settings().can
-    if can is None or message is None or not ruled(user):
+    permit = settings().operators.permit
+    if permit is None or message is None or not ruled(user):
         return ""
-    answer = can(user, verb, message)
+    answer = permit(user, verb, message)
     if answer is True or answer == "":
         return ""
     return answer + _asking() if isinstance(answer, str) else unruled()
 
 
 def _asking() -> str:
-    contact = settings().contact
+    contact = settings().operators.contact
     return " " + _("Ask: %(contact)s.") % {"contact": contact} if contact else ""
 
 

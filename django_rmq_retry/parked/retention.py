@@ -31,8 +31,8 @@ def age_out() -> bool:
     now, told = server.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
-    messages = [resolved(now - timedelta(days=told.resolved_days)) for _ in range(TURN)]
-    attempts = [unkept(now - timedelta(days=told.attempt_days)) for _ in range(TURN)]
+    messages = [resolved(now - timedelta(days=told.operators.resolved_days)) for _ in range(TURN)]
+    attempts = [unkept(now - timedelta(days=told.operators.attempt_days)) for _ in range(TURN)]
     return BATCH in (messages[-1], attempts[-1])
 
 

@@ -92,7 +92,7 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
         return data
     data |= {name: getattr(message, name) for name in ("detail", "error_text", "summary")}
     if payload is Payload.MASKED:
-        text, hidden = masked(bytes(message.body), message.content_type, settings().mask)
+        text, hidden = masked(bytes(message.body), message.content_type, settings().operators.mask)
         return {**data, "body": text, "hidden": hidden, "headers": _headers(message)}
     whole = {"body": bytes(message.body), "properties": bytes(message.properties)}
     return {**data, **{f"{name}_base64": base64.b64encode(value).decode() for name, value in whole.items()}}
@@ -199,7 +199,7 @@ def _headers(message: ParkedMessage) -> Mapping[str, str]:
 
 def _shown(headers: Mapping[str, object], name: str) -> str:
     try:
-        return str(without(headers[name], [name], settings().mask))
+        return str(without(headers[name], [name], settings().operators.mask))
     except UndecodableHeaders:
         return HIDDEN
 

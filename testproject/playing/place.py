@@ -46,10 +46,11 @@ def _read(url: str) -> Url:
 
 
 def _api(url: Url) -> Api:
-    """Return the management API in RMQ_MANAGEMENT_URL, or the one on the broker's host and the usual port."""
+    """Return the management API in RMQ_OPERATORS_MANAGEMENT_URL, or the one on the broker's host and the usual port."""
     usual = f"http://{url.hosts[0].name}:15672"
     password = url.password.reveal() if url.password else os.environ.get("RMQ_PASSWORD", "guest")
-    return Api.named(os.environ.get("RMQ_MANAGEMENT_URL") or usual, user=url.user or "guest", password=password)
+    named = os.environ.get("RMQ_OPERATORS_MANAGEMENT_URL")
+    return Api.named(named or usual, user=url.user or "guest", password=password)
 
 
 def _in(vhost: str | None, named: str, url: Url) -> Place:

@@ -126,7 +126,7 @@ def state() -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=NAMES)
 def test_it_needs_its_permissions_and_no_others(address: Any, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     able = client_of(made.person("able", *address[4]))
 
@@ -135,7 +135,7 @@ def test_it_needs_its_permissions_and_no_others(address: Any, settings: Any) -> 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=NAMES)
 def test_every_right_but_one_is_not_enough(address: Any, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     ours = Permission.objects.filter(content_type__app_label="rmq_retry")
     for lacking in address[4]:
@@ -162,7 +162,7 @@ def test_nobody_comes_in_without_signing_in(address: Any) -> None:
 
 @pytest.mark.parametrize("address", [one for one in ADDRESSES if one[0] == "post"], ids=lambda one: str(one[1]))
 def test_no_act_is_done_by_a_get(address: Any, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     known = world()
     lead = client_of(made.person("lead", superuser=True))
     before = state()
@@ -199,7 +199,7 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     def north_only(_user: object, _verb: str, message: Any) -> bool | str:
         return message.type == "north" or "Only the north is yours."
 
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only}}
     north, south = (
         made.message(type="north", business_key="NORTH-ONE"),
         made.message(type="south", business_key="SOUTH-ONE"),
@@ -219,7 +219,10 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
 
 
 def test_a_search_opens_no_message_that_a_rule_hides(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
+    }
     north = made.message(type="north", message_id="id-of-north")
     made.message(type="south", message_id="id-of-south")
     client = client_of(made.person("clerk", "view_parkedmessage"))
@@ -232,7 +235,10 @@ def test_a_search_opens_no_message_that_a_rule_hides(settings: Any) -> None:
 
 
 def test_a_group_of_messages_is_discarded_without_those_that_a_rule_keeps_back(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
+    }
     cause = made.group()
     north, south = made.message(cause, type="north"), made.message(cause, type="south")
     client = client_of(made.person("clerk", "view_parkedmessage", "discard"))

@@ -99,7 +99,7 @@ def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
 
 
 def edited(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
 
 
 def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
@@ -129,7 +129,7 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
 
 
 def test_a_large_change_is_reviewed_by_its_beginning_and_stored_whole(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(body=b'{"a": 1}')
     text = '{"a": "' + "x" * 500_000 + '"}'
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text=text)
@@ -266,7 +266,7 @@ def test_the_result_of_a_run_is_exported(page: Client) -> None:
 
 
 def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
     lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
     said = "Its body is larger than the form of a page may be. Edit it by: manage.py rmq_parked edit"
@@ -278,7 +278,7 @@ def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, s
 
 
 def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     text = "[" + '"é",' * 400_000 + "1]"
     one = made.message(body=text.encode())
     form = urlencode({"text": f"{text} ", "reason": "test", "version": "1", "store": "1"})
@@ -290,7 +290,7 @@ def test_a_body_that_grows_beyond_djangos_limit_in_its_form_is_edited(page: Clie
 
 
 def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message()
     form, kind = "text=" + "y" * 11_000_000, "application/x-www-form-urlencoded"
     answer = page.post(f"{MESSAGES}{one.pk}/edit/", form, content_type=kind)
@@ -301,7 +301,7 @@ def test_a_form_that_sends_too_much_is_answered_with_a_sentence(page: Client, se
 
 
 def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     at = datetime(2026, 11, 22, 17, 47, tzinfo=UTC)
     one = made.message(properties=made.properties({"at": at, "more": [{"when": at, "none": None}], "yes": True}))
     text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text

@@ -60,7 +60,10 @@ def test_the_page_takes_six_queries(page: Client) -> None:
 
 
 def test_it_tells_what_happened_and_when(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "PLAIN_WORDS": {"GatewayTimeout": "The bank did not answer."}}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
+    }
     one = made.message(business_key="PAY-1")
     for number in range(1, 6):
         made.attempt(one, number)
@@ -266,7 +269,7 @@ def test_properties_that_cannot_be_decoded_are_shown_as_bytes_with_the_reason(pa
 
 
 def test_a_button_that_may_not_be_pressed_says_why(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "payments-oncall"}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     seen = Page(support().get(at(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
 

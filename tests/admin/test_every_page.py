@@ -38,7 +38,7 @@ QUEUES, KEYS, OUTBOX, LIST = (
 
 @pytest.fixture(autouse=True)
 def spoken(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
     # The copy of an unblocked message is a row of the outbox.
     monkeypatch.setattr(reach, "away", True)
     monkeypatch.setattr(reach, "probe_due", lambda: False)
@@ -97,7 +97,7 @@ def test_every_address_speaks_the_language(page: Client) -> None:
 
 
 def test_every_address_says_to_whom_it_is_closed(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "ann"}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann"}}
     asked, new = world(), client_of(made.person("admin"))
     found = {name: answered(new, name, asked.get(name, {})) for name in addresses()}
     ours = {name: response for name, response in found.items() if response.templates}

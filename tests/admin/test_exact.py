@@ -96,7 +96,10 @@ def _content(answer: Any) -> str:
 
 
 def test_what_is_hidden_is_in_no_page_no_file_and_no_record_of_an_edit(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}, "MASK": ["*.iban", "*.pan", "authorization"]}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"EDITABLE": {"*": True}, "MASK": ["*.iban", "*.pan", "authorization"]},
+    }
     headers: dict[str, object] = {
         "authorization": "Bearer abc.def",
         "card": {"pan": "4111111111111111"},
@@ -134,7 +137,7 @@ def test_every_page_answers_without_a_broker_and_says_so(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_connections.current, "replaced", False)
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(business_key="PAY-1")
     run = start(Selection.of_ids([made.message().pk]), Actor(name="ann", source="cli"))
     got = everything(page, one, run.pk)

@@ -48,7 +48,10 @@ def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
 
 
 def test_a_card_says_how_many_since_when_and_whether_it_grows(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "PLAIN_WORDS": {"GatewayTimeout": "The bank did not answer."}}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The bank did not answer."}},
+    }
     cause, now = made.group(note="outage", noted_by="ann", noted_at=timezone.now()), timezone.now()
     for minutes in (1, 5, 70):
         made.message(cause, parked_at=now - timedelta(minutes=minutes))

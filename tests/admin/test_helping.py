@@ -28,14 +28,14 @@ def mine(user: User) -> dict[str, str]:
 
 
 def test_who_may_everything_is_told_so(lead: User, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
 
     assert set(mine(lead).values()) == {""}
     assert set(mine(lead)) == {str(name) for _codename, name in PERMISSIONS.values()}
 
 
 def test_who_may_little_is_told_why_not(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "payments-oncall"}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     support = made.person("support", "view_parkedmessage", "requeue")
     text = Page(client_of(support).get(HELP)).text
     why = "You need the permission “Can discard and restore messages”. Ask: payments-oncall."
@@ -53,7 +53,7 @@ def test_what_takes_more_than_its_own_permission_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("editable", [{}, {"payment.*": False}])
 def test_where_nothing_is_to_be_edited_nobody_may(lead: User, settings: Any, editable: dict[str, bool]) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": editable}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": editable}}
     why = mine(lead)["Can edit a message and requeue it"]
 
     assert why == "No message is to be edited in this project (EDITABLE)."
@@ -62,7 +62,7 @@ def test_where_nothing_is_to_be_edited_nobody_may(lead: User, settings: Any, edi
 def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, settings: Any) -> None:
     clerk = made.person("clerk")
     before = Page(client_of(clerk).get(HELP)).text
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: True}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: True}}
 
     assert RULES not in before
     assert RULES in Page(client_of(clerk).get(HELP)).text

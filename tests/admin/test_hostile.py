@@ -56,7 +56,7 @@ def content(response: Any) -> str:
 @pytest.mark.parametrize("by", ["ids", "filter"])
 def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, settings: Any) -> None:
     north, south = both()
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only(verb)}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only(verb)}}
     ids, found = Selection.of_ids([north.pk, south.pk]), Selection.of_filter({"group": north.group_id})
     form = {"sel": (ids if by == "ids" else found).token(), "form": "jsonl", "payload": "whole"}
     answer = client_of(made.person("clerk", *CLERK)).post(EXPORT, form)
@@ -71,7 +71,10 @@ def test_an_export_holds_no_body_that_a_rule_keeps_back(verb: str, by: str, sett
 @pytest.mark.parametrize("page", ["discard", "hold", "export", "preview"])
 def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
+    }
     clerk = client_of(made.person("clerk", *CLERK))
     url = PREVIEW if page == "preview" else reverse(f"admin:rmq_retry_parkedmessage_{page}")
     form = {"sel": Selection.of_ids([north.pk, south.pk]).token(), "start": "now", "category": "test", "span": "2h"}
@@ -90,7 +93,7 @@ def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str,
     failed = made.attempt(south if of == "south" else north, fingerprint=north.group.fingerprint, chain=chain)
     if of == "nobody":
         Attempt.objects.filter(pk=failed.pk).update(identity="of a message that waits for its retry")
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": north_only("view_traceback")}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": north_only("view_traceback")}}
     clerk = client_of(made.person("clerk", *CLERK, "view_traceback"))
     page = clerk.get(reverse("admin:rmq_retry_errorgroup_change", args=[north.group_id])).content.decode()
     why = {
@@ -106,7 +109,10 @@ def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     ParkedMessage.objects.filter(pk=north.pk).update(succeeded_at=timezone.now())
     run = start(Selection.of_ids([north.pk, south.pk]), Actor(name="ann", source="cli"))
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
+    }
     clerk = client_of(made.person("clerk", *CLERK))
     page = clerk.get(reverse("admin:rmq_retry_requeuerun_change", args=[run.pk])).content.decode()
     table = content(clerk.post(reverse("admin:rmq_retry_requeuerun_export", args=[run.pk])))

@@ -258,7 +258,7 @@ def test_what_a_rule_hides_is_not_found(settings: Any) -> None:
     made.message(business_key="NORTH-1", type="north")
     hidden = made.message(business_key="SOUTH-1", type="south")
     rule = lambda _user, verb, message: message.type == "north" or verb != "view"  # noqa: E731
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": rule}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": rule}}
     clerk = client_of(made.person("clerk", "view_parkedmessage", "requeue", "discard"))
     told = pasted(clerk, f"NORTH-1\nSOUTH-1\nsouth-1\n{hidden.message_id}\nnobody")
 
@@ -445,7 +445,7 @@ class TestAllExceptThese:
         made.message(cause, business_key="NORTH-1", type="north")
         made.message(cause, business_key="SOUTH-1", type="south")
         rule = lambda _user, verb, message: message.type == "north" or verb != "view"  # noqa: E731
-        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": rule}
+        settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": rule}}
         clerk = client_of(made.person("clerk", "view_parkedmessage", "requeue"))
         rest = press(clerk, previewed(clerk, group=cause.pk), "Leave these out", **{"except": "NORTH-1, SOUTH-1"})
 

@@ -104,7 +104,10 @@ def test_it_counts_no_further_than_its_bound(page: Client, monkeypatch: pytest.M
 
 
 def test_what_a_rule_hides_is_not_counted(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, message: message.type == "north"}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
+    }
     clerk = client_of(made.person("clerk", "view_parkedmessage"))
     address = asked(clerk.get(LIST))
     for kind in ("north", "south"):

@@ -112,7 +112,7 @@ def test_a_selection_of_more_than_an_hour_ago_is_refused(page: Client, monkeypat
 
 
 def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CUTOFF": 3600}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
     cause = made.group()
     for age in (1, 2, 300):
         made.message(cause, published_at=timezone.now() - timedelta(minutes=age))

@@ -86,7 +86,7 @@ def in_role(role: str) -> Client:
 @pytest.fixture
 def roles(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("rmq_roles", verbosity=0)
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     monkeypatch.setattr(runs, "ALONE", 0.0)
 
 

@@ -109,7 +109,7 @@ def test_the_badge_of_a_finished_run_is_its_outcome(page: Client, counts: dict[s
 
 
 def test_why_messages_were_left_out_is_told_to_whom_may_not_see_them(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: False}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": lambda _user, _verb, _message: False}}
     run = run_of(state=RunState.FINISHED, skipped=1)
     RequeueItem.objects.create(
         run=run, message=made.message(), place=1, revision=1, state=ItemState.SKIPPED, skip_code=ItemReason.REFUSED

@@ -89,7 +89,7 @@ def untranslated(response: Any) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def marked(tmp_path: Path, settings: Any) -> Iterator[None]:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "EDITABLE": {"payment.*": True}}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"payment.*": True}}}
     with pseudo.spoken(settings, tmp_path):
         yield
 
@@ -100,7 +100,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     troubles = ("nobody reads this queue", "full: it refuses or gives up messages")
     levels = tuple(Level(queue="payments", role=role, ready=3, consumers=0, problems=troubles) for role in Role)
     levels += (Level(queue="payments", role=Role.WORK, remark="abandoned, empty: manage.py rmq_delete payments"),)
-    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
+    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
     found = broker_look.Look(at=timezone.now(), levels=levels, blind=blind)
     monkeypatch.setattr(broker_look, "look", lambda: found)
 
@@ -164,7 +164,7 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
 
 
 def test_what_somebody_may_not_see_or_do_is_said(settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CONTACT": "ann", "MASK": ["iban", "token"]}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "ann", "MASK": ["iban", "token"]}}
     one = made.message(properties=made.properties({"token": "x", "x-death": "y"}))
     made.attempt(one, 5)
     looker = client_of(made.person("lead", "view_parkedmessage", "view_errorgroup", "view_operatoraction"))
@@ -199,7 +199,7 @@ def test_editing(page: Client) -> None:
 
 @pytest.mark.usefixtures("seen")
 def test_the_preview_with_all_its_findings(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CUTOFF": 1.0}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"REQUEUE_MAX_AGE": 1.0}}
     cause, old = made.group(), timezone.now() - timedelta(days=3)
     for _ in range(2):
         made.message(cause, business_key="PAY-1", published_at=old)

@@ -56,7 +56,10 @@ def sent(run: RequeueRun, one: ParkedMessage, state: State, **fields: Any) -> No
 
 
 def test_a_processed_message_does_not_say_that_it_was_not_sent(page: Client, settings: Any) -> None:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "PLAIN_WORDS": {"GatewayTimeout": "The payment was not sent."}}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"ERROR_LABELS": {"GatewayTimeout": "The payment was not sent."}},
+    }
     one = made.message(attempts=3)
     before = shown(page, f"parkedmessage/{one.pk}/change/")
     run = requeued(one.group)
@@ -357,7 +360,7 @@ def test_a_person_sees_no_acts_of_others_on_a_run() -> None:
 
 
 def ruled(settings: Any, allows: Any) -> Client:
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": allows}
+    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"PERMIT": allows}}
     verbs = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "requeue", "bulk_requeue", "export")
     return client_of(made.person("support", *verbs))
 

@@ -29,7 +29,7 @@ def test_a_virtual_host_that_is_named_is_taken(tmp_path: Path) -> None:
 def test_where_nobody_makes_a_virtual_host_it_is_the_default_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RMQ_MANAGEMENT_URL", NOBODY)
+    monkeypatch.setenv("RMQ_OPERATORS_MANAGEMENT_URL", NOBODY)
     with place("amqp://127.0.0.1:5672", tmp_path) as found:
         assert found.url == "amqp://127.0.0.1:5672"
         assert "where no management API makes one" in found.said
@@ -38,7 +38,7 @@ def test_where_nobody_makes_a_virtual_host_it_is_the_default_one(
 def test_where_somebody_makes_one_the_demo_has_it_alone_and_then_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: Broker
 ) -> None:
-    monkeypatch.setenv("RMQ_MANAGEMENT_URL", broker.management.url)
+    monkeypatch.setenv("RMQ_OPERATORS_MANAGEMENT_URL", broker.management.url)
     with place(broker.base, tmp_path) as found:
         name = found.url.rpartition("/")[2]
         during = broker.management.vhosts()

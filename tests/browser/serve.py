@@ -151,7 +151,7 @@ def looked() -> broker_look.Look:
         Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",)),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
     )
-    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["MANAGEMENT_URL"].'
+    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
     return broker_look.Look(at=now, levels=levels, blind=blind)
 
 

@@ -50,10 +50,12 @@ DATABASES = {
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 RMQ_RETRY = {
     "URL": "amqp://guest:guest@127.0.0.1:1/",
-    "ENVIRONMENT": "PRODUCTION",
-    "CONTACT": "payments-oncall",
-    "EDITABLE": {"payment.*": True},
-    "PLAIN_WORDS": {"GatewayTimeout": "The bank did not answer in time. The payment was not sent."},
+    "OPERATORS": {
+        "ENVIRONMENT": "PRODUCTION",
+        "CONTACT": "payments-oncall",
+        "EDITABLE": {"payment.*": True},
+        "ERROR_LABELS": {"GatewayTimeout": "The bank did not answer in time. The payment was not sent."},
+    },
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'; connect-src 'self'"

@@ -104,7 +104,7 @@ ON_BROKER = {
 @pytest.mark.usefixtures("charge")
 @pytest.mark.parametrize("schema", WORDS)
 def test_a_document_has_its_keys_and_no_other(schema: str, settings: Any) -> None:
-    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "OPERATORS": {"EDITABLE": {"*": True}}}
     words, prepared = WORDS[schema]
     told = run(*words.format(prepared()).split(), "--json")
 

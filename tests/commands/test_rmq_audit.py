@@ -103,7 +103,7 @@ def test_every_permission_is_one_that_exists() -> None:
 
 
 def test_whoever_may_not_is_told_what_is_missing_and_whom_to_ask(settings: object) -> None:
-    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CONTACT": "payments-oncall"}  # type: ignore[attr-defined]
+    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"CONTACT": "payments-oncall"}}  # type: ignore[attr-defined]
     user = User.objects.create(username="ann")
     run("rmq_roles")
     refused = refusal(user, "requeue")

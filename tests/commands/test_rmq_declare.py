@@ -31,7 +31,7 @@ def differing(channel: BlockingChannel, messages: int = 0) -> None:
 def seen(vhost: Vhost, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project knows the management API."""
     monkeypatch.setattr(inspection, "LAG", 1.0)
-    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+    project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
 
 
 @pytest.mark.on_both
@@ -133,7 +133,7 @@ def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vh
 
     assert (ran.code, ran.err) == (
         Exit.DONE,
-        'Bindings are seen only through the management API: RMQ_RETRY["MANAGEMENT_URL"].\n',
+        'Bindings are seen only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].\n',
     )
     assert ran.lines[-1] == ["Queue 'payments.charge' was made anew, with 3 messages moved."]
     assert vhost.queues()["payments.charge"]["type"] == "quorum"

@@ -38,7 +38,7 @@ def charge() -> None:
 @pytest.fixture
 def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
     broker_connections.close()
-    settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20, "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20, "OPERATORS": {"EDITABLE": {"*": True}}}
     amqp.queue_declare(QUEUE)
     yield amqp
     broker_connections.close()
@@ -46,7 +46,7 @@ def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[Blo
 
 @pytest.fixture
 def away(settings: Any) -> None:
-    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "EDITABLE": {"*": True}}
+    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "OPERATORS": {"EDITABLE": {"*": True}}}
 
 
 def parked(*arguments: str, given: bytes | None = None, out: StringIO | None = None) -> Ran:

@@ -98,7 +98,7 @@ def test_an_interrupted_move_is_a_problem(amqp: BlockingChannel) -> None:
 
 
 def test_the_management_api_adds_unacked_messages_and_rates(vhost: Vhost, project: Any) -> None:
-    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+    project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
 
     ran = run("rmq_status")
 
@@ -112,7 +112,7 @@ def test_a_user_without_rights_on_the_queues_sees_them_through_the_management_ap
     api.call("PUT", f"permissions/{vhost.name}/{user}", {"configure": "^$", "write": "^$", "read": "^$"})
     with_user = f"{user}:pw@"
     urls = {"URL": vhost.url.replace("guest:guest@", with_user)}
-    project.RMQ_RETRY = {**urls, "MANAGEMENT_URL": api.url.replace("guest:guest@", with_user)}
+    project.RMQ_RETRY = {**urls, "OPERATORS": {"MANAGEMENT_URL": api.url.replace("guest:guest@", with_user)}}
 
     ran = run("rmq_status", "--check")
     api.call("DELETE", f"users/{user}")
@@ -121,7 +121,7 @@ def test_a_user_without_rights_on_the_queues_sees_them_through_the_management_ap
 
 
 def test_a_management_api_that_is_down_costs_only_those_columns(vhost: Vhost, project: Any) -> None:
-    project.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": "http://app:secret@127.0.0.1:1"}
+    project.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": "http://app:secret@127.0.0.1:1"}}
 
     ran = run("rmq_status")
 

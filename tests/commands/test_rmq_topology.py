@@ -69,7 +69,7 @@ def test_an_unknown_format_is_a_wrong_use() -> None:
 def test_the_broker_imports_the_definitions_as_rmq_declare_would_have_declared_them(
     vhost: Vhost, settings: Any
 ) -> None:
-    settings.RMQ_RETRY = {"URL": vhost.url, "MANAGEMENT_URL": vhost.management.url}
+    settings.RMQ_RETRY = {"URL": vhost.url, "OPERATORS": {"MANAGEMENT_URL": vhost.management.url}}
     told = json.loads(run("rmq_topology", "--format", "definitions").out)
 
     vhost.management.call("POST", f"definitions/{vhost.name}", told)

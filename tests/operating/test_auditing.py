@@ -133,7 +133,10 @@ def test_an_act_on_one_message_stands_in_the_history_of_its_page(bob: Actor) -> 
 def test_a_history_is_for_whom_the_projects_rules_let_see_the_message(bob: Actor, settings: Any) -> None:
     one = record()
     discard(Selection.of_ids([one.pk]), bob, category="duplicate")
-    settings.RMQ_RETRY = {**settings.RMQ_RETRY, "CAN": lambda _user, _verb, _message: "Not of your bank."}
+    settings.RMQ_RETRY = {
+        **settings.RMQ_RETRY,
+        "OPERATORS": {"PERMIT": lambda _user, _verb, _message: "Not of your bank."},
+    }
     client = Client()
     client.force_login(person("eve", "view_parkedmessage"))
     answer = client.get(reverse("admin:rmq_retry_parkedmessage_history", args=[one.pk]))

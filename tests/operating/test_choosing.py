@@ -116,7 +116,7 @@ class TestSelection:
 
 class TestReport:
     def test_each_objection_is_counted_with_examples(self, settings: Any) -> None:
-        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CUTOFF": 3600}
+        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
         fine = record(key="payment:1")
         record(succeeded_at=timezone.now())
         record(unconfirmed=True)
@@ -148,7 +148,7 @@ class TestReport:
 
     @pytest.mark.parametrize("lacking", ["published_at", "failed_at", "parked_at"])
     def test_the_age_is_the_best_that_is_known(self, settings: Any, lacking: str) -> None:
-        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "CUTOFF": 3600}
+        settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "OPERATORS": {"REQUEUE_MAX_AGE": 3600}}
         known = ["published_at", "failed_at", "parked_at"]
         old, young = timezone.now() - 2 * HOUR, timezone.now() - HOUR / 2
         before, after = known[: known.index(lacking)], known[known.index(lacking) + 1 :]

@@ -19,7 +19,10 @@ BODY = b'{"amount": 100.00, "id": 12345678901234567890}'
 
 @pytest.fixture(autouse=True)
 def editing_allowed(settings: Any) -> None:
-    settings.RMQ_RETRY = {"URL": "amqp://127.0.0.1/", "EDITABLE": {"payment.*": True, "payment.final": False}}
+    settings.RMQ_RETRY = {
+        "URL": "amqp://127.0.0.1/",
+        "OPERATORS": {"EDITABLE": {"payment.*": True, "payment.final": False}},
+    }
 
 
 def payment(**fields: Any) -> ParkedMessage:

@@ -105,11 +105,11 @@ def broken() -> str:
 
 
 @pytest.mark.parametrize(
-    ("deploy", "noted"), [("v7", "v7"), (told, "a1b2c3"), (broken, ""), ("x" * 200, "x" * 97 + "…")]
+    ("version", "noted"), [("v7", "v7"), (told, "a1b2c3"), (broken, ""), ("x" * 200, "x" * 97 + "…")]
 )
-def test_the_version_of_the_project_is_noted(deploy: Any, noted: str) -> None:
-    with override_settings(RMQ_RETRY={"DEPLOY": deploy}):
-        assert history.deploy() == noted
+def test_the_version_of_the_project_is_noted(version: Any, noted: str) -> None:
+    with override_settings(RMQ_RETRY={"VERSION": version}):
+        assert history.version() == noted
 
 
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:

@@ -37,7 +37,7 @@ class Command(RmqCommand):
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
         checked = actions.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
         old = actions.add_parser("purge", help="shorten it from its beginning; without --yes it only counts")
-        days = datetime.timedelta(days=settings().audit_days)
+        days = datetime.timedelta(days=settings().operators.audit_days)
         old.add_argument("--older-than", type=age, default=days, metavar="AGE", help="AUDIT_DAYS by default")
         add_yes(old)
         for one in (listed, checked, old):

@@ -112,10 +112,11 @@ class Command(RmqCommand):
             self.say(sentence)
 
     def _check_sight(self) -> None:
-        if settings().management_url is None:
+        if settings().operators.management_url is None:
             raise CommandError(
                 "Which queues there were is told by the database (manage.py migrate) or by the management API, "
-                'RMQ_RETRY["MANAGEMENT_URL"]; or name the queues: manage.py rmq_delete payments.charge.retry.30s',
+                'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]; or name the queues: '
+                "manage.py rmq_delete payments.charge.retry.30s",
                 returncode=Exit.DRIFT,
             )
 
@@ -192,7 +193,7 @@ class Command(RmqCommand):
             else:
                 self.say(f"Exchange {item.name!r} was left alone. Write it as the broker has it, or take another name.")
         if plan.of(State.UNSEEN):
-            self.say('Bindings are seen only through the management API: RMQ_RETRY["MANAGEMENT_URL"].')
+            self.say('Bindings are seen only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
     def _tell(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
         if isinstance(recreated, Departed):
