@@ -18,7 +18,7 @@ parked = Signal()
 halted = Signal()
 """A handler with StopTheLine failed and stops its queue: ``verdict``, with the seconds until the next attempt."""
 
-released = Signal()
+resumed = Signal()
 """A stopped queue resumes: the message that stopped it was handled, parked or discarded: ``verdict``."""
 
 recorded = Signal()
@@ -27,8 +27,8 @@ recorded = Signal()
 The sender is the class ``ParkedMessage``; the drainer's thread sends it after the commit.
 """
 
-opened = Signal()
+breaker_opened = Signal()
 """A breaker opened in this process: ``queue``, ``handler`` and ``cause``, a text. There is no delivery."""
 
-closed = Signal()
+breaker_closed = Signal()
 """A probe succeeded and the breaker closed: ``queue``, ``handler`` and ``cause``, the reason why it was open."""

@@ -17,7 +17,7 @@ Heard = list[tuple[str, str]]
 LEDGER = Subscription(
     name="ledger.post", run=lambda _: None, queue=Queue("ledger.post"), policy=StopTheLine(), park="x"
 )
-NAMES = {id(getattr(signals, name)): name for name in ("attempted", "parked", "halted", "released")}
+NAMES = {id(getattr(signals, name)): name for name in ("attempted", "parked", "halted", "resumed")}
 
 
 def attempt(verdict: Verdict, *, subscription: Subscription | None = LEDGER) -> FinishedAttempt:
@@ -80,7 +80,7 @@ def test_a_line_is_released_once(heard: Heard) -> None:
 
     told = [name for name, _ in heard if name != "attempted"]
 
-    assert told == ["halted", "halted", "released"]
+    assert told == ["halted", "halted", "resumed"]
 
 
 @pytest.mark.parametrize("raised", [ValueError, SystemExit])

@@ -165,10 +165,10 @@ def test_every_reason_for_parking_is_documented() -> None:
 
 def test_every_event_of_the_outbox_is_documented() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "django_rmq_retry" / "publishing").glob("*.py"))
-    events = set(re.findall(r'"event": "([a-z ]+)"|_extra\(row, "([a-z ]+)"\)', sources))
+    events = set(re.findall(r'"event": "([a-z_]+)"|_extra\(row, "([a-z_]+)"\)', sources))
     named = {one or other for one, other in events} - {"relayed"}
 
-    assert "outbox stuck" in named
+    assert "outbox_failed" in named
     assert {event for event in named if f"`{event}`" not in TEXTS["errors.md"]} == set()
 
 

@@ -311,7 +311,7 @@ def test_the_three_scenarios_and_a_topology_taken_over_read_as_in_the_documentat
         "ledger.post",
         "ledger.post.parked",
         "rates.quote",
-        "rates.quote.suspects",
+        "rates.quote.quarantine",
         "rates.quote.parked",
         "main-queue",
         "retry-queue",

@@ -37,7 +37,7 @@ PARKED_BY: Mapping[str, Any] = {
 ROLES: Mapping[str, Any] = {
     Role.WORK: pgettext_lazy("role of a queue", "work"),
     Role.WAITING: pgettext_lazy("role of a queue", "waiting"),
-    Role.SUSPECTS: pgettext_lazy("role of a queue", "suspects"),
+    Role.QUARANTINE: pgettext_lazy("role of a queue", "quarantine"),
     Role.PARKED: pgettext_lazy("role of a queue", "parked"),
     Role.REPLY: pgettext_lazy("role of a queue", "reply"),
     Role.OTHER: pgettext_lazy("role of a queue", "other"),

@@ -421,7 +421,7 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
 
 def _is_read(queue: QueueDeclaration) -> bool:
     """Whether a consumer belongs to it; a queue with a TTL may be there for the delay alone."""
-    return queue.role in (Role.WORK, Role.SUSPECTS, Role.REPLY) or (
+    return queue.role in (Role.WORK, Role.QUARANTINE, Role.REPLY) or (
         queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments
     )
 

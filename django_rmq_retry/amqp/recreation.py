@@ -194,7 +194,7 @@ UNSEEN = (
     "A message that a consumer still has in hand, or that is on its way as a dead letter, would be lost; only the "
     'management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
 )
-_RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|suspects)", re.DOTALL)
+_RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", re.DOTALL)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,11 +40,11 @@ def moved(queue: str, before: Circuit, after: Circuit) -> None:
     elif after.opened:
         said = "The breaker of %s has opened: %r. Queue %r waits, and no attempt is counted; next probe at %s"
         log.warning(said, *(after.handler, after.cause, queue, _clock(after.probe_at)), extra=names)
-        _send(signals.opened, queue, after)
+        _send(signals.breaker_opened, queue, after)
     else:
         said = "The breaker of %s has closed after %s failed probes; queue %r goes on"
         log.warning(said, *(before.handler, before.failed, queue), extra=names)
-        _send(signals.closed, queue, before)
+        _send(signals.breaker_closed, queue, before)
 
 
 def turned(valve: Valve, before: QueueState, mode: Mode, now: float) -> None:

@@ -36,7 +36,7 @@ from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.inbox.retention import Ageing
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import PUT_ASIDE, set_aside
+from django_rmq_retry.messages.parked import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import Order
 from django_rmq_retry.ordering.keys import EVERY, settle
 from django_rmq_retry.parked import attempts
@@ -251,7 +251,7 @@ class PutAside:
         self._declared: set[str] = set()
 
     def __call__(self, delivery: Delivery, why: str) -> None:
-        name = delivery.queue + PUT_ASIDE
+        name = delivery.queue + UNRECORDED_QUEUE
         if name not in self._declared:
             declare(name)
             self._declared.add(name)

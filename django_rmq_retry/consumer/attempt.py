@@ -119,7 +119,7 @@ class Attempts:
         self.deadlines = Deadlines(surroundings.interrupted)
         intakes = [self.deadlines.limited(intake) for intake in intakes]
         self._intakes = {intake.queue.name: intake for intake in intakes}
-        self._intakes |= {intake.suspects: intake for intake in intakes if intake.suspects is not None}
+        self._intakes |= {intake.quarantine: intake for intake in intakes if intake.quarantine is not None}
         self._only = {one.queue.name: one.subscriptions[0] for one in intakes if not one.dispatches}
         self._ordered = frozenset(intake.queue.name for intake in intakes if intake.ordered)
         self._out = surroundings
@@ -239,7 +239,7 @@ class Attempts:
     def _returned(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Quarantine or park a message that may have killed its worker."""
         delivery = state.delivery
-        lane = None if delivery.quarantined else self._intakes[delivery.queue].suspects
+        lane = None if delivery.quarantined else self._intakes[delivery.queue].quarantine
         # Where order counts, a message that waits for another one is not parked for its returns.
         verdict = None if subscription.order_by else self._crashed(delivery, subscription, movable=lane is not None)
         if verdict is None:

@@ -178,7 +178,7 @@ class Valves:
             self._source.resume(name)
 
     def try_one(self, queue: str) -> None:
-        """One message at a time; what was suspected of stopping a worker stays where it is."""
+        """One message at a time; messages in quarantine stay in their queue."""
         self._source.resume(queue, prefetch=1)
 
 
@@ -190,7 +190,7 @@ def asked(intakes: Sequence[Intake]) -> frozenset[str]:
 
 def lanes_of(intake: Intake) -> tuple[str, ...]:
     """The queues that are consumed for the handlers of one."""
-    return (intake.queue.name,) if intake.suspects is None else (intake.queue.name, intake.suspects)
+    return (intake.queue.name,) if intake.quarantine is None else (intake.queue.name, intake.quarantine)
 
 
 def lines_of(intake: Intake, prefetch: int) -> list[Line]:
@@ -204,10 +204,10 @@ def lines_of(intake: Intake, prefetch: int) -> list[Line]:
         temporary=temporary(intake),
         acked=intake.lossy,
     )
-    if intake.suspects is None:
+    if intake.quarantine is None:
         return [work]
-    # One suspect at a time: when it takes its worker along, no other message is charged with it.
-    return [work, Line(queue=intake.suspects, prefetch=1, parks=True, alone=True)]
+    # One message in quarantine at a time: if it kills its worker, no other message is counted.
+    return [work, Line(queue=intake.quarantine, prefetch=1, parks=True, alone=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

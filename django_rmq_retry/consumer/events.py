@@ -91,7 +91,7 @@ class Events:
         queue = attempt.delivery.queue
         if attempt.verdict.kind is not Kind.HALT:
             if self._halts.pop(queue, None) is not None:
-                log.warning("The line %r goes on", queue, extra={"event": "released", "queue": queue})
+                log.warning("The line %r goes on", queue, extra={"event": "resumed", "queue": queue})
             return
         known = self._halts.get(queue)
         self._halts[queue] = Halt(
@@ -143,7 +143,7 @@ def _write(attempt: FinishedAttempt) -> None:
     )
 
 
-ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.released)
+ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.resumed)
 
 
 def observers() -> Sequence[Callable[[FinishedAttempt], None]]:
@@ -176,7 +176,7 @@ class Announcer:
                 signals.halted.send_robust(Delivery, **names)
             elif queue in self._halted:
                 self._halted.discard(queue)
-                signals.released.send_robust(Delivery, **names)
+                signals.resumed.send_robust(Delivery, **names)
         except BaseException:
             # SystemExit and its like pass through send_robust; the message was handled all the same.
             log.exception("A receiver of a signal raised what it should not")

@@ -58,7 +58,7 @@ class Keeper:
         except place.NotRunning:
             if not self._brought:
                 raise
-            log.warning("The embedded broker has ended. Starting it again", extra={"event": "broker restarted"})
+            log.warning("The embedded broker has ended. Starting it again", extra={"event": "broker_restarted"})
             return ensure(folder)
         self._brought = found.brought
         return found.port

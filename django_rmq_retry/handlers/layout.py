@@ -49,7 +49,7 @@ def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclar
     found = Topology()
     for intake in intakes:
         own = [intake.queue.name] if intake.queue.lasting else []
-        names = (*own, intake.park, *([intake.suspects] if intake.suspects else []))
+        names = (*own, intake.park, *([intake.quarantine] if intake.quarantine else []))
         found += Topology(queues={name: QueueDeclaration(name=name) for name in names})
         for subscription in intake.subscriptions:
             found += _bare(subscription.policy.via.additions(subscription.route).topology)
@@ -97,7 +97,7 @@ def _of_intake(intake: Intake) -> Topology:
                     "Give them the same carrier, or two queues."
                 )
         found += additions.topology
-    return _of_queue(intake.queue, Role.WORK, arguments, vital=vital) + found + _suspects(intake)
+    return _of_queue(intake.queue, Role.WORK, arguments, vital=vital) + found + _quarantine(intake)
 
 
 def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: Iterable[str] = ()) -> Topology:
@@ -105,13 +105,13 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: 
     return Topology(queues={queue.name: declaration}) + bound(queue)
 
 
-def _suspects(intake: Intake) -> Topology:
+def _quarantine(intake: Intake) -> Topology:
     """Consumed one at a time: whoever stops a worker there takes nobody along into the parked queue."""
-    if intake.suspects is None:
+    if intake.quarantine is None:
         return Topology()
-    alone = Queue(intake.suspects)
+    alone = Queue(intake.quarantine)
     arguments = {**alone.plain_arguments(), **dead_letter("", intake.park, safe=True)}
-    return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.SUSPECTS, arguments=arguments)})
+    return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.QUARANTINE, arguments=arguments)})
 
 
 def _parked(intake: Intake) -> Topology:
@@ -190,10 +190,10 @@ def _doubled(exchange: str, key: str, queues: set[str]) -> ConfigurationError:
 
 
 def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
-    """The work queue of each waiting, suspects' and parked queue; one that serves several work queues is left out."""
+    """The work queue of each waiting, quarantine and parked queue; one that serves several work queues is left out."""
     served: dict[str, set[str]] = {}
     for intake in intakes:
-        own = {intake.park, *({intake.suspects} if intake.suspects else ())}
+        own = {intake.park, *({intake.quarantine} if intake.quarantine else ())}
         for subscription in intake.subscriptions:
             own |= subscription.policy.via.additions(subscription.route).topology.queues.keys()
         for name in own:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.handlers.subscription import SUSPECTS, Intake, Subscription
+from django_rmq_retry.handlers.subscription import QUARANTINE, Intake, Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.deaths import BROKERS_OWN, Reason, brokers_part, first_rejected, rejections
 from django_rmq_retry.messages.headers import SHORT_STRING_LIMIT, Headers, encode_entry
@@ -103,16 +103,16 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     return via.carry(subscription.route, delivery, hop)
 
 
-def set_apart(delivery: Delivery, suspects: str) -> Settlement:
+def set_apart(delivery: Delivery, quarantine: str) -> Settlement:
     """A copy to where it is tried alone, with its story so far; how often it came back is counted anew there."""
-    return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=suspects))
+    return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=quarantine))
 
 
 def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
     """To its queue again, with nothing counted by anybody; in its place it goes when its channel closes."""
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM:
         return Settlement(tell=Tell.AGAIN, hold=HELD)
-    lane = subscription.queue.name + (SUSPECTS if delivery.quarantined else "")
+    lane = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
     try:
         return set_apart(delivery, lane)
     except UndecodableHeaders:

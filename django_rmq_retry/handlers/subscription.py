@@ -75,7 +75,7 @@ def _said(found: object) -> str:
 
 
 Ack = Literal["manual", "auto"]
-SUSPECTS = ".suspects"
+QUARANTINE = ".quarantine"
 Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
 Named = Callable[[Delivery], object]
@@ -228,14 +228,14 @@ class Intake:
         return any(subscription.order_by is not None for subscription in self.subscriptions)
 
     @property
-    def suspects(self) -> str | None:
+    def quarantine(self) -> str | None:
         """The queue in which what may have stopped a worker is tried alone; None where it cannot be told or moved.
 
         A classic queue counts no returns, a line must keep its order, and some carriers work on one queue only.
         """
         movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
         movable = movable and not self.ordered and not self.keyed and not self.lossy
-        return self.queue.name + SUSPECTS if movable and self.queue.type == "quorum" else None
+        return self.queue.name + QUARANTINE if movable and self.queue.type == "quorum" else None
 
     @property
     def in_place(self) -> bool:

@@ -117,7 +117,7 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
                     "Handler %s has committed, but what it left for after that failed: %s",
                     *(subscription.name, ErrorNote.of(error)),
                     exc_info=error,
-                    extra={"event": "after commit", "handler": subscription.name},
+                    extra={"event": "after_commit", "handler": subscription.name},
                 )
                 return run.answer
             run.refuse(error, last=not left)
@@ -212,7 +212,7 @@ class Run:
             "Handler %s has lost its connection to database %r %s times with the same message, and a new one was to be "
             "had at once each time: this attempt counts",
             *(self._subscription.name, self._connection.alias, LOSSES),
-            extra={"event": "connection lost", "handler": self._subscription.name},
+            extra={"event": "connection_lost", "handler": self._subscription.name},
         )
         return True
 

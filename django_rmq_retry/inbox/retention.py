@@ -169,7 +169,7 @@ def _close(alias: str, rows: Iterable[Waiting]) -> None:
     for row, at in _same(known, found):
         if handled_elsewhere(row.pk, at):
             said = "Message %r of %s was parked, and another copy of it was handled: its record %s is closed"
-            extra = {"event": "twin handled", "handler": row.handler, "message_id": row.message_id}
+            extra = {"event": "twin_handled", "handler": row.handler, "message_id": row.message_id}
             log.info(said, row.message_id, row.handler, row.pk, extra=extra)
 
 

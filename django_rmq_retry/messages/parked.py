@@ -52,8 +52,8 @@ TICKET = PREFIX + "ticket"
 """What a requeued copy carries to its record's outcome; kept by every retry, and by the parked copy."""
 UNPACKED_LIMIT = 1024 * 1024
 """Properties travel in one frame, of 128 kB by default: what unpacks to more than this is a bomb, and kept packed."""
-ASIDE = PREFIX + "aside"
-PUT_ASIDE = ".aside"
+UNRECORDED = PREFIX + "unrecorded"
+UNRECORDED_QUEUE = ".unrecorded"
 """What the queue is called, after a parked queue, that keeps what no database takes."""
 """Why a parked message could not be recorded."""
 COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
@@ -146,7 +146,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
 
 def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
     """The copy of a parked message that cannot be recorded, for a queue where it bothers nobody."""
-    put: dict[str, object] = {ASIDE: short(why)}
+    put: dict[str, object] = {UNRECORDED: short(why)}
     try:
         known = delivery.properties
         # Whoever puts it back finds its way by x-death; CC would send copies elsewhere.
@@ -193,7 +193,7 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
 
 
 _TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
-ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {ASIDE, BARE}
+ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
 """What a record tells in columns of its own, so that neither it nor a requeued copy carries it on."""
 DROPPED = ADDED - KEPT
 """The same where properties are kept by nobody of ours, or cannot be unpacked."""

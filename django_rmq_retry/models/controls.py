@@ -75,7 +75,7 @@ class Declared(models.Model):
     name = models.CharField(max_length=255)
     role = models.CharField(max_length=16, blank=True)
     home = models.CharField(max_length=255, blank=True)
-    """The work queue to which a waiting, suspects' or parked queue belongs, if to one only."""
+    """The work queue to which a waiting, quarantine or parked queue belongs, if to one only."""
     arguments = models.JSONField(default=dict)
     bindings = models.JSONField(default=list)
     """Of a queue: source, key and arguments of each."""

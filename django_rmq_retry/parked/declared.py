@@ -14,7 +14,7 @@ from django_rmq_retry.amqp.inspection import look_at_rest
 from django_rmq_retry.amqp.refusals import Refusal
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.parked import PUT_ASIDE
+from django_rmq_retry.messages.parked import UNRECORDED_QUEUE
 from django_rmq_retry.models import Declared
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
@@ -75,7 +75,7 @@ def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tupl
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
     found = {row.name: _former(row) for row in here}
     for former in list(found.values()):
-        aside = former.queue.name + PUT_ASIDE
+        aside = former.queue.name + UNRECORDED_QUEUE
         if former.queue.role is Role.PARKED and aside not in topology.queues:
             beside = QueueDeclaration(name=aside, role=Role.PARKED)
             found.setdefault(aside, Former(queue=beside, home=former.home))

@@ -213,7 +213,7 @@ def me(what: str) -> str:
     return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
 
 
-UNFIT = (Role.PARKED, Role.WAITING, Role.SUSPECTS)
+UNFIT = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 """Queues in which no handler looks for new messages: only this app sends there, by its own rules."""
 
 

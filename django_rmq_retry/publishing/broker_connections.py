@@ -167,13 +167,13 @@ class Reach:
             self._probe_at = self._clock() + PROBE
         if first:
             said = "The broker does not answer; messages stay in the outbox until a relay sends them: %s"
-            log.warning(said, why, extra={"event": "outbox waits"})
+            log.warning(said, why, extra={"event": "outbox_waiting"})
 
     def found(self) -> None:
         """Note that the broker answers again."""
         if self.away:
             self.away = False
-            log.info("The broker answers again", extra={"event": "outbox goes on"})
+            log.info("The broker answers again", extra={"event": "outbox_resumed"})
 
     def forked(self) -> None:
         """In a child: the thread that held the lock does not exist here."""

@@ -70,12 +70,12 @@ def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
     if whose is Fault.ROW and attempts >= MOST_ATTEMPTS:
         outbox_rows.give_up(row.id, using=using, attempts=attempts, error=why)
         said = "Message %r stays in the outbox of %r until somebody sends it again or discards it: %s"
-        log.critical(said, *_facts(row, using, why), extra=_extra(row, "outbox stuck"))
+        log.critical(said, *_facts(row, using, why), extra=_extra(row, "outbox_failed"))
         return 0.0
     outbox_rows.put_off(row.id, using=using, seconds=wait_after(attempts), attempts=attempts, error=why)
     if attempts == 1:
         said = "Message %r waits in the outbox of %r and is tried again: %s"
-        log.warning(said, *_facts(row, using, why), extra=_extra(row, "outbox retry"))
+        log.warning(said, *_facts(row, using, why), extra=_extra(row, "outbox_retry"))
     return wait_after(attempts)
 
 

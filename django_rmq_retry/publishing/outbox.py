@@ -179,7 +179,7 @@ class Departure:
             self._leave()
         except Exception as error:  # noqa: BLE001 - the rows are there, and a relay sends them
             said = "Committed; %s messages stay in the outbox of %r and are sent by a relay: %s"
-            log.warning(said, len(self.rows), self.using, error, extra={"event": "outbox waits"})
+            log.warning(said, len(self.rows), self.using, error, extra={"event": "outbox_waiting"})
 
     def _leave(self) -> None:
         # Whenever a savepoint is rolled back Django makes a new list; of the one that it works off we have been taken.

@@ -67,7 +67,7 @@ def _missing(using: str) -> bool:
     if _place(using) not in _told:
         _told.add(_place(using))
         said = "The database %r has no outbox: run `manage.py migrate`, or name in 'OUTBOX' those that shall have one"
-        log.warning(said, using, extra={"event": "no outbox"})
+        log.warning(said, using, extra={"event": "outbox_missing"})
     return False
 
 

@@ -14,7 +14,7 @@ class Role(StrEnum):
 
     WORK = "work"
     WAITING = "waiting"
-    SUSPECTS = "suspects"
+    QUARANTINE = "quarantine"
     PARKED = "parked"
     REPLY = "reply"
     OTHER = "other"

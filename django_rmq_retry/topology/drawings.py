@@ -129,7 +129,7 @@ def _copies(topology: Topology, intakes: Iterable[Intake]) -> list[Edge]:
     found = []
     for intake in intakes:
         work = (False, intake.queue.name)
-        apart = [] if intake.suspects is None else [intake.suspects]
+        apart = [] if intake.quarantine is None else [intake.quarantine]
         found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (intake.park, *apart)]
         for subscription in intake.subscriptions:
             added = subscription.policy.via.additions(subscription.route).topology
@@ -148,7 +148,7 @@ def _known(edge: Edge, edges: Iterable[Edge]) -> bool:
 
 Key = tuple[bool, str]
 ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
-_COLUMNS = {Role.WAITING: WAITING, Role.SUSPECTS: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
+_COLUMNS = {Role.WAITING: WAITING, Role.QUARANTINE: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,12 +264,12 @@ _MEANINGS = (
 )
 _STYLE = """
 svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
-  --suspects: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
+  --quarantine: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
 @media (prefers-color-scheme: dark) { svg { --ink: #f0f4f8; --soft: #bcccdc; --paper: #14181d; --exchange: #243447;
-  --work: #1e3a26; --waiting: #463a12; --suspects: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
+  --work: #1e3a26; --waiting: #463a12; --quarantine: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
 .paper { fill: var(--paper); }
 rect.node { stroke: var(--line); } .exchange { fill: var(--exchange); } .work { fill: var(--work); }
-.waiting { fill: var(--waiting); } .suspects { fill: var(--suspects); } .parked { fill: var(--parked); }
+.waiting { fill: var(--waiting); } .quarantine { fill: var(--quarantine); } .parked { fill: var(--parked); }
 .other, .reply { fill: var(--other); }
 text { fill: var(--ink); font: 13px system-ui, sans-serif; } .detail, .label { fill: var(--soft); font-size: 11px; }
 .label { text-anchor: middle; } .halo { stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
@@ -392,7 +392,7 @@ def clean(name: str) -> str:
 _ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.COPY: "==>"}
 _MERMAID_CLASSES = {
     Role.WAITING: "fill:#fdf3d0,stroke:#a67c00,color:#333",
-    Role.SUSPECTS: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
+    Role.QUARANTINE: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
     Role.PARKED: "fill:#fbe3e0,stroke:#b3372a,color:#333",
     Role.WORK: "fill:#e2efe4,stroke:#2e7d3a,color:#333",
 }

@@ -117,7 +117,7 @@ class Scenario:
 
     def _under_way(self) -> int:
         found = depths()
-        return found[Role.WORK] + found[Role.WAITING] + found[Role.SUSPECTS]
+        return found[Role.WORK] + found[Role.WAITING] + found[Role.QUARANTINE]
 
     def _await_paid(self, messages: list[str]) -> None:
         self._wait(lambda: set(messages) <= self._stage.tally.paid.keys(), f"{', '.join(messages)} paid")

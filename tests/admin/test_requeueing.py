@@ -266,7 +266,7 @@ def test_the_list_of_runs_says_what_came_of_each(page: Client) -> None:
     assert "Sending" in Page(full).text
 
 
-@pytest.mark.parametrize("role", [Role.SUSPECTS, Role.PARKED, Role.WAITING])
+@pytest.mark.parametrize("role", [Role.QUARANTINE, Role.PARKED, Role.WAITING])
 def test_a_queue_that_nobody_should_send_to_is_neither_offered_nor_taken(
     page: Client, sent: list[Message], role: Role
 ) -> None:

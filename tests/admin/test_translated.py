@@ -43,7 +43,7 @@ SPOKEN = {
 QUOTED = {"code", "kbd", "pre", "script", "style", "textarea"}
 DATA = (
     *("GatewayTimeout", "bank.gateway:post", "no answer within 30 s", "payments.main", "payment.transfer", "payments"),
-    *("payments.main.parked", "payments.main.suspects", "bank/gateway.py:17", "payments/handlers.py:41", "transfer"),
+    *("payments.main.parked", "payments.main.quarantine", "bank/gateway.py:17", "payments/handlers.py:41", "transfer"),
     *("Gave up after 5 attempts.", "lead", "ann", "INC-553", "worker-3", "a1b2c3", "PAY-1", "REC-1", "said so"),
     *("x-death", "tenant", "north", "iban", "token", "headers.token", "application/json", "str", "UTC", "SHA-256"),
     *("message_id", "content_type", "delivery_mode", "admin", "cli", "code", "manage.py rmq_declare", "handlers.py"),

@@ -23,6 +23,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = pytest.mark.contract
 
 COPY = Settlement(tell=Tell.ACK, copy=to("waiting", b"copy"))
+ALONE = Line(queue="quarantine", prefetch=1, alone=True)
 
 
 @pytest.fixture
@@ -74,14 +75,17 @@ def test_what_may_end_the_process_is_handed_over_when_no_copy_is_under_way(
     broker_url: str, amqp: BlockingChannel, outcome: Outcome
 ) -> None:
     queue(amqp)
-    queue(amqp, "suspects")
+    queue(amqp, "quarantine")
     fill(amqp, b"1")
     held = Held()
-    with consuming(broker_url, LINE, Line(queue="suspects", prefetch=1, alone=True), publisher=held) as (source, seen):
+    with consuming(broker_url, LINE, ALONE, publisher=held) as (
+        source,
+        seen,
+    ):
         source.settle(seen.next(), COPY)
         settled(source)
-        amqp.basic_publish("", "suspects", b"alone")
-        wait_until(lambda: source._lines["suspects"].in_hand == 1)
+        amqp.basic_publish("", "quarantine", b"alone")
+        wait_until(lambda: source._lines["quarantine"].in_hand == 1)
         fill(amqp, b"2")
         assert seen.next().body == b"2"
         assert seen.arrivals.empty()
@@ -95,15 +99,18 @@ def test_what_may_end_the_process_is_handed_over_when_no_copy_is_under_way(
 
 def test_a_copy_that_follows_keeps_nobody_waiting(broker_url: str, amqp: BlockingChannel) -> None:
     queue(amqp)
-    queue(amqp, "suspects")
+    queue(amqp, "quarantine")
     fill(amqp, b"1", b"2")
     held = Held()
-    with consuming(broker_url, LINE, Line(queue="suspects", prefetch=1, alone=True), publisher=held) as (source, seen):
+    with consuming(broker_url, LINE, ALONE, publisher=held) as (
+        source,
+        seen,
+    ):
         first, second = seen.next(), seen.next()
         source.settle(first, COPY)
         settled(source)
-        amqp.basic_publish("", "suspects", b"alone")
-        wait_until(lambda: source._lines["suspects"].in_hand == 1)
+        amqp.basic_publish("", "quarantine", b"alone")
+        wait_until(lambda: source._lines["quarantine"].in_hand == 1)
         settled(source)
         source.settle(second, COPY)
         tell(source, held, Outcome.CONFIRMED)

@@ -21,7 +21,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
 
 POLICY = RetryThenPark(attempts=2, backoff=Exponential(10))
-OLD = {f"shop.broken{end}" for end in ("", ".retry.10s", ".suspects", ".parked")}
+OLD = {f"shop.broken{end}" for end in ("", ".retry.10s", ".quarantine", ".parked")}
 NEW = {name.replace("broken", "mended") for name in OLD}
 Named = Callable[..., None]
 
@@ -118,15 +118,15 @@ def test_an_empty_one_is_a_remark_with_the_command_that_deletes_it_whole(vhost: 
 def test_what_waits_or_is_parked_goes_where_it_waits_or_is_parked_now(amqp: BlockingChannel, vhost: Vhost) -> None:
     put(amqp, "shop.broken.retry.10s", 2)
     put(amqp, "shop.broken.parked")
-    put(amqp, "shop.broken.suspects")
+    put(amqp, "shop.broken.quarantine")
 
     kept = run("rmq_delete", "shop.broken", "--yes")
     assert "Queue 'shop.broken' was kept: 2 messages in 'shop.broken.retry.10s' come back to it." in kept.out
     assert "shop.broken" in vhost.queues()
 
     assert run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.mended", "--yes").code == Exit.DONE
-    counts = {name: ready(amqp, f"shop.mended{name}") for name in ("", ".retry.10s", ".parked", ".suspects")}
-    assert counts == {"": 1, ".retry.10s": 2, ".parked": 1, ".suspects": 0}
+    counts = {name: ready(amqp, f"shop.mended{name}") for name in ("", ".retry.10s", ".parked", ".quarantine")}
+    assert counts == {"": 1, ".retry.10s": 2, ".parked": 1, ".quarantine": 0}
     assert set(vhost.queues()) == NEW
 
 
@@ -362,6 +362,6 @@ def test_the_admin_sees_it_as_well(amqp: BlockingChannel) -> None:
             "",
         ),
         "shop.broken.retry.10s": empty,
-        "shop.broken.suspects": empty,
+        "shop.broken.quarantine": empty,
         "shop.broken.parked": empty,
     }

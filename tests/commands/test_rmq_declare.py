@@ -56,7 +56,7 @@ def test_a_project_is_declared_as_a_whole(vhost: Vhost) -> None:
             **SAFE,
             "x-dead-letter-routing-key": "payments.charge",
         },
-        "payments.charge.suspects": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
+        "payments.charge.quarantine": {**QUORUM, **SAFE, "x-dead-letter-routing-key": "payments.charge.parked"},
         "payments.charge.parked": QUORUM,
     }
 

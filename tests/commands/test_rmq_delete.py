@@ -84,7 +84,7 @@ def test_what_is_not_of_the_project_is_not_touched(amqp: BlockingChannel, vhost:
     assert ran.code == Exit.USAGE
     assert ran.err == (
         "There is no queue of this project 'invoices'. Known: payments.charge, payments.charge.retry.10s, "
-        "payments.charge.retry.30s, payments.charge.suspects, payments.charge.parked."
+        "payments.charge.retry.30s, payments.charge.quarantine, payments.charge.parked."
     )
     assert "invoices" in vhost.queues()
 

@@ -35,7 +35,7 @@ def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingCh
         ["payments.charge", "work", "0", "1", "ok"],
         ["payments.charge.retry.10s", "waiting", "0", "0", "ok"],
         ["payments.charge.retry.30s", "waiting", "0", "0", "ok"],
-        ["payments.charge.suspects", "suspects", "0", "0", "ok"],
+        ["payments.charge.quarantine", "quarantine", "0", "0", "ok"],
         ["payments.charge.parked", "parked", "0", "0", "ok"],
         ["Consumers 1 · parked 0 · runs 0 active"],
         ["No problem."],

@@ -8,7 +8,7 @@ from django_rmq_retry.messages.headers import encode_entry
 from django_rmq_retry.messages.parked import ADDED, TICKET
 from tests.tooling.tables import entry, nested
 
-NAMES = sorted({*BROKERS_OWN, *ADDED, TICKET, "rmq-retry-answer", "rmq-retry-aside"})
+NAMES = sorted({*BROKERS_OWN, *ADDED, TICKET, "rmq-retry-answer", "rmq-retry-unrecorded"})
 DEATH = {"count": 1, "queue": "payments", "reason": "rejected", "exchange": "", "routing-keys": ["payments"]}
 
 

@@ -148,4 +148,4 @@ def test_a_queue_that_forgets_places_is_refused() -> None:
 def test_nothing_of_such_a_queue_is_tried_apart_for_that_would_overtake() -> None:
     made = handler(RetryThenPark())
 
-    assert Intake(queue=made.queue, park=made.park, subscriptions=(made,)).suspects is None
+    assert Intake(queue=made.queue, park=made.park, subscriptions=(made,)).quarantine is None

@@ -37,7 +37,7 @@ def test_one_handler_makes_its_queue_its_waiting_queues_and_its_parked_queue() -
         "payments": "work",
         "payments.retry.5s": "waiting",
         "payments.retry.1m": "waiting",
-        "payments.suspects": "suspects",
+        "payments.quarantine": "quarantine",
         "payments.parked": "parked",
     }
     assert arguments(topology, "payments") == {
@@ -52,7 +52,7 @@ def test_one_handler_makes_its_queue_its_waiting_queues_and_its_parked_queue() -
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "payments",
     }
-    assert arguments(topology, "payments.suspects") == arguments(topology, "payments")
+    assert arguments(topology, "payments.quarantine") == arguments(topology, "payments")
     assert arguments(topology, "payments.parked") == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
     assert topology.exchanges == {}
     assert topology.bindings == ()
@@ -168,7 +168,7 @@ def test_several_handlers_on_one_queue_make_one_queue_with_all_their_waits() -> 
         "payments",
         "payments.retry.5s",
         "payments.retry.1m",
-        "payments.suspects",
+        "payments.quarantine",
         "payments.parked",
     ]
 
@@ -184,7 +184,7 @@ def test_several_handlers_on_one_queue_make_one_queue_with_all_their_waits() -> 
     ids=["a line", "a classic queue", "native", "requeue"],
 )
 def test_where_no_suspect_can_be_told_or_moved_there_is_no_queue_for_it(handled: Subscription) -> None:
-    assert "payments.suspects" not in laid_out(handled).queues
+    assert "payments.quarantine" not in laid_out(handled).queues
 
 
 def test_an_exchange_shared_by_two_handlers_is_one() -> None:
@@ -263,7 +263,7 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
         ("ExchangeDeclaration", "retry-exchange"),
         ("QueueDeclaration", "payments.charge"),
         ("QueueDeclaration", "payments.charge.parked"),
-        ("QueueDeclaration", "payments.charge.suspects"),
+        ("QueueDeclaration", "payments.charge.quarantine"),
         ("QueueDeclaration", "payments.charge.retry.10s"),
         ("QueueDeclaration", "payments.charge.retry.1m"),
         ("QueueDeclaration", "cash"),

@@ -38,7 +38,7 @@ from django_rmq_retry.policies.policy import RetryThenPark, park
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import NOW, arrived, delivery, subscription
 
-HOMES = {"payments.parked": "payments", "payments.suspects": "payments", "payments.retry.30s": "payments"}
+HOMES = {"payments.parked": "payments", "payments.quarantine": "payments", "payments.retry.30s": "payments"}
 ERROR = ErrorNote(kind="BankDown", text="timeout")
 GAVE_UP = park(Reason.EXHAUSTED, "after 5 attempts", ERROR)
 ABSURD = b"T" + b"\xff" * 8
@@ -211,7 +211,7 @@ class TestParkedByTheBroker:
 
     def test_the_way_in_is_what_was_stamped_for_that_queue(self) -> None:
         stamp = {"rmq-retry-queue": "payments", "rmq-retry-exchange": "first", "rmq-retry-routing-key": "pay.first"}
-        found = read({**stamp, "x-death": [died("payments.suspects")]})
+        found = read({**stamp, "x-death": [died("payments.quarantine")]})
 
         assert (found.queue, found.exchange, found.routing_key) == ("payments", "first", "pay.first")
 
@@ -380,7 +380,7 @@ class TestHomes:
 
         assert found == {
             "payments.parked": "payments",
-            "payments.suspects": "payments",
+            "payments.quarantine": "payments",
             "payments.retry.30s": "payments",
             "main.retry": "main",
             "shared": "main",
@@ -397,26 +397,31 @@ class TestAside:
         one = delivery(
             queue="payments.parked", message_id="m", body=b"x", headers={"a": 1, "CC": ["victim"]}, user_id="u"
         )
-        copy = set_aside(one, "too\0large", queue="payments.parked.aside")
+        copy = set_aside(one, "too\0large", queue="payments.parked.unrecorded")
 
-        assert (copy.routing_key, copy.exchange, copy.body, copy.mandatory) == ("payments.parked.aside", "", b"x", True)
-        assert dict(copy.headers) == {"a": 1, "rmq-retry-aside": "too\\x00large"}
+        assert (copy.routing_key, copy.exchange, copy.body, copy.mandatory) == (
+            "payments.parked.unrecorded",
+            "",
+            b"x",
+            True,
+        )
+        assert dict(copy.headers) == {"a": 1, "rmq-retry-unrecorded": "too\\x00large"}
         assert (copy.properties.message_id, copy.properties.user_id, copy.properties.delivery_mode) == ("m", None, 2)
 
     def test_what_was_put_back_is_read_as_it_came_first(self) -> None:
         first = delivery(queue="payments.parked", message_id="m", headers={"x-death": [died()], "a": 1})
-        again = arrived(set_aside(first, "why", queue="aside"), queue="payments.parked")
+        again = arrived(set_aside(first, "why", queue="unrecorded"), queue="payments.parked")
         found = read_parked(again, HOMES)
 
         assert (found.by, found.queue, found.identity) == (By.BROKER, "payments", read_parked(first, HOMES).identity)
-        assert "rmq-retry-aside" not in decode_properties(found.raw).headers
+        assert "rmq-retry-unrecorded" not in decode_properties(found.raw).headers
 
     @pytest.mark.parametrize(
         "raw", [b"\xff\xff", encode_properties(Properties(headers=Headers.of({"a": b"1" * ROOM})))]
     )
     def test_properties_that_leave_no_room_go_along_as_bytes(self, raw: bytes) -> None:
-        copy = set_aside(delivery(queue="q", raw=raw, body=b"x"), "why", queue="aside")
+        copy = set_aside(delivery(queue="q", raw=raw, body=b"x"), "why", queue="unrecorded")
 
-        assert copy.headers["rmq-retry-aside"] == "why"
+        assert copy.headers["rmq-retry-unrecorded"] == "why"
         assert len(copy.headers.raw) < ROOM + 1000
         assert copy.body.endswith(b"x")

@@ -49,7 +49,7 @@ def test_a_consumer_needs_no_right_to_declare(scene: Scene, grant: Grant) -> Non
     scene.publish(range(5), fails=1)
     scene.publish([5], hopeless=True)
 
-    scene.finish(range(6), scene.worker(url=grant(write=r"^amq\.default$", read=r"^work(\.suspects)?$")))
+    scene.finish(range(6), scene.worker(url=grant(write=r"^amq\.default$", read=r"^work(\.quarantine)?$")))
 
     assert scene.did() == dict.fromkeys(range(5), 1)
     assert scene.parked() == [(5, "permanent")]

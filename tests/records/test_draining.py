@@ -283,12 +283,12 @@ class TestQueues:
         ran = shop.run("rmq_consume", "--park-only", "--burst", SHOP_APPS="tests.shop tests.records.poison")
         assert ran.returncode == 0, (ran.stdout, ran.stderr)
 
-        assert (ids(), left(amqp), left(amqp, f"{PARKED}.aside")) == (Counter({"m-1": 1}), 0, 1)
-        _, properties, body = amqp.basic_get(f"{PARKED}.aside")
+        assert (ids(), left(amqp), left(amqp, f"{PARKED}.unrecorded")) == (Counter({"m-1": 1}), 0, 1)
+        _, properties, body = amqp.basic_get(f"{PARKED}.unrecorded")
         assert properties is not None
         headers = {name: value for name, value in (properties.headers or {}).items() if name != "x-delivery-count"}
         told = (body, properties.message_id, headers, properties.delivery_mode)
-        said = {"tenant": "acme", "rmq-retry-aside": "ValueError: poison"}
+        said = {"tenant": "acme", "rmq-retry-unrecorded": "ValueError: poison"}
         assert told == (b"poison", "bad", said, 2)
 
 

@@ -254,7 +254,7 @@ def test_a_message_that_came_back_three_times_is_tried_alone_next() -> None:
     arrival = delivery(redelivered=True, headers={"x-delivery-count": 3, "rmq-retry-attempts": 3, "own": "kept"})
     copy = copy_in(bench.settle(arrival))
 
-    assert (copy.exchange, copy.routing_key) == ("", "payments.suspects")
+    assert (copy.exchange, copy.routing_key) == ("", "payments.quarantine")
     assert "run" not in bench.log
     assert (copy.headers["own"], copy.headers["rmq-retry-attempts"]) == ("kept", 3)
     assert "x-delivery-count" not in copy.headers
@@ -263,18 +263,18 @@ def test_a_message_that_came_back_three_times_is_tried_alone_next() -> None:
 def test_a_suspect_is_handled_as_in_its_own_queue() -> None:
     bench = Bench(act=raising(Broken()))
     told = {"rmq-retry-queue": "payments", "rmq-retry-routing-key": "pay.card", "rmq-retry-attempts": 1}
-    arrival = delivery(queue="payments.suspects", redelivered=True, headers={"x-delivery-count": 4, **told})
+    arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 4, **told})
     copy = copy_in(bench.settle(arrival))
 
     tried = bench.book.notes[0].delivery
     assert (tried.queue, tried.routing_key, tried.attempt) == ("payments", "pay.card", 2)
-    assert (arrival.queue, arrival.attempt) == ("payments.suspects", 1)
+    assert (arrival.queue, arrival.attempt) == ("payments.quarantine", 1)
     assert copy.routing_key.startswith("payments.retry.")
 
 
 def test_a_suspect_that_stops_its_worker_five_times_is_parked_unseen() -> None:
     bench = Bench()
-    arrival = delivery(queue="payments.suspects", redelivered=True, headers={"x-delivery-count": 5})
+    arrival = delivery(queue="payments.quarantine", redelivered=True, headers={"x-delivery-count": 5})
 
     assert reason_in(bench.settle(arrival)) == "worker_stopped"
     assert "run" not in bench.log
@@ -284,7 +284,7 @@ LOOP = RetryThenPark(via=DeadLetter(exchange="again", queue="later", after=5))
 
 
 @pytest.mark.parametrize(("counts", "handled"), [({}, 19), ({"x-acquired-count": 50}, 4)], ids=["before 4.3", "4.3"])
-def test_without_a_queue_for_suspects_stops_are_allowed_for_where_they_count(
+def test_without_a_quarantine_queue_stops_are_allowed_for_where_they_count(
     counts: dict[str, object], handled: int
 ) -> None:
     bench = Bench(policy=LOOP)
@@ -310,7 +310,7 @@ def test_without_a_queue_for_suspects_stops_are_allowed_for_where_they_count(
 def test_what_is_parked_unseen_tells_of_those_attempts_alone_that_came_to_an_end(
     policy: Policy, arrived: dict[str, object], ended: int | None
 ) -> None:
-    queue = "payments.suspects" if policy is PLAIN else "payments"
+    queue = "payments.quarantine" if policy is PLAIN else "payments"
     bench = Bench(policy=policy)
     copy = copy_in(bench.settle(delivery(queue=queue, redelivered=True, headers={"x-delivery-count": 30, **arrived})))
 

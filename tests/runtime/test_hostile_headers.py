@@ -122,7 +122,7 @@ def check(policy: Policy, table: bytes, *, redelivered: bool = False) -> None:
         body=found.body, raw=found.raw, exchange=found.exchange, routing_key=found.routing_key, message_id="m-1"
     )
     check_writable(requeued(original, queue="payments", ticket="t"))
-    check_writable(set_aside(arrival, "no database", queue="aside"))
+    check_writable(set_aside(arrival, "no database", queue="unrecorded"))
 
 
 @pytest.mark.parametrize("redelivered", [False, True], ids=["new", "redelivered"])

@@ -253,15 +253,15 @@ def test_its_opening_and_closing_are_signalled_once(rmq: RmqTest) -> None:
         told.append(("closed", said["handler"], said["cause"]))
 
     charge = made([], breaker=Breaker(on=BankDown))
-    signals.opened.connect(opened)
-    signals.closed.connect(closed)
+    signals.breaker_opened.connect(opened)
+    signals.breaker_closed.connect(closed)
     try:
         rmq.fail_next(charge, BankDown("timeout"), times=4)
         charge.publish("a")
         rmq.drain()
     finally:
-        signals.opened.disconnect(opened)
-        signals.closed.disconnect(closed)
+        signals.breaker_opened.disconnect(opened)
+        signals.breaker_closed.disconnect(closed)
 
     assert told == [("opened", "charge", "BankDown: timeout"), ("closed", "charge", "BankDown: timeout")]
 

@@ -11,7 +11,7 @@ PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "cul
 KNOWN = frozenset(
     f"rmq-retry-{name}"
     for name in (
-        *LIMITS, *NAMES, *PARKED, "parked-at", "nonce", "broker", "ticket", "answer", "aside", "expiration",
+        *LIMITS, *NAMES, *PARKED, "parked-at", "nonce", "broker", "ticket", "answer", "unrecorded", "expiration",
         "properties", "properties-zlib", "properties-leading",
     )
 )  # fmt: skip

@@ -74,7 +74,7 @@ def in_a_wait_queue() -> Message:
 
 
 def suspect() -> Message:
-    return copy(set_apart(arrived(first_retry(), queue="payments"), "payments.suspects"))
+    return copy(set_apart(arrived(first_retry(), queue="payments"), "payments.quarantine"))
 
 
 def parked() -> Message:

@@ -135,7 +135,7 @@ def returned(copy: Message | None) -> Delivery:
 
 
 def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
-    arrival = replace(landed("suspect", "payments.suspects"), queue="payments")
+    arrival = replace(landed("suspect", "payments.quarantine"), queue="payments")
     own = subscription(scenes.LADDER)
     arrival = replace(arrival, attempt=own.policy.via.attempt(own.route, arrival))
     settled = settle(retry(90, scenes.DOWN), arrival, own, now=NOW)

@@ -124,7 +124,7 @@ class Command(RmqCommand):
         queue, target = options["recreate"], topology.queues.get(options["move_to"] or "")
         if options["move_to"] and not queue:
             raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
-        if target is not None and target.role in (Role.WAITING, Role.SUSPECTS, Role.PARKED):
+        if target is not None and target.role in (Role.WAITING, Role.QUARANTINE, Role.PARKED):
             raise CommandError(
                 f"{target.name!r} is a {target.role} queue, which no handler reads. Name a work queue after --move-to.",
                 returncode=Exit.USAGE,
@@ -165,7 +165,7 @@ class Command(RmqCommand):
         for one in former:
             home = look(it.session, None, one.home) if one.home and one.home not in topology.queues else None
             used = home is not None and home.consumers
-            if one.queue.role in (Role.WAITING, Role.SUSPECTS) and not used and it.there(one.queue):
+            if one.queue.role in (Role.WAITING, Role.QUARANTINE) and not used and it.there(one.queue):
                 names.append(one.queue.name)
         names = sorted(set(names))
         if names:

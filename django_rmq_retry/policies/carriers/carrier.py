@@ -69,7 +69,7 @@ class Carrier(ABC):
     stamps = True
     """Whether a retry carries with it what the message tells of itself."""
     laned = True
-    """Whether a retry can be carried from the suspects' queue as well as from the work queue."""
+    """Whether a retry can be carried from the quarantine queue as well as from the work queue."""
     parks = True
     """Whether what the broker itself gives up of the work queue is parked."""
     by_name = True

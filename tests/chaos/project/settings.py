@@ -23,6 +23,6 @@ RMQ_RETRY = {
     "CONNECT_TIMEOUT": 5,
     "PUBLISH_TIMEOUT": 5,
     "BLOCKED_TIMEOUT": 5,
-    # Where every process ends itself again and again, those in hand are no suspects.
+    # Where every process ends itself again and again, no message is quarantined.
     "CRASH_LIMIT": 100 if os.environ.get("CHAOS_SWEEP") else 5,
 }
