@@ -15,6 +15,7 @@ from django_rmq_retry.topology.declarations import (
     exchanges_of,
     queue_of,
 )
+from django_rmq_retry.topology.drawings import Edge, Way
 from django_rmq_retry.topology.queues import NO_LIMIT, Exchange, Queue, matches
 
 
@@ -199,3 +200,21 @@ def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
         for name in own:
             served.setdefault(name, set()).add(intake.queue.name)
     return {name: min(work) for name, work in served.items() if len(work) == 1}
+
+
+def copies_of(intakes: Iterable[Intake]) -> list[Edge]:
+    """The edges along which consumers copy messages: to parked queues, quarantine and waiting queues."""
+    found = []
+    for intake in intakes:
+        work = (False, intake.queue.name)
+        quarantine = [] if intake.quarantine is None else [intake.quarantine]
+        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (intake.park, *quarantine)]
+        for subscription in intake.subscriptions:
+            added = subscription.policy.via.additions(subscription.route).topology
+            reached = {binding.destination for binding in added.bindings}
+            unbound = [name for name in added.queues if name not in reached]
+            found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in unbound]
+            if subscription.policy.via.waits:
+                exchanges = {binding.source for binding in added.bindings}
+                found += [Edge(source=work, target=(True, name), way=Way.COPY) for name in exchanges]
+    return found

@@ -12,12 +12,12 @@ from django.utils.connection import ConnectionDoesNotExist
 from django_rmq_retry.errors import EffectsLost
 from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.inbox.names import DECIDED, Name, alike, came_before, conflict, insert, name_for, present, same
 from django_rmq_retry.messages.codecs import decoded
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import InboxEntry, ParkedMessage
-from django_rmq_retry.parked.record import ticket_of
 from django_rmq_retry.policies.policy import DUPLICATE
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import asked_anew, clashed, lost, uncertain

@@ -16,6 +16,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import set_apart
 from django_rmq_retry.handlers.subscription import at_origin
+from django_rmq_retry.handlers.ticket import ticket_of
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked import identity, name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
@@ -23,7 +24,6 @@ from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
-from django_rmq_retry.parked.record import ticket_of
 from django_rmq_retry.publishing.outbox import keep
 
 NAME = 255

@@ -21,11 +21,11 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from django_rmq_retry import server
 from django_rmq_retry.handlers.attempt import FinishedAttempt, message_id, named_by_handler, ruled
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import identity
 from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, short, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
-from django_rmq_retry.parked.record import Ticket
 from django_rmq_retry.policies.policy import Kind, Verdict
 
 LINES = 100

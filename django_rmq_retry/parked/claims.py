@@ -17,6 +17,7 @@ from django.db.models import F, QuerySet
 from django_rmq_retry import server
 from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult
 from django_rmq_retry.conf import settings
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import (
     ErrorGroup,
@@ -31,7 +32,6 @@ from django_rmq_retry.models import (
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.database import database, locked_messages, locked_run, steadily
 from django_rmq_retry.parked.groups import less, moved
-from django_rmq_retry.parked.record import Ticket
 
 CLAIM = 60.0
 """Seconds for which whoever claimed a message is believed to be sending it."""

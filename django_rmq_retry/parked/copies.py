@@ -10,12 +10,12 @@ from django_rmq_retry.amqp.contracts import Cause, Done, PublishResult, unanswer
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import HeadersTooLarge
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
 from django_rmq_retry.parked.claims import Answer, Claim
 from django_rmq_retry.parked.operators import refusal
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.publishing import broker_connections
 
 GRACE = 2.0

@@ -20,11 +20,11 @@ from django.utils import timezone
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers.attempt import FinishedAttempt, storied
+from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
 from django_rmq_retry.parked.attempts import Draft, Row, Scribe, drafted
-from django_rmq_retry.parked.record import Ticket, ticket_of
 from django_rmq_retry.policies.policy import Discard, Kind
 
 log = logging.getLogger("django_rmq_retry")

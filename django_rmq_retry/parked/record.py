@@ -1,7 +1,4 @@
-"""An arrival from a parked queue, and the step that it takes on its record.
-
-Signed, for a sender could make it up; and for one message only, for a handler may copy its headers into another one.
-"""
+"""An arrival from a parked queue, and the step that it takes on its record."""
 
 import hashlib
 import logging
@@ -12,65 +9,17 @@ from enum import Enum
 from typing import Any
 
 from django.conf import settings
-from django.core.signing import BadSignature, Signer
 from django.utils import timezone
 
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import texts
 from django_rmq_retry.handlers.subscription import Intake, Subscription
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.parked import TICKET, By, Parked, identity, read_parked
+from django_rmq_retry.messages.parked import By, Parked, read_parked
 from django_rmq_retry.messages.tracebacks import Grouping, short, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
-
-SALT = "django_rmq_retry.ticket"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """A record and the cycle in which a copy of it was sent."""
-
-    record: int
-    cycle: int
-
-    def signed(self, bearer: str) -> str:
-        """As the header of the copy."""
-        return _signer(bearer).sign(f"{self.record}.{self.cycle}")
-
-    @classmethod
-    def read(cls, text: object, bearer: str) -> "Ticket | None":
-        """What a message carries; nothing if it is not of our making, or was made for another message."""
-        if not isinstance(text, str) or not text:
-            return None
-        try:
-            record, _, cycle = _signer(bearer).unsign(text).partition(".")
-            return cls(record=int(record), cycle=int(cycle))
-        except (BadSignature, ValueError):
-            return None
-
-
-def bearer(queue: str, message_id: str | None, body: bytes) -> str:
-    """The message for which a ticket is signed: in this queue, with this id and this body."""
-    return identity(queue, message_id or "", body)
-
-
-def _signer(bearer: str) -> Signer:
-    return Signer(salt=f"{SALT}.{bearer}")
-
-
-TICKET_MARK = TICKET.encode()
-
-
-def ticket_of(delivery: Delivery) -> Ticket | None:
-    """What a requeued copy carries; nothing in any other message, even if it carries the same header."""
-    if TICKET_MARK not in delivery.raw:
-        return None
-    try:
-        return Ticket.read(delivery.headers.get(TICKET), bearer(delivery.queue, delivery.id, delivery.body))
-    except Exception:  # noqa: BLE001 - headers that nobody can read
-        return None
-
 
 NAME = 255
 TEXT = 10_000

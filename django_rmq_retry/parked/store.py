@@ -13,13 +13,14 @@ from django.db import connections, router, transaction
 from django.db.models import BinaryField, DateTimeField, F, QuerySet
 
 from django_rmq_retry import server, signals
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import By, Parked
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
 from django_rmq_retry.parked.claims import SENT
 from django_rmq_retry.parked.database import absent
 from django_rmq_retry.parked.groups import Tally, groups_of, less
-from django_rmq_retry.parked.record import Arrival, Keys, Step, Ticket, apply, step
+from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

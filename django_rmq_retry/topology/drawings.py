@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from xml.sax.saxutils import escape
 
-from django_rmq_retry.handlers.subscription import Intake
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,
@@ -53,18 +52,20 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``Shape.of(topology, intakes)``; the intakes say where consumers copy messages to."""
+    """Nodes and edges of a topology and of the copies of consumers: ``Shape.of(topology, copies_of(intakes))``."""
 
     nodes: Mapping[tuple[bool, str], Node] = field(default_factory=dict)
     edges: Sequence[Edge] = ()
 
     @classmethod
-    def of(cls, topology: Topology, intakes: Iterable[Intake] = ()) -> "Shape":
+    def of(cls, topology: Topology, copies: Iterable[Edge] = ()) -> "Shape":
         found = [_exchange_node(one) for one in topology.exchanges.values()]
         found += [_queue_node(one) for one in topology.queues.values()]
         nodes = {node.key: node for node in found}
         edges = [*_bindings(topology), *_alternates(topology), *_dead_letters(topology, nodes)]
-        edges += [edge for edge in _copies(topology, intakes) if not _known(edge, edges)]
+        declared = topology.queues.keys() | topology.exchanges.keys()
+        copies = [edge for edge in dict.fromkeys(copies) if edge.target[1] in declared]
+        edges += [edge for edge in copies if not _known(edge, edges)]
         return cls(nodes=nodes, edges=tuple(edges))
 
     def into(self, node: Node) -> tuple[Edge, ...]:
@@ -123,23 +124,6 @@ def _dead_letters(topology: Topology, nodes: Mapping[tuple[bool, str], Node]) ->
             labels = (str(key),) if exchange and key is not None else ()
             found.append(Edge(source=(False, queue.name), target=target, way=Way.DEAD_LETTER, labels=labels))
     return found
-
-
-def _copies(topology: Topology, intakes: Iterable[Intake]) -> list[Edge]:
-    found = []
-    for intake in intakes:
-        work = (False, intake.queue.name)
-        apart = [] if intake.quarantine is None else [intake.quarantine]
-        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (intake.park, *apart)]
-        for subscription in intake.subscriptions:
-            added = subscription.policy.via.additions(subscription.route).topology
-            reached = {binding.destination for binding in added.bindings}
-            unbound = [name for name in added.queues if name not in reached]
-            found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in unbound]
-            if subscription.policy.via.waits:
-                exchanges = {binding.source for binding in added.bindings}
-                found += [Edge(source=work, target=(True, name), way=Way.COPY) for name in exchanges]
-    return [edge for edge in dict.fromkeys(found) if edge.target[1] in {**topology.queues, **topology.exchanges}]
 
 
 def _known(edge: Edge, edges: Iterable[Edge]) -> bool:

@@ -17,6 +17,7 @@ from django_rmq_retry import handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.contracts import Done
 from django_rmq_retry.amqp.declarer import Level
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.models import (
@@ -35,7 +36,6 @@ from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.key_lists import look_up, store
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.topology.declarations import Role
 from tests.admin import made

@@ -13,10 +13,10 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import handler
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.parked.claims import succeeded
-from django_rmq_retry.parked.record import Ticket
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import broker_connections

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.layout import copies_of, layout
 from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
 from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
@@ -35,7 +35,7 @@ def shaped(policy: Policy, *more: Exchange | Queue) -> tuple[Shape, Topology]:
         [Subscription(name="h", run=lambda _: None, queue=queue, policy=policy, park="work.parked")]
     )
     topology = layout(found, extra=more)
-    return Shape.of(topology, found), topology
+    return Shape.of(topology, copies_of(found)), topology
 
 
 def tree(drawn: str) -> ElementTree.Element:

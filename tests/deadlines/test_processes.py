@@ -97,7 +97,7 @@ def test_a_handler_stuck_in_c_ends_its_process_and_costs_an_attempt(
     last = slow.run("rmq_consume", "--burst")
 
     assert (first.returncode, second.returncode, last.returncode) == (1, 1, 0)
-    [line] = [line for line in first.stdout.splitlines() if "was stuck" in line and "CRITICAL" in line.upper()]
+    [line] = [line for line in first.stdout.splitlines() if "did not end" in line and "CRITICAL" in line.upper()]
     assert "handlers.py:" in line
     assert "(stand)" in line
     assert slow.noted("begin") == ["begin stand 1", "begin stand 2"]

@@ -15,12 +15,12 @@ from django.utils import timezone
 from django_rmq_retry import Delivery
 from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
 from django_rmq_retry.handlers.subscription import Named, Subscription
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.inbox.names import LONGEST, insert, name_for, present
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.policies.policy import DUPLICATE, RetryThenPark
 from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery

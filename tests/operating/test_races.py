@@ -16,6 +16,7 @@ from django.db import connections
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import items
@@ -23,7 +24,6 @@ from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.groups import recount
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.requeue import requeue, start, stop
 from django_rmq_retry.parked.run import drive
 from django_rmq_retry.parked.selection import Selection

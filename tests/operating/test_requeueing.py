@@ -6,9 +6,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import Queue
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.models import ItemReason, ItemState, OperatorAction, ParkedMessage, RunState, RunWait, State
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.requeue import requeue, start
 from django_rmq_retry.parked.run import drive
 from django_rmq_retry.parked.selection import Selection

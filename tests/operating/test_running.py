@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone, translation
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import (
     ItemReason,
     ItemState,
@@ -25,7 +26,6 @@ from django_rmq_retry.parked.claims import claim, failed, succeeded, sweep
 from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.groups import recount
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.record import Ticket
 from django_rmq_retry.parked.requeue import pause, resume, slow, start, stop
 from django_rmq_retry.parked.run import Drive, Pace, drive, tally, tripped
 from django_rmq_retry.parked.selection import Selection

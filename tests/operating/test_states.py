@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from django_rmq_retry.amqp.contracts import Done, Outcome
 from django_rmq_retry.handlers.settlement import settle
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.tracebacks import ErrorNote
@@ -23,7 +24,6 @@ from django_rmq_retry.parked.actions import discard, hold, restore, unhold
 from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.groups import recount
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store

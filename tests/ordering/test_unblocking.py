@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_rmq_retry import handler
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.headers import Headers
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked import TICKET, identity
@@ -31,7 +32,6 @@ from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.controls import discard as discard_unsent
 from django_rmq_retry.parked.controls import unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.outbox import keep

@@ -6,11 +6,11 @@ from typing import Any
 from django_rmq_retry.handlers.settlement import parked as parking
 from django_rmq_retry.handlers.settlement import unhandled
 from django_rmq_retry.handlers.subscription import intakes
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.parked.store import Store, Stored
 from django_rmq_retry.policies.policy import RetryThenPark, park
 from tests.core.made import arrived, delivery, subscription

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.groups import recount
-from django_rmq_retry.parked.record import Ticket, bearer
 from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, untaken
 from tests.records.made import item
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.parked.claims import failed, succeeded
 from django_rmq_retry.parked.groups import COUNTERS, recount
-from django_rmq_retry.parked.record import Ticket
 from tests.records.made import group, item, minutes, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -9,6 +9,7 @@ import pytest
 from django.db import OperationalError, transaction
 from django.test import override_settings
 
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.messages.tracebacks import ErrorNote
@@ -16,7 +17,6 @@ from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import attempts, claims, history
 from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
-from django_rmq_retry.parked.record import Ticket, bearer
 from django_rmq_retry.policies.policy import Discard, discard, park, retry
 from tests.core.made import delivery
 from tests.core.raising import BankDown, caught, post

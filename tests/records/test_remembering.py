@@ -10,9 +10,9 @@ import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked.record import Ticket, bearer
 from tests.records.made import NOON
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until

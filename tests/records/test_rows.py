@@ -11,13 +11,13 @@ import pytest
 
 from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
 from django_rmq_retry.handlers.settlement import parked
+from django_rmq_retry.handlers.ticket import Ticket, bearer, ticket_of
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import TICKET, identity, read_parked
 from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.tracebacks import ErrorNote, named
 from django_rmq_retry.parked.attempts import KEPT, Row, Scribe, drafted, identity_of
-from django_rmq_retry.parked.record import Ticket, bearer, ticket_of
 from django_rmq_retry.policies.policy import halt, park
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, caught, post

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_rmq_retry.parked.record import Ticket, bearer
+from django_rmq_retry.handlers.ticket import Ticket, bearer
 
 COPY = bearer("payments", "m-1", b"{}")
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.deaths import Reason
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of, drafted, identity_of, waiting
 from django_rmq_retry.parked.history import Writer
 from django_rmq_retry.parked.history import write as add
-from django_rmq_retry.parked.record import Ticket
 from django_rmq_retry.policies.policy import halt, park
 from tests.core.made import delivery
 from tests.core.raising import BankDown

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers.layout import copies_of, layout
 from django_rmq_retry.handlers.subscription import Subscription, intakes
 from django_rmq_retry.policies.backoff import Exponential
 from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
@@ -44,7 +44,7 @@ def drawn(name: str) -> str:
     """Return the drawing of this name, as its file must be."""
     queue, policy, park = HANDLERS[name]
     found = intakes([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
-    return svg(Shape.of(layout(found), found), title=f"Topology of {queue.name}")
+    return svg(Shape.of(layout(found), copies_of(found)), title=f"Topology of {queue.name}")
 
 
 def main() -> None:

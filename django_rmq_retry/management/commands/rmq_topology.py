@@ -6,6 +6,7 @@ from django.core.management.base import CommandParser
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers.layout import copies_of
 from django_rmq_retry.management.command import Options, RmqCommand, printable
 from django_rmq_retry.topology.drawings import Shape, definitions, mermaid, svg, text
 
@@ -25,7 +26,7 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> None:
         topology = registry.topology()
-        shape = Shape.of(topology, registry.intakes())
+        shape = Shape.of(topology, copies_of(registry.intakes()))
         drawings = {
             "text": lambda: printable(text(shape)),
             "mermaid": lambda: mermaid(shape),
