@@ -1,5 +1,6 @@
 """The ladder: every module has a rung, and imports only go down it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,8 @@ RUNGS = (
     "arguments",
     "signals",
     "messages.*",
-    "topology.queues",
-    "topology.declarations",
-    "topology.versions",
-    "topology.plan",
-    "policies.*",
     "topology.*",
+    "policies.*",
     "amqp.*",
     "embedded.*",
     "env",
@@ -99,6 +96,23 @@ def test_the_public_names_need_no_settings_and_no_consumer() -> None:
     told = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
 
     assert (told.stdout.strip(), told.stderr) == ("[]", "")
+
+
+def test_the_web_process_never_imports_the_consumer() -> None:
+    code = (
+        "import sys, django\n"
+        "django.setup()\n"
+        "from django.contrib import admin\n"
+        "admin.autodiscover()\n"
+        "import tests.urls\n"
+        "print([name for name in sys.modules if name.startswith('django_rmq_retry.consumer')])"
+    )
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, env=env, capture_output=True, text=True, check=False
+    )
+
+    assert (ended.stdout.strip(), ended.stderr) == ("[]", "")
 
 
 def test_imports_downwards_and_into_a_pair_are_fine(tmp_path: Path) -> None:

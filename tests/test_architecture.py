@@ -1,0 +1,89 @@
+"""docs/architecture.md names what is there: packages in their order, modules, threads, verdicts and states."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from django_rmq_retry.models.parked import State
+from django_rmq_retry.policies.policy import Kind
+from tests.test_ladder import RUNGS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "django_rmq_retry"
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+
+
+def picture(name: str) -> list[str]:
+    """The lines of a drawing."""
+    found = re.search(rf":name: {name}\n\n(.*?)\n```", PAGE, re.DOTALL)
+    assert found, f"no picture {name}"
+    return found[1].splitlines()
+
+
+def packages() -> list[list[str]]:
+    """The packages of the picture, line by line; what is explained stands behind them."""
+    known = {module.split(".")[0] for module in MODULES}
+    return [[word for word in line[:38].split() if word in known] for line in picture("packages")]
+
+
+def heights(package: str) -> list[int]:
+    """The rungs of a package; a module that stands alone counts as the rest of its package does."""
+    return [height for height, rung in enumerate(RUNGS) if rung.removesuffix(".*") == package]
+
+
+def first_column(heading: str) -> list[str]:
+    """The names in the first column of the table below that heading of a column."""
+    table = re.search(rf"^\| {heading} \|.*?\n\n", PAGE + "\n\n", re.DOTALL | re.MULTILINE)
+    assert table, f"no table with {heading}"
+    return re.findall(r"^\| `([^`]+)`", table[0], re.MULTILINE)
+
+
+def test_the_picture_shows_every_package_once() -> None:
+    shown = [name for line in packages() for name in line]
+    there = {module.split(".")[0] for module in MODULES} - {"__init__", "locale"}
+
+    assert sorted(shown) == sorted(there)
+
+
+def test_the_picture_has_the_order_in_which_packages_import() -> None:
+    order = [heights(name)[0] for line in packages() for name in line]
+
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", PAGE))))
+def test_every_module_on_the_page_exists(name: str) -> None:
+    assert name in MODULES
+
+
+def test_every_function_and_class_on_the_page_is_defined() -> None:
+    code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = {name.split(".")[-1] for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?|[a-z_]+)`", PAGE)}
+    values = {*Kind, *State.values, *(module.split(".")[0] for module in MODULES)}
+    missing = [name for name in sorted(named - values) if not re.search(rf"\b(?:def|class) {name}\b", code)]
+
+    assert missing == ["rmq_status"], "a command is a module"
+
+
+def test_every_thread_is_on_the_page() -> None:
+    code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if "testing" not in path.parts)
+    started = set(re.findall(r'(?:name(?:: str)? ?= ?|io\()"(rmq-[a-z-]+)"', code))
+
+    assert {name.removesuffix("-1") for name in first_column("Thread")} == started
+
+
+def test_the_steps_of_an_attempt_stand_in_their_order() -> None:
+    steps = re.findall(r"[a-z]+", picture("attempt")[0])
+    heading = (PACKAGE / "consumer" / "attempt.py").read_text().splitlines()[0]
+
+    assert f": {', '.join(steps)}." in heading
+
+
+def test_verdicts_and_states_are_those_of_the_code() -> None:
+    drawn = set(re.findall(r"[a-z_]+", "\n".join(picture("states"))))
+
+    assert first_column("Verdict") == list(Kind)
+    assert first_column("State of a record") == State.values
+    assert {*State.values} <= drawn
