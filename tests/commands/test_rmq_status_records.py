@@ -116,7 +116,7 @@ def test_as_many_waiting_as_allowed_is_a_problem(limit: str, said: str, project:
     blocked("A-1", 2, minutes=2)
     blocked("A-2", 1, minutes=1)
 
-    assert run("rmq_status", "--check").out == f"FAIL {said}, as many as may be: {limit}\n"
+    assert run("rmq_status", "--check").out == f"FAIL {said}, the limit is {limit}\n"
 
 
 def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> None:
