@@ -566,7 +566,7 @@ def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once()
 
     assert (code, consumer.hung) == (BROKEN, True)
     assert (
-        "was stuck beyond twice its timeout of 0.05 s, in a call that Python cannot interrupt. It is at "
+        "did not end within twice its timeout of 0.05 s, in a call that Python cannot interrupt. It is at "
         in consumer.why
     )
     [(body, settlement)] = tap.settled
