@@ -23,6 +23,7 @@ if "pause" in sys.argv:
 sys.exit(7)
 """
 LATIN = "latin-1"
+FULL = Path("/dev/full")
 
 
 @pytest.fixture
@@ -105,3 +106,20 @@ def test_a_fork_writes_in_the_encoding_that_its_environment_names(script: Path) 
     ended = processes.run([sys.executable, str(script)], env=env, given=b"", text=False)
 
     assert " ä ".encode(LATIN) in ended.stdout
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
+def test_a_log_that_cannot_be_written_ends_a_fork_with_the_same_code(tmp_path: Path) -> None:
+    script = tmp_path / "logs.py"
+    script.write_text(
+        "import logging\n"
+        "class Quiet(logging.StreamHandler):\n"
+        "    def handleError(self, record): pass\n"
+        "logging.getLogger().addHandler(Quiet(__import__('sys').stdout))\n"
+        "logging.getLogger().warning('no room')\n"
+    )
+    command = [sys.executable, str(script)]
+    with FULL.open("wb") as full, processes.start(command, env=environment(), stdout=full, stderr=full) as forked:
+        own = subprocess.run(command, env=environment(), stdout=full, stderr=full, check=False)
+
+        assert forked.wait(20) == own.returncode

@@ -206,9 +206,15 @@ class _Starter:
         with theirs:
             command = [sys.executable, "-m", "tests.tooling.processes", str(theirs.fileno())]
             env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+            # Pipes, in whose place each fork has files of its own: what cannot seek may become anything.
+            reader, writer = os.pipe()
+            try:
+                self._process = subprocess.Popen(
+                    command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], stdin=reader, stdout=writer, stderr=writer
+                )
+            finally:
+                os.close(reader)
+                os.close(writer)
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -333,15 +339,12 @@ def _become(wish: dict[str, Any], path: list[str]) -> None:
     if "TZ" in os.environ:
         time.tzset()
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0]
-    sys.stdin = _stream(0, "r", encoding)
-    sys.stdout = _stream(1, "w", encoding)
-    sys.stderr = _stream(2, "w", encoding, buffering=1, errors="backslashreplace")
+    # The interpreter's own streams, which nothing has used: others would differ at its end.
+    sys.stdin.reconfigure(encoding=encoding)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding=encoding, line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.stderr.reconfigure(encoding=encoding)  # type: ignore[union-attr]
     more = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:] = [str(ROOT), *more, *path]
-
-
-def _stream(number: int, mode: str, encoding: str, **options: Any) -> Any:
-    return open(number, mode, encoding=encoding, closefd=False, **options)
 
 
 def _run(wish: dict[str, Any], path: list[str]) -> None:
