@@ -207,7 +207,6 @@ def test_a_burst_of_a_consumer_ends_when_all_is_sent_that_can_be(amqp: BlockingC
     assert (process.returncode, len(arrived(amqp)), kept("own")) == (Exit.DONE, MANY, ["nowhere"]), said
 
 
-@pytest.mark.usefixtures("post")
 def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_nothing(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
