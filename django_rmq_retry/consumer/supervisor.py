@@ -37,7 +37,12 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
             at_once(AT_ONCE)
             return
         asked = True
-        _thread.start_new_thread(stop, (signal.Signals(number).name,))
+        name = signal.Signals(number).name
+        try:
+            _thread.start_new_thread(stop, (name,))
+        except RuntimeError:
+            # The process may start no more threads; a lock of the main thread is the smaller risk.
+            stop(name)
 
     for number in SIGNALS:
         signal.signal(number, heard)

@@ -65,3 +65,16 @@ def test_a_signal_may_interrupt_the_holder_of_the_lock_that_stop_needs() -> None
         signal.raise_signal(signal.SIGTERM)
 
     assert stopped.wait(PATIENCE)
+
+
+def test_a_process_without_room_for_a_thread_still_stops(
+    monkeypatch: pytest.MonkeyPatch, stops: "queue.SimpleQueue[str]"
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    supervisor.listen(stops.put)
+    signal.raise_signal(signal.SIGTERM)
+
+    assert stops.get(timeout=PATIENCE) == "SIGTERM"
