@@ -30,10 +30,8 @@ def charge() -> None:
 
 
 @pytest.fixture
-def project(broker_url: str, settings: Any, request: pytest.FixtureRequest) -> Any:
+def project(broker_url: str, settings: Any, charge: None, db: None) -> Any:  # noqa: ARG001 - in this order
     """That project, on a virtual host of its own."""
-    request.getfixturevalue("charge")
-    request.getfixturevalue("db")
     settings.RMQ_RETRY = {"URL": broker_url}
     return settings
 
