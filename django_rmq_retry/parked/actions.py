@@ -1,4 +1,4 @@
-"""Discard, restore, hold and unhold."""
+"""The operators' actions on parked messages: discard, restore, hold and unhold."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,22 +27,22 @@ from django_rmq_retry.parked.selection import Selection
 SLICE = 1000
 
 Allowed = Callable[[ParkedMessage], str]
-"""Nothing, or why this one must not be touched."""
+"""Returns an empty string, or the reason why this message must not be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """How many messages an act has changed, and how many it left because they are not as they were."""
+    """Counts of one action: messages changed, left out because they had changed before it, and refused."""
 
     changed: int = 0
     left: int = 0
     refused: int = 0
-    """Of those the project's rules forbid."""
+    """Messages that the project's own rules excluded from the action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """What becomes of each message that is in one of these states."""
+    """The change to apply to each chosen message that is in one of ``states``, with its entry for the audit log."""
 
     action: Action
     states: Sequence[str]
@@ -53,7 +53,7 @@ class Act:
 
 
 def perform(act: Act, selection: Selection, actor: Actor, *, allowed: Allowed | None = None) -> Done:
-    """Change what is chosen; an act on more than a slice leaves a line in the audit log for each slice."""
+    """Apply an action to a selection; each slice in which a message changes adds a row to the audit log."""
     selection.check(selection.queryset().count())
     done = Done()
     for ids in _slices(selection):
@@ -89,7 +89,7 @@ def _slice(act: Act, selection: Selection, actor: Actor, ids: Sequence[int], all
         if meant:
             _note(act, selection, actor, meant)
         if meant and act.state in RESOLVED:
-            # What waits behind them goes on; where that fails, a consumer sees to it a little later.
+            # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
             ended = [row.pk for row in meant]
             transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
     return Done(changed=len(meant), left=len(ids) - len(fresh), refused=len(fresh) - len(meant))
@@ -104,7 +104,7 @@ def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMes
     groups = {row.group_id for row in rows}
     facts = {**act.facts, "selection": selection.facts()}
     if keep(selection.filter) or selection.named:
-        # Which of those that were chosen: some may have changed since, or be kept back by the project's rules.
+        # Name the changed messages: others of the selection may differ by now, or be excluded by the project's rules.
         facts["messages"] = sorted(row.pk for row in rows)
     note(
         actor,
@@ -119,7 +119,7 @@ def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMes
 
 
 class Category(models.TextChoices):
-    """Why a message is discarded, in one word."""
+    """The reason for a discard, as one of a few categories."""
 
     DUPLICATE = "duplicate", gettext_lazy("Duplicate")
     CANCELLED = "cancelled", gettext_lazy("Cancelled by the customer")
@@ -146,7 +146,7 @@ def discard(
 
 
 def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
-    """Take discards back: the messages are parked again."""
+    """Undo discards: park the discarded messages of a selection again."""
     act = Act(
         action=Action.RESTORE,
         states=(State.DISCARDED,),
@@ -164,7 +164,7 @@ LONGEST = timedelta(days=366)
 def hold(
     selection: Selection, actor: Actor, *, until: datetime, reason: str = "", allowed: Allowed | None = None
 ) -> Done:
-    """Put what is open of a selection on hold until a time."""
+    """Put the open messages of a selection on hold until a time."""
     now = server.now(database())
     if timezone.is_naive(until) or not now < until <= now + LONGEST:
         raise Refused(_("A hold ends in the future, within a year."))
@@ -175,7 +175,7 @@ def hold(
 
 
 def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
-    """Take messages off hold before the time."""
+    """Take messages off hold before their hold ends."""
     changes = {"held_until": None, "hold_reason": ""}
     act = Act(
         action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
@@ -184,7 +184,7 @@ def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: All
 
 
 def unhold_due() -> int:
-    """End the holds whose time has come. Their groups count them as before, so no other row is touched."""
+    """End the expired holds; return their number. Groups count messages on hold as parked, so no group row changes."""
     using = database()
     due = ParkedMessage.objects.using(using).filter(state=State.ON_HOLD, held_until__lte=server.now(database()))
     if not due.exists():

@@ -1,4 +1,4 @@
-"""Rows of attempts, written and read."""
+"""Captures attempts of handlers, makes their database rows, and reads them."""
 
 import hashlib
 import json
@@ -33,12 +33,12 @@ LINE_LIMIT, LOGGED_LIMIT = 2000, 16_000
 OURS = "django_rmq_retry"
 Lines = deque[logging.LogRecord]
 
-# A context variable, for what a handler awaits runs in another thread, with a copy of the worker's context.
+# A context variable, because code that a handler awaits runs in another thread, with a copy of the worker's context.
 _lines: ContextVar[Lines | None] = ContextVar("rmq_lines", default=None)
 
 
 def begin() -> None:
-    """An attempt begins in this thread."""
+    """Start to collect the log lines of an attempt that begins in this thread."""
     lines = _lines.get()
     if lines is None:
         _lines.set(deque(maxlen=LINES))
@@ -47,7 +47,7 @@ def begin() -> None:
 
 
 def text() -> str:
-    """What was logged since the attempt began, the latest lines if there are many."""
+    """Return the lines logged since the attempt began; only the latest ones if they exceed the limit."""
     lines = _lines.get()
     if not lines:
         return ""
@@ -64,7 +64,7 @@ def text() -> str:
 
 @contextmanager
 def captured() -> Iterator[None]:
-    """Lines of all loggers that propagate are kept, in the threads in which attempts begin."""
+    """Keep the lines of all loggers that propagate, in the threads in which attempts begin."""
     keeper = _Keeper()
     root = logging.getLogger()
     root.addHandler(keeper)
@@ -75,13 +75,13 @@ def captured() -> Iterator[None]:
 
 
 class _Keeper(logging.Handler):
-    """Keeps records as they are: most attempts succeed, and then no line was formatted in vain."""
+    """Keeps log records unformatted: most attempts succeed, and formatting their lines would be wasted work."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = _lines.get()
         if lines is not None and record.name.partition(".")[0] != OURS:
             lines.append(record)
-        # Without a handler of the project's, Python shows warnings by itself, but not beside a handler of ours.
+        # If the project configures no handler, Python prints warnings itself, but stops once this handler is installed.
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and self._alone(record.name):
             last.handle(record)
@@ -112,7 +112,7 @@ CODE_LIMIT = 200
 
 
 def chain_of(causes: Sequence[Cause]) -> str:
-    """A list of causes, the newest first: error, link, frames, how many frames were left out, and text."""
+    """Return the causes as JSON, newest first: error, link, frames, number of frames left out, and text of each."""
     parts = [_cause(cause, cause.stack) for cause in causes]
     if sum(len(part) + 1 for part in parts) > LIMIT - 2:
         parts = _shortened(causes, parts)
@@ -120,7 +120,7 @@ def chain_of(causes: Sequence[Cause]) -> str:
 
 
 def _shortened(causes: Sequence[Cause], parts: Sequence[str]) -> list[str]:
-    """All that were thrown are told, and as many frames of the newest as there is room for."""
+    """Return the causes within the size limit: as many as fit without frames, then frames, the newest cause first."""
     bare = [_cause(one, Stack(left_out=one.stack.left_out + len(one.stack.frames))) for one in causes]
     room = LIMIT - 2 - sum(len(part) + 1 for part in bare)
     while room < 0:
@@ -134,21 +134,21 @@ def _shortened(causes: Sequence[Cause], parts: Sequence[str]) -> list[str]:
 
 
 def _cause(cause: Cause, stack: Stack) -> str:
-    """In ASCII: such a text fits into every database, whatever its character set."""
+    """Return a cause as JSON in ASCII, which every database can store, regardless of its character set."""
     text = cause.text if len(cause.text) <= TEXT_LIMIT else short(cause.text, TEXT_LIMIT)
     return f"{_head(cause.kind, cause.link, stack)}{json.dumps(text)}}}"
 
 
 @lru_cache(maxsize=512)
 def _head(kind: str, link: str, stack: Stack) -> str:
-    """All but the text, which is the same for all failures in one place."""
+    """Return a cause's JSON up to its text. This part is the same for all failures in one place, so it is cached."""
     frames = [_frame(stack, place) for place in range(len(stack.frames))]
     told = json.dumps({"error": kind, "link": link, "frames": frames, "left_out": stack.left_out})
     return f'{told[:-1]}, "text": '
 
 
 def _below_its_root(frame: Frame) -> str:
-    """The file as it stands in the project, not where this machine has it: the same on all of them."""
+    """Return the file's path within the project, which is the same on every machine."""
     tail = frame.module.replace(".", "/")
     ends = (f"{tail}.py", f"{tail}/__init__.py")
     return next((end for end in ends if frame.file.endswith(f"/{end}")), frame.file)
@@ -163,7 +163,7 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
         "function": frame.function,
         "own": frame.own,
     }
-    # Of others' code only the line that raised.
+    # For code outside the project, keep only the source line that raised.
     if frame.own or place == len(stack.frames) - 1:
         told["code"] = short(linecache.getline(frame.file, frame.line).strip(), CODE_LIMIT)
     return told
@@ -171,16 +171,16 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
 
 NAME = 255
 KEPT = 2048
-"""Bodies of more bytes are not kept until a row is made."""
+"""Largest body, in bytes, that a draft keeps until its row is made."""
 SMALL = 2000
-"""Bytes of memory that a draft takes at least, about."""
+"""Approximate minimum memory of a draft, in bytes."""
 REMEMBERED = 1000
-"""So many messages are known again, for one that fails is soon attempted once more."""
+"""Number of cached identities: a message that fails is soon attempted again."""
 MOST = 2**31 - 1
 
 
 class Row(NamedTuple):
-    """The columns of an attempt."""
+    """The columns of an attempt's row."""
 
     identity: str
     queue: str
@@ -206,9 +206,9 @@ class Row(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a worker takes down: all that is gone when the attempt is over, and nothing that can be worked out later.
+    """The facts about an attempt that are lost once it ends; everything else is computed later.
 
-    A batch of rows is made in half the time that it takes to make each of them between two messages.
+    Making rows in a batch takes half the time of making each row between two messages.
     """
 
     queue: str
@@ -216,7 +216,7 @@ class Draft(NamedTuple):
     message_id: str
     body: bytes
     identity: str
-    """Made at once where the body is large, which is then not kept."""
+    """Computed immediately if the body is too large to keep; otherwise empty."""
     number: int
     ended: float
     seconds: float
@@ -224,15 +224,15 @@ class Draft(NamedTuple):
     trace: Sequence[Cause]
     logs: str
     fingerprint: str
-    """Where the verdict or the handler tells it; the rule is followed later."""
+    """Set if the verdict or the handler names one; otherwise the grouping rule is applied later."""
     ticket: Ticket | None
     thread: str
     size: int
-    """About so many bytes of memory."""
+    """Approximate memory, in bytes."""
 
 
 def drafted(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> Draft:
-    """An attempt as it is taken down on the thread that made it."""
+    """Return the draft of an attempt; called on the thread that made the attempt."""
     delivery, error = attempt.delivery, attempt.error
     told, large = message_id(attempt) or "", len(delivery.body) > KEPT
     traced = () if error is None else trace(error, projects_own)
@@ -258,7 +258,7 @@ def drafted(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | N
 
 
 def _named(attempt: FinishedAttempt) -> str:
-    """The group that the handler names for what may yet be parked."""
+    """Return the fingerprint that the handler names for a failure, in case its message is parked later; else empty."""
     subscription = attempt.subscription
     if attempt.error is None or subscription is None or subscription.fingerprint is None:
         return ""
@@ -267,7 +267,7 @@ def _named(attempt: FinishedAttempt) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scribe:
-    """Makes rows of drafts; what is the same for a whole process is asked for once."""
+    """Makes rows from drafts; values that are the same for the whole process are looked up once."""
 
     deploy: str = ""
     host: str = field(default_factory=lambda: short(socket.gethostname(), NAME))
@@ -276,7 +276,7 @@ class Scribe:
     def row(self, draft: Draft) -> Row:
         verdict, ended = draft.verdict, draft.ended
         waits = verdict.kind in (Kind.RETRY, Kind.HALT)
-        # In the order of the columns: by their names it would take a quarter of the whole time more.
+        # Positional, in the order of the columns: naming them makes the whole step a quarter slower.
         return Row(
             draft.identity or _identity(draft.queue, draft.message_id, draft.body),
             short(draft.queue, NAME),
@@ -303,7 +303,7 @@ class Scribe:
 
 
 def _fingerprint(draft: Draft) -> str:
-    """Of a failure that is retried: the group that it comes to if it goes on like this."""
+    """Return the fingerprint of the group that the message joins if its retries run out; empty without an error."""
     if not draft.trace:
         return ""
     kind = draft.verdict.error.kind if draft.verdict.error else ""
@@ -311,11 +311,11 @@ def _fingerprint(draft: Draft) -> str:
 
 
 NAMELESS = "body:"
-"""What the identity of an attempt begins with where the message has no id."""
+"""The prefix of an attempt's identity if the message has no ID."""
 
 
 def identity_of(queue: str, told: str, body: bytes) -> str:
-    """As its record will have it; for a message without an id, what all with the same bytes share."""
+    """Return the identity of the message once parked; without an ID, one shared by all equal bodies of the queue."""
     if told:
         return identity(queue, told, body)
     parts = (queue.encode("utf-8", "surrogateescape"), body)
@@ -323,14 +323,15 @@ def identity_of(queue: str, told: str, body: bytes) -> str:
 
 
 _identity = lru_cache(maxsize=REMEMBERED)(identity_of)
-"""For bodies that are kept anyway."""
+"""The cached form, for bodies that are small enough to keep."""
 
 
 def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
-    """All that is known, the latest first.
+    """Return all known attempts of a parked message, latest first.
 
-    Attempts after a requeue are found by the record itself, whatever was edited; those before it by the message's id.
-    Without an id, messages of the same bytes in one queue cannot be told apart: they share these attempts.
+    Attempts after a requeue are found by the record's identity, even if the message was edited. Attempts before it
+    are found by the message ID. Messages of one queue with no ID and equal bodies share their attempts, because they
+    cannot be distinguished.
     """
     identities = [record.identity]
     if not record.message_id:
@@ -339,10 +340,10 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
 
 
 OVERDUE = timedelta(hours=1)
-"""So long after its time a message still counts as waiting: consumers may be away, or busy."""
+"""Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
 
 def waiting(at: datetime, *, overdue: timedelta = OVERDUE) -> QuerySet[Attempt]:
-    """The last attempts of messages that are to be tried again, the next ones first; ``next_at`` says when."""
+    """Return the last attempts of messages that wait for a retry, the soonest ``next_at`` first."""
     later = Attempt.objects.filter(identity=OuterRef("identity"), started_at__gt=OuterRef("started_at"))
     return Attempt.objects.filter(next_at__gt=at - overdue).exclude(Exists(later)).order_by("next_at", "pk")

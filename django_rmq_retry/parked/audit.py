@@ -20,20 +20,20 @@ from django_rmq_retry.parked.operators import Actor
 log = logging.getLogger("django_rmq_retry")
 
 CHANGE = 2
-"""django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
+"""Copy of django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
 OBJECT_LIMIT = 200
 LOOKING = {Action.REVEAL, Action.DOWNLOAD, Action.EXPORT}
-"""Who looked is for those who may see what others did: the history of a message is for all who may see it."""
+"""Actions that only read. Not every viewer of an object may see who read it, so its admin history leaves them out."""
 
 
 def tell(action: OperatorAction, using: str) -> None:
-    """To be called in the transaction of the act: its entry comes with it, and its line when it is committed."""
+    """Add the admin entry of an action in the caller's transaction, and log the action once that has committed."""
     _enter(action, using)
     transaction.on_commit(partial(_write, action), using=using, robust=True)
 
 
 def _enter(action: OperatorAction, using: str) -> None:
-    """Django's own history of the admin keeps accounts only, and is one of this database or none."""
+    """Add an entry to Django's admin history, if the actor has an account and that history is in the same database."""
     if action.actor_id is None or not apps.is_installed("django.contrib.admin"):
         return
     entries: Any = apps.get_model("admin", "LogEntry")
@@ -52,7 +52,7 @@ def _enter(action: OperatorAction, using: str) -> None:
 
 
 def _about(action: OperatorAction) -> tuple[type[models.Model], int]:
-    """What the act was on; where that is no single thing, the act itself."""
+    """Return the model and primary key of the changed object; those of the action itself if there is no single one."""
     if action.action not in LOOKING:
         things: tuple[tuple[type[models.Model], int | None], ...] = (
             (ParkedMessage, action.message),
@@ -66,7 +66,7 @@ def _about(action: OperatorAction) -> tuple[type[models.Model], int]:
 
 
 def _said(action: OperatorAction) -> str:
-    """Not translated: it is written once, and read in many languages."""
+    """Return the text of the admin entry, untranslated: it is written once and read in many languages."""
     count = f"{action.count} messages" if action.count > 1 else ""
     return " · ".join(part for part in (str(action.action), count, action.reason) if part)
 
@@ -74,7 +74,7 @@ def _said(action: OperatorAction) -> str:
 def _write(action: OperatorAction) -> None:
     names = ("action", "behalf", "reason", "group", "run", "subject", "count", "source")
     said = {name: getattr(action, name) for name in names}
-    # `message` is a word of logging's own.
+    # The name `message` is reserved by logging.
     extra = {"event": "rmq.operator", "who": action.actor_name, "record": action.message, **said}
     what = action.subject or f"{action.count} messages"
     log.info("%s %s by %s", action.action, what, action.actor_name, extra=extra)
@@ -95,7 +95,7 @@ def note(
     count: int = 1,
     facts: Mapping[str, object] | None = None,
 ) -> OperatorAction:
-    """Add an act to the log; to be called in the transaction of the act itself."""
+    """Add an action to the audit log; call this in the transaction of the action itself."""
     using = router.db_for_write(OperatorAction)
     with transaction.atomic(using=using):
         previous = _advance(using)
@@ -126,7 +126,7 @@ def note(
 
 
 def verify() -> Iterator[str]:
-    """What is wrong with the log, a sentence for each break; nothing if it is whole."""
+    """Yield a sentence for each break in the audit log; nothing if the log is intact."""
     using = router.db_for_read(OperatorAction)
     known: OperatorAction | None = None
     begins, purged = 1, 0
@@ -155,13 +155,13 @@ def _breaks(known: OperatorAction | None, action: OperatorAction) -> Iterator[st
 
 
 def _purged_by(action: OperatorAction) -> int:
-    """Up to which number this act shortened the log by its own retention."""
+    """Return the number up to which this action purged the audit log; 0 if it did not."""
     up_to = action.details.get("up_to") if action.action == Action.PURGE else None
     return up_to if isinstance(up_to, int) else 0
 
 
 def seal_of(action: OperatorAction) -> str:
-    """SHA-256 of what a row says and of the seal before it. The account is left out: it may be deleted."""
+    """Return the SHA-256 of a row's values and the seal before it, without the account, which may be deleted."""
     at = action.at.astimezone(timezone.get_fixed_timezone(0)).isoformat(timespec="milliseconds")
     said = {name: getattr(action, name) for name in SEALED} | {"at": at, "action": str(action.action)}
     text = json.dumps(said, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
@@ -175,7 +175,7 @@ SEALED = (
 
 
 def _advance(using: str) -> AuditHead:
-    """The next number, and the seal it follows. The update comes first: it makes whoever else acts wait."""
+    """Return the next number and the seal before it. The update comes first, so that concurrent actions wait for it."""
     heads = AuditHead.objects.using(using)
     if not heads.filter(pk=1).update(number=F("number") + 1):
         heads.get_or_create(pk=1)

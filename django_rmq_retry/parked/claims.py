@@ -1,6 +1,6 @@
 """Claims of a requeue run, their results and outcomes.
 
-Whatever is killed afterwards, a claim stays that nobody takes for unsent: it runs out and counts as not confirmed.
+If a process is killed after a claim, the claim never counts as unsent: it expires and counts as not confirmed.
 
 Locks are taken in one order: the message, its group, runs, their items.
 """
@@ -34,36 +34,36 @@ from django_rmq_retry.parked.database import database, locked_messages, locked_r
 from django_rmq_retry.parked.groups import less, moved
 
 CLAIM = 60.0
-"""Seconds for which whoever claimed a message is believed to be sending it."""
+"""Minimum seconds for which the process that claimed a message is assumed to be sending it."""
 SWEPT_AT_ONCE = 500
 
 Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
-"""The copy to send, or why there is none."""
+"""Returns the copy to send, or the reason why the message cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A message that this process, and nobody else, may send now."""
+    """A message that only this process may send now."""
 
     item: int
     record: int
     cycle: int
     copy: Message
     before: Mapping[str, Any]
-    """What its record goes back to where nothing was sent."""
+    """Values that the record gets back if nothing was sent."""
     at: datetime
-    """Before it leaves: its consumer may be quicker than the broker's confirm."""
+    """Time before sending, because the consumer may be faster than the broker's confirm."""
 
 
 def lasts() -> float:
-    """Seconds of a claim: longer than any publish may take."""
+    """Return the lifetime of a claim in seconds, longer than any publish may take."""
     return max(CLAIM, 3 * settings().publish_timeout)
 
 
 def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
-    """Take items for sending; those whose record is not as it was chosen are left out, and say why.
+    """Claim items for sending; items whose record has changed since it was chosen are skipped, with the reason.
 
-    Nothing is taken where the run was paused or another driver has it.
+    Nothing is claimed if the run is not running or another driver owns it.
     """
     return steadily(lambda: _claim(run, driver, items, prepare))
 
@@ -117,14 +117,14 @@ def _take(claims: Iterable[Claim], by: str, now: datetime) -> None:
         revision=F("revision") + 1,
         unconfirmed=False,
         claimed_until=now + timedelta(seconds=lasts()),
-        # Before it leaves: what fails afterwards must not look older than its requeue.
+        # Set before sending: a failure after it must not look older than the requeue.
         requeued_at=now,
         requeued_by=by,
     )
 
 
 def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
-    """The run's side; False where the run is not this driver's any more, or an item was taken by somebody else."""
+    """Mark the run's items as claimed; False if this driver no longer owns the run, or another process took an item."""
     using = database()
     known = locked_run(run)
     if known is None or known.state != RunState.RUNNING or known.driver != driver:
@@ -143,7 +143,7 @@ def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int
 
 
 def leave_out(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
-    """Leave these items out, each for its reason; the run's row is locked already."""
+    """Skip these items, each with its reason; return their number. The caller has locked the run's row."""
     using = database()
     grouped: dict[ItemReason, list[int]] = {}
     for item, code in codes.items():
@@ -160,7 +160,7 @@ def leave_out(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = I
 
 
 def sweep() -> int:
-    """End the claims whose holder has not been heard of: they are open again, and may have been delivered."""
+    """End the expired claims; return their number. Their records are open again, and a copy may have been delivered."""
     using = database()
     stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=server.now(database()))
     total = 0
@@ -188,7 +188,7 @@ def _swept(ids: Sequence[int]) -> int:
 
 
 def doubtful(rows: Sequence[ParkedMessage]) -> None:
-    """Records, locked, of which a copy may have been delivered: open again, and never sent again without a person."""
+    """Reopen these locked records, whose copy may have been delivered. Only an operator may send them again."""
     changed = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
     changed.update(
         state=State.PARKED,
@@ -204,7 +204,7 @@ def doubtful(rows: Sequence[ParkedMessage]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How the publish of a claim ended."""
+    """The result of publishing a claim."""
 
     claim: Claim
     result: PublishResult
@@ -215,7 +215,7 @@ class Answer:
 
 
 def settle(run: int, answers: Sequence[Answer]) -> None:
-    """Write down how the publishes of a slice ended."""
+    """Store the results of publishing a slice."""
     steadily(lambda: _settle(run, answers))
 
 
@@ -235,12 +235,12 @@ def _settle(run: int, answers: Sequence[Answer]) -> None:
 
 
 def _still(row: ParkedMessage | None, claim: Claim) -> bool:
-    """Whether nobody has said anything of the record since: its consumer may have been quicker."""
+    """True if the record has not changed since the claim. Its consumer may have been faster than the confirm."""
     return row is not None and row.state == State.REQUEUEING and row.cycle == claim.cycle
 
 
 def _put_back(answers: Sequence[Answer], rows: dict[int, ParkedMessage]) -> None:
-    """Nothing of these was sent: their records are as they were before the claim."""
+    """Restore the records of unsent copies to their values before the claim."""
     using = database()
     groups: Counter[tuple[int, str]] = Counter()
     for one in answers:
@@ -264,7 +264,7 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
         by_outcome.setdefault(one.kind, []).append(one.claim.item)
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
     claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
-    # Those whose outcome came before the confirm were sent as well.
+    # Items whose outcome arrived before the confirm were sent too.
     RequeueItem.objects.using(using).filter(pk__in=confirmed, sent_at=None).update(sent_at=left_at)
     unconfirmed = claimed.filter(pk__in=by_outcome.get(Outcome.UNKNOWN, [])).update(
         state=ItemState.UNCONFIRMED, skip_code=ItemReason.NOT_CONFIRMED, sent_at=left_at, ended_at=now
@@ -287,7 +287,7 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
 
 
 def _ending(answer: Answer) -> tuple[ItemReason | None, bool]:
-    """Why a message was not sent, and whether that is the end of it in this run."""
+    """Return why a message was not sent, and True if this run must not try it again."""
     if answer.kind is Outcome.RETURNED:
         return ItemReason.UNROUTABLE, True
     if answer.kind is Outcome.NACKED:
@@ -306,7 +306,7 @@ COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
 
 
 def succeeded(ticket: Ticket, at: datetime) -> None:
-    """A requeued copy was handled. Older copies than the newest failure leave the record as it is, with a note."""
+    """Close the record of a requeued copy that was handled. If it has failed since, only note the success."""
     with transaction.atomic(using=_alias()):
         record = _locked(ticket.record)
         if record is None:
@@ -316,12 +316,12 @@ def succeeded(ticket: Ticket, at: datetime) -> None:
             _close(record, handled_at=at, at=at)
         elif record.succeeded_at is None or record.succeeded_at < at:
             _change(record, succeeded_at=at)
-        # What failed in a run stays failed there, unless this closes the record after all.
+        # An item that failed in a run stays failed, unless this success closes the record.
         _end_items(ticket, ItemState.PROCESSED, at, of=(*SENT, ItemState.FAILED) if closes else SENT)
 
 
 def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
-    """Another copy of its message was handled: a record that waits for a person, and is as it came, is closed."""
+    """Close a parked, unedited record because another copy of its message was handled; True if it was closed."""
     with transaction.atomic(using=_alias()):
         record = _locked(pk)
         if record is None or record.state != State.PARKED or record.version > 1:
@@ -331,7 +331,7 @@ def handled_elsewhere(pk: int, handled_at: datetime) -> bool:
 
 
 def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
-    """A requeued copy failed where nothing is parked: its record holds the message, and is open again."""
+    """Reopen the record of a requeued copy that failed and was not parked: only the record still has the message."""
     with transaction.atomic(using=_alias()):
         record = _locked(ticket.record)
         if record is None:
@@ -346,7 +346,8 @@ def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
 
 def _closes(record: ParkedMessage, at: datetime) -> bool:
     if record.state in UNDER_WAY:
-        # This very cycle is under way, and no failure of it is known; two clocks may differ by more than it took.
+        # This cycle is in flight and has no known failure. Times are not compared, because two clocks may differ by
+        # more than the attempt took.
         return True
     return record.state in OPEN and (record.unconfirmed or at >= record.parked_at)
 
@@ -364,7 +365,7 @@ def _alias() -> str:
 def _locked(pk: int) -> ParkedMessage | None:
     rows = _rows(pk)
     if not connections[_alias()].features.has_select_for_update:
-        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
         rows.update(revision=F("revision"))
     return rows.defer("body", "properties").select_for_update().first()
 
@@ -378,11 +379,11 @@ def _change(record: ParkedMessage, **changes: Any) -> None:
 
 
 def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[ItemState, ...]) -> None:
-    """The places of this cycle in runs, counted where they really change."""
+    """End the items of this cycle in all runs; the counters of a run change only if an item did."""
     items = RequeueItem.objects.using(_alias()).filter(message=ticket.record, cycle=ticket.cycle, state__in=of)
     for run in sorted(set(items.values_list("run", flat=True))):
         rows = RequeueRun.objects.using(_alias()).filter(pk=run)
-        # Whoever else changes items holds their run.
+        # Lock the run: every process that changes its items holds this lock.
         rows.update(sent=F("sent"))
         for before in of:
             if items.filter(run=run, state=before).update(state=state, ended_at=at):
@@ -390,7 +391,7 @@ def _end_items(ticket: Ticket, state: ItemState, at: datetime, *, of: tuple[Item
 
 
 def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
-    """The counters of a run for one item: those sent are all that were confirmed or came to an outcome."""
+    """Return a run's counter changes for one item; ``sent`` counts items that were confirmed or have an outcome."""
     changes: dict[str, Any] = {COUNTED.get(after, "processed"): F(COUNTED.get(after, "processed")) + 1}
     if before in COUNTED:
         changes[COUNTED[before]] = less(COUNTED[before])

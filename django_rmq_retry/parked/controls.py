@@ -24,22 +24,22 @@ REASON_LIMIT = 255
 
 
 def queues() -> tuple[str, ...]:
-    """The work queues of the project."""
+    """Return the names of the project's work queues."""
     return tuple(intake.queue.name for intake in registry.intakes())
 
 
 def look() -> list[QueueState]:
-    """Where each of them stands."""
+    """Return the state of each work queue."""
     return list(states(queues()).values())
 
 
 def later(span: timedelta | None) -> datetime | None:
-    """The time at which a pause of this length ends, by the clock of all consumers."""
+    """Return the time at which a pause of this length ends, by the database's clock, which all consumers share."""
     return None if span is None else server.now(router.db_for_write(QueueControl)) + span
 
 
 def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None = None) -> QueueState:
-    """Nobody takes of it any more, within seconds; again by itself at ``until``, or when somebody resumes it."""
+    """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
     _check(queue)
     _check_stays(queue)
     now = server.now(router.db_for_write(QueueControl))
@@ -68,7 +68,7 @@ def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None 
 
 
 def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
-    """It is taken of again, within seconds; a breaker that is open is closed as well."""
+    """Resume a queue within seconds; an open breaker is closed as well."""
     _check(queue)
 
     def act() -> QueueState:
@@ -105,16 +105,16 @@ def _check_stays(queue: str) -> None:
 
 
 def _locked_control(queue: str, using: str) -> QueueControl:
-    """Its row, as nobody else can change it until the transaction ends."""
+    """Return the queue's row, locked until the transaction ends."""
     rows = QueueControl.objects.using(using)
     rows.get_or_create(queue=queue)
-    # The update comes first: SQLite refuses a transaction that has read when another one has written since.
+    # Update first: SQLite refuses a write in a transaction that has read, if another one has written since.
     rows.filter(queue=queue).update(queue=queue)
     return rows.get(queue=queue)
 
 
 def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
-    """The blocked keys, those that have stood longest first."""
+    """Return the blocked keys, the longest blocked first."""
     rows = BlockedKey.objects.using(database()).order_by("since", "pk")
     if handler:
         rows = rows.filter(handler=handler)
@@ -122,9 +122,9 @@ def blocked(*, handler: str = "", key: str = "") -> QuerySet[BlockedKey]:
 
 
 def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | None:
-    """Let the next message of a key go first; the key as it is then, None where nothing of it waits any more.
+    """Unblock a key, so that its next message is handled; return its new row, or None if no message waits any more.
 
-    Nothing is done where another message goes first by now than in the row that is given.
+    Raise Outdated, and change nothing, if the key's first message is no longer that of the given row.
     """
     if not reason.strip():
         raise Refused(_("Give a reason: the next message is handled although the first one is not resolved."))
@@ -151,7 +151,7 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
 
 
 def named(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
-    """The blocked keys of a handler by their names; NothingChosen where one of them is not blocked."""
+    """Return the blocked keys of a handler by name; raise NothingChosen if one of them is not blocked."""
     found = {row.key: row for row in blocked(handler=handler)}
     missing = [key for key in keys if key not in found]
     if missing:
@@ -162,11 +162,11 @@ def named(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
 
 MOST = 500
 FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
-"""What the broker has refused at least once; everything else is on its way by itself."""
+"""Messages that the broker has refused at least once; the relay sends all others without an operator."""
 
 
 def failing(using: str) -> QuerySet[OutboxMessage]:
-    """The rows that a person may act on."""
+    """Return the rows that an operator may act on."""
     return OutboxMessage.objects.using(using).filter(FAILING)
 
 
@@ -185,7 +185,7 @@ def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str
 
 
 def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> int:
-    """Delete these rows, whose messages are then never sent; return how many."""
+    """Delete these rows, so that their messages are never sent; return their number."""
     with transaction.atomic(using=using):
         rows = _locked_rows(failing(using), ids)
         if rows:
@@ -194,15 +194,15 @@ def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> i
                 never_sent(rows)
             outbox_rows.delete([row.pk for row in rows], using=using)
     if rows:
-        # What was held behind them may go.
+        # Messages that waited behind them may be sent now.
         outbox_rows.notify(using)
     return len(rows)
 
 
 def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> list[OutboxMessage]:
-    """What a relay has in hand is waited for: it may be gone then."""
+    """Return the chosen rows, locked. Rows that a relay is sending are waited for, and may be gone afterwards."""
     if not connections[rows.db].features.has_select_for_update:
-        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
         OutboxMessage.objects.using(rows.db).filter(pk=0).update(attempts=0)
     chosen = rows if ids is None else rows.filter(pk__in=ids)
     return list(chosen.order_by("pk").defer("body", "properties").select_for_update())

@@ -19,7 +19,7 @@ from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.publishing import broker_connections
 
 GRACE = 2.0
-"""Seconds beyond its deadline within which a publish has ended."""
+"""Seconds after its deadline for which a publish's result is waited for."""
 
 
 def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
@@ -38,7 +38,7 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
 
 
 def contents(message: ParkedMessage) -> Original:
-    """What a requeue sends: the version that was edited last, or the first one."""
+    """Return the contents that a requeue sends: the latest edited version, or the original."""
     source: ParkedMessage | MessageVersion = message
     if message.version > 1:
         source = MessageVersion.objects.get(message=message, number=message.version)
@@ -52,7 +52,7 @@ def contents(message: ParkedMessage) -> Original:
 
 
 def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
-    """Publish what was claimed, all at once; return how each ended."""
+    """Publish the claimed messages together; return the result of each."""
     ended: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     publisher = broker_connections.current.publisher
     for claim in claims:
@@ -80,13 +80,16 @@ def _collected(
         except queue.Empty:
             break
         answers.setdefault(answer.claim.item, answer)
-    # An I/O thread that stands still may have sent them or not.
+    # The I/O thread has stopped answering, so these messages may or may not have been sent.
     lost = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
     return [answers.get(one.item) or Answer(claim=one, result=lost) for one in claims]
 
 
 def _not_allowed(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
-    """The rights that its starter has now, and the project's own rules; at the keyboard of a server nobody is asked."""
+    """Return the reason to skip a message by the current permissions of the run's operator and the project's own rules.
+
+    Only runs from the admin are checked: an operator who uses commands has access to the server anyway.
+    """
     if run.source != "admin":
         return None
     if run.by_user_id is None:
@@ -104,6 +107,6 @@ def _writable(copy: Message) -> bool:
 
 
 def timeout_for(seconds: float | None) -> float:
-    """How long a publish may take for a driver that has so many seconds; well within its claim."""
+    """Return the publish timeout for a driver that runs for ``seconds``; it is well within the lifetime of a claim."""
     usual = settings().publish_timeout
     return usual if seconds is None else min(usual, max(1.0, seconds))

@@ -1,4 +1,4 @@
-"""Whether the tables are there, and locks taken in one order."""
+"""Checks that the tables accept records, and takes locks in one order."""
 
 import uuid
 from collections.abc import Callable, Collection
@@ -15,29 +15,29 @@ NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, Re
 
 
 class _Undone(Exception):
-    """Ends the trial, so that nothing of it stays."""
+    """Raised to roll back the trial insert."""
 
 
 def absent(alias: str) -> str:
-    """Why nothing can be stored now, as a sentence; empty where a made-up message could be."""
+    """Return why nothing can be stored now, as a sentence; empty if a trial message could be."""
     connection = connections[alias]
     try:
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
         connection.ensure_connection()
-    except Exception as error:  # noqa: BLE001 - whatever its driver says
+    except Exception as error:  # noqa: BLE001 - drivers raise many types
         return f"The database {alias!r} does not answer ({_words(error)})."
     try:
         _try(alias)
     except _Undone:
         return ""
-    except Exception as error:  # noqa: BLE001 - whatever its driver says
+    except Exception as error:  # noqa: BLE001 - drivers raise many types
         return _lacking(alias) or f"The database {alias!r} takes no parked messages ({_words(error)})."
     return ""
 
 
 def _try(alias: str) -> None:
-    """Store a message that nobody sent, and take it back: that alone shows that one could be stored."""
+    """Store a made-up message, and roll it back: only this proves that a message could be stored."""
     now = timezone.now()
     with transaction.atomic(using=alias):
         name = f"trial:{uuid.uuid4().hex}"
@@ -51,11 +51,11 @@ def _try(alias: str) -> None:
 
 
 def _lacking(alias: str) -> str:
-    """That its tables are missing, or are older than this code; empty where neither is."""
+    """Return a sentence if tables are missing or older than this code; empty if they are not."""
     try:
         for model in NEEDED:
             list(model._default_manager.using(alias).filter(pk=0)[:1])  # noqa: SLF001 - Django's own name for it
-    except Exception as error:  # noqa: BLE001 - whatever its driver says
+    except Exception as error:  # noqa: BLE001 - drivers raise many types
         option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         said = _words(error)
         return f"The database {alias!r} is not ready for parked messages: run `manage.py migrate{option}` ({said})."
@@ -71,16 +71,16 @@ TRIES = 5
 
 
 def database() -> str:
-    """Where records are written."""
+    """Return the alias of the database in which parked messages are stored."""
     return router.db_for_write(ParkedMessage)
 
 
 def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, ParkedMessage]:
-    """The records by their key, as nobody else can change them until the transaction ends; bodies only if whole."""
+    """Return the records by primary key, locked until the transaction ends; with bodies only if ``whole``."""
     using = database()
     rows = ParkedMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
     if not connections[using].features.has_select_for_update:
-        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
         rows.update(revision=F("revision"))
     if not whole:
         rows = rows.defer("body", "properties")
@@ -88,7 +88,7 @@ def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, Pa
 
 
 def locked_run(run: int) -> RequeueRun | None:
-    """A run, as nobody else can change it until the transaction ends; messages are locked before it."""
+    """Return a run, locked until the transaction ends; messages must be locked before it."""
     using = database()
     rows = RequeueRun.objects.using(using).filter(pk=run)
     if not connections[using].features.has_select_for_update:
@@ -97,7 +97,7 @@ def locked_run(run: int) -> RequeueRun | None:
 
 
 def steadily(act: Callable[[], T]) -> T:
-    """Do again what lost against another transaction: nothing of it is left in the database then."""
+    """Repeat an action that lost a race against another transaction; the database has rolled it back by then."""
     for _ in range(TRIES - 1):
         try:
             return act()

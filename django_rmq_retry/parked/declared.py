@@ -1,4 +1,4 @@
-"""The memory of declared queues, and those that no handler uses any more."""
+"""Remembers declared queues and exchanges, and finds those that no handler uses any more."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ THERE = (State.SAME, State.CREATE, State.DIFFERS)
 
 
 class Forgetful(Exception):
-    """The database cannot tell or take what is declared; a sentence says why."""
+    """The database cannot read or store declarations; the text names the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Place:
 
     @classmethod
     def of(cls, session: Session) -> "Place":
-        """A cluster has one name, whichever of its hosts answers; the embedded broker has its folder."""
+        """Return a session's place: a cluster's name, which its hosts share, or the folder of the embedded broker."""
         access = session.access
         hosts = ",".join(sorted(map(str, access.hosts)))
         broker = f"embedded://{settings().folder()}" if access.embedded else session.server.cluster or hosts
@@ -57,12 +57,12 @@ class Place:
 
 
 def rows() -> list[Declared]:
-    """All that this project has declared, on whatever broker."""
+    """Return everything that this project has declared, on all brokers."""
     return list(Declared.objects.filter(project=_project()).order_by("pk"))
 
 
 def remembered() -> list[Declared]:
-    """The same, and Forgetful where the database cannot tell."""
+    """Return everything that this project has declared; raise Forgetful if the database cannot read it."""
     try:
         _check_table(router.db_for_read(Declared))
         return rows()
@@ -71,7 +71,7 @@ def remembered() -> list[Declared]:
 
 
 def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
-    """The queues that were declared there and that the topology does not have any more, work queues first."""
+    """Return the queues that were declared at a place and are no longer in the topology, work queues first."""
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
     found = {row.name: _former(row) for row in here}
     for former in list(found.values()):
@@ -83,7 +83,7 @@ def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tupl
 
 
 def handed_over(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
-    """Former queues that are consumed, with those that belong to them, and why each is left to its consumers."""
+    """Return the former queues that have consumers, and those that belong to them, each with the reason to keep it."""
     heads = {one.queue.name: one.home or one.queue.name for one in former}
     read: dict[str, str] = {}
     for name, head in heads.items():
@@ -102,13 +102,16 @@ def handed_over(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
 
 
 def former_exchanges(known: Iterable[Declared], topology: Topology, place: Place) -> list[str]:
-    """The exchanges that were declared there and that the topology does not have any more."""
+    """Return the exchanges that were declared at a place and are no longer in the topology."""
     there = [row.name for row in known if row.kind == "exchange" and place.has(row)]
     return [name for name in there if name not in topology.exchanges]
 
 
 def remember(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, str], version: str) -> str:
-    """Write down what was declared, and forget what is gone or left to others; why not, where that cannot be."""
+    """Store the plan's declarations, and delete the rows of objects that are gone or belong to others.
+
+    Return why the database could not do that; empty if it did, or if its table is missing and records are off.
+    """
     place = Place.of(it.session)
     try:
         alias = router.db_for_write(Declared)
@@ -125,7 +128,7 @@ def remember(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str
 
 
 def forget(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
-    """They were deleted; a database that does not answer forgets them when something is declared next."""
+    """Delete the rows of deleted queues and exchanges. If the database is down, the next declaration deletes them."""
     place = Place.of(it.session)
     digests = [place.digest("queue", name) for name in queues]
     digests += [place.digest("exchange", name) for name in exchanges]
@@ -138,7 +141,7 @@ def forget(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -
 
 
 def _project() -> str:
-    """Its name in a database that several projects share; the same for all its settings, hosts and releases."""
+    """Return the project's name in a shared database; it is the same for all its settings, hosts and releases."""
     return str(getattr(project, "ROOT_URLCONF", "") or project.SETTINGS_MODULE or "")[:255]
 
 
@@ -169,7 +172,7 @@ def _is_ours(item: Item) -> bool:
 
 
 def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
-    """Whether nothing of ours has that name there any more. What cannot be told is kept."""
+    """True if the broker has no object of this project by that name any more. If that is unknown, the row is kept."""
     known = (topology.queues if row.kind == "queue" else topology.exchanges).get(row.name)
     if known is not None:
         return known.existing
@@ -205,7 +208,7 @@ def _row(place: Place, item: Item, topology: Topology, homes: Mapping[str, str],
 
 
 def _plain(arguments: Mapping[str, object]) -> object:
-    """As JSON takes them."""
+    """Return arguments as JSON values."""
     return json.loads(json.dumps(dict(arguments), default=str))
 
 

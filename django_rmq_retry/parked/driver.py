@@ -20,16 +20,16 @@ from django_rmq_retry.parked.run import SLICE, TO_DRIVE, Drive
 log = logging.getLogger("django_rmq_retry")
 
 LOOK = 1.0
-"""Seconds between two looks for runs that nobody drives."""
+"""Seconds between two searches for runs without a driver."""
 CHORES = 5.0
 MOST = 20
-"""Runs that one process drives at a time."""
+"""Largest number of runs that one process drives at a time."""
 
 Around = Callable[[], AbstractContextManager[object]]
 
 
 class RunDriver:
-    """Started beside a consumer; a database or broker that is away stops it for a while, and nothing else."""
+    """Drives requeue runs beside a consumer. An outage of the database or broker pauses only this thread."""
 
     def __init__(self, *, around: Around = nullcontext) -> None:
         self._around = around
@@ -43,7 +43,7 @@ class RunDriver:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End after the slice under way; its run goes to whoever comes next. Whether it has ended by then."""
+        """Stop after the current slice and leave the run to the next driver. Return True if the thread has ended."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -59,7 +59,7 @@ class RunDriver:
             connections.close_all()
 
     def _turn(self) -> float:
-        """What is due; seconds until something is due again."""
+        """Do what is due; return the seconds until something is due again."""
         try:
             with self._around():
                 self._do_due()
@@ -72,7 +72,7 @@ class RunDriver:
         return max(0.0, min(nearest, self._look_at) - time.monotonic())
 
     def _complain(self, error: Exception) -> None:
-        """Once: a database that is away for hours says the same each time."""
+        """Log only the first of consecutive errors: a database that is down for hours raises the same one each time."""
         why = absent(database())
         if not self._failing and why:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
@@ -112,7 +112,7 @@ class RunDriver:
 
 
 def undriven(most: int) -> list[int]:
-    """Runs that somebody should drive, the oldest first."""
+    """Return runs that need a driver, oldest first."""
     if most <= 0:
         return []
     now = server.now(database())

@@ -37,13 +37,13 @@ from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Re
 class Kind(StrEnum):
     CUSTOM = "custom"
     ROUTING = "routing"
-    """Handlers are chosen by it."""
+    """Headers by which handlers are chosen."""
     SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One header as it is shown."""
+    """One header, as displayed."""
 
     name: str
     kind: Kind
@@ -53,7 +53,7 @@ class Row:
 
 
 def rows(headers: Headers) -> list[Row]:
-    """All headers; only texts, whole numbers and truth values of the sender's own can be edited."""
+    """Return all headers. Only the sender's own strings, integers and booleans can be edited."""
     found = []
     for name in headers:
         kind = kind_of(name)
@@ -70,7 +70,7 @@ def rows(headers: Headers) -> list[Row]:
 
 
 def plain(value: object) -> str:
-    """A value as text, without signs of a programming language."""
+    """Return a value as text, without the syntax of a programming language."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, bytes):
@@ -85,7 +85,7 @@ def plain(value: object) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    """Whose a header is."""
+    """Return the kind of a header: the system's, one that chooses a handler, or the sender's own."""
     if name.startswith((PREFIX, "x-")) or name in BROKERS_OWN:
         return Kind.SYSTEM
     return Kind.ROUTING if name in _dispatched_by() else Kind.CUSTOM
@@ -94,7 +94,7 @@ def kind_of(name: str) -> Kind:
 def changed_headers(
     headers: Headers, wanted: Mapping[str, str | None]
 ) -> tuple[Headers, dict[str, tuple[str, str]], list[str]]:
-    """The headers with what is wanted, what really changes, and why some cannot; all others keep their bytes."""
+    """Return the edited headers, the real changes, and why some were refused; all other headers keep their bytes."""
     known = {row.name: row for row in rows(headers)}
     drop: list[str] = []
     put: dict[str, object] = {}
@@ -128,7 +128,7 @@ def _typed(text: str, kind: str) -> object:
 
 
 def _dispatched_by() -> set[str]:
-    """The headers by which handlers are chosen, of whichever queue a message may be sent to."""
+    """Return the headers by which handlers are chosen, of all queues, because a message may be sent to any of them."""
     return {name for one in registry.subscriptions() for name in one.match.headers}
 
 
@@ -136,11 +136,11 @@ SHOWN = 5
 
 
 class _Forbidden(ValueError):
-    """A constant that JSON does not have."""
+    """A constant that is not valid JSON, such as NaN."""
 
 
 def check_json(text: str) -> tuple[list[str], list[str]]:
-    """What is wrong with a text as JSON, and what is odd about it, in sentences."""
+    """Return the errors of a text as JSON, and the warnings, as sentences."""
     twice: Counter[str] = Counter()
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,10 +167,10 @@ def _refuse(constant: str) -> NoReturn:
 
 CONTEXT = 3
 MOST_LINES = 400
-"""More lines between the first and the last difference take minutes to compare well: they are compared one by one
-where there are as many on both sides, and otherwise all of them are told."""
+"""Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
+pairs if both sides have equally many, and otherwise shown as one replacement."""
 LONGEST = 500
-"""Of a longer line only the part that differs is told, with so many letters around it."""
+"""Longer lines are cut to the part that differs, with ``AROUND`` characters on each side."""
 AROUND = 80
 Step = tuple[str, int, int, int, int]
 
@@ -191,12 +191,12 @@ class Line:
 
 
 def difference(before: str, after: str) -> list[Line]:
-    """What has to be taken away and put in, with a few lines around it; nothing for two that are the same."""
+    """Return the removed and added lines, with a few lines of context; nothing if the texts are equal."""
     if before == after:
         return []
     old, new = before.splitlines(), after.splitlines()
     if old == new:
-        # They differ in the ends of lines only, which no line shows.
+        # Only the line endings differ, which are invisible; show them escaped.
         old, new = (
             [repr(line) for line in before.splitlines(keepends=True)],
             [repr(line) for line in after.splitlines(keepends=True)],
@@ -218,7 +218,7 @@ def _lines(old: Sequence[str], new: Sequence[str]) -> Iterator[Line]:
 
 
 def _apart(old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """Two lines in each other's place, the long ones without what both begin and end with."""
+    """Return a replaced line and its replacement; long ones are cut to where they differ."""
     if old is None or new is None:
         return old, new
     start = _alike(old, new)
@@ -253,13 +253,13 @@ def _groups(old: Sequence[str], new: Sequence[str]) -> Iterator[Sequence[Step]]:
 
 
 def _alike(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many letters or lines both begin with."""
+    """Return the number of characters or lines that both begin with."""
     pairs = enumerate(zip(old, new, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
 
 
 def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:
-    """The lines that stand in the same place, in runs of equal and of changed ones."""
+    """Compare lines at the same position; yield runs of equal and of changed lines."""
     if len(old) != len(new):
         yield "replace", 0, len(old), 0, len(new)
         return
@@ -271,26 +271,26 @@ def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:
 
 
 SHOWN_LINES = 200
-"""Of a difference, in the audit log."""
+"""Largest number of lines of a difference in the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What an edit would make of a message."""
+    """The message that an edit would result in."""
 
     body: bytes
     properties: bytes
     problems: tuple[str, ...]
-    """Why it cannot be stored."""
+    """Reasons why it cannot be stored; empty if it can."""
     warnings: tuple[str, ...]
     difference: tuple[Line, ...]
-    """Of the bodies; unmasked, for whoever may see the body."""
+    """Difference of the bodies, unmasked, for operators with permission to see the body."""
     headers: Mapping[str, tuple[str, str]]
-    """What changes in the headers: before and after."""
+    """Changed headers, each with its value before and after."""
 
 
 def editable(message: ParkedMessage) -> str:
-    """Nothing if a message may be edited at all, else why not. By default none may."""
+    """Return why a message cannot be edited; empty if it can. By default no message can be edited."""
     name = message.type or message.queue
     allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
     if not allowed or not all(allowed):
@@ -303,7 +303,7 @@ def editable(message: ParkedMessage) -> str:
 
 
 def text_of(message: ParkedMessage) -> str | None:
-    """The exact text that an edit begins with; None where the body is none."""
+    """Return the exact text that an edit starts from; None if the body is not text."""
     body = contents(message).body
     if message.content_encoding.lower() not in ("", "identity", "utf-8", "utf8"):
         return None
@@ -317,10 +317,10 @@ def text_of(message: ParkedMessage) -> str | None:
 def propose(
     message: ParkedMessage, *, text: str, headers: Mapping[str, str | None] | None = None, new_id: str = ""
 ) -> Proposal:
-    """What an edit would make of a message, without making it. ``headers`` has new values; None takes one away."""
+    """Return the result of an edit without storing it. ``headers`` has the new values; None removes a header."""
     original = contents(message)
     before = text_of(message) or ""
-    # Browsers end each line of a text area their own way.
+    # Browsers send CRLF at the end of each line of a text area.
     after = text if "\r" in before else text.replace("\r\n", "\n")
     problems: list[str] = []
     warnings: list[str] = []
@@ -348,7 +348,7 @@ def propose(
 
 
 def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
-    """Store a proposal as the next version; ``version`` is the one that was edited. Requeueing it is another act."""
+    """Store a proposal as the next version; ``version`` is the edited one. Requeueing it is a separate action."""
     if proposal.problems:
         raise Refused(" ".join(proposal.problems))
     if not reason.strip():
@@ -388,7 +388,7 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
 
 
 def _facts(message: ParkedMessage, before: bytes, proposal: Proposal, version: int) -> dict[str, object]:
-    """For the audit log: digests, and the difference without what is masked."""
+    """Return the facts for the audit log: digests, and the difference without masked fields."""
     paths = settings().operators.mask
     texts = [masked(body, message.content_type, paths)[0] for body in (before, proposal.body)]
     known = texts[0] is not None and texts[1] is not None

@@ -1,4 +1,4 @@
-"""Findings on a selection: what speaks against a requeue, message by message."""
+"""Findings on a selection: reasons not to requeue its messages."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -24,37 +24,37 @@ PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODAB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the operator has decided besides the messages."""
+    """The operator's decisions about a requeue, besides the choice of messages."""
 
     target: str = ""
     include: Collection[str] = ()
-    """Names of findings whose messages are to be sent all the same."""
+    """Names of findings whose messages are sent nevertheless."""
     confirmed_permanent: bool = False
-    """"I fixed the cause": what has a permanent error goes along."""
+    """True if the operator confirms that the cause is fixed: messages with a permanent error are sent too."""
     kept_back: Collection[int] = ()
-    """Records that the project's own rules keep back from the operator."""
+    """Records that the project's own rules do not let this operator requeue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that speaks against some of the messages."""
+    """One reason not to requeue some of the messages, or a remark on them."""
 
     name: str
     count: int
     left_out: bool
     includable: bool
     examples: tuple[tuple[int, str], ...]
-    """A few of them: the record's number, and its business key or id."""
+    """A few of the messages: the record's number, and its business key or ID."""
 
     @property
     def why(self) -> str:
-        """The text of the reason, in the reader's language; empty for a remark."""
+        """The reason's text, in the reader's language; empty for a remark."""
         return str(ItemReason(self.name).label) if self.name in ItemReason.values else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a requeue of a selection would do now."""
+    """The effect that a requeue of a selection would have now."""
 
     total: int
     sendable: int
@@ -62,7 +62,7 @@ class Report:
     oldest: datetime | None
     newest: datetime | None
     queues: tuple[tuple[str, int], ...]
-    """Where they would go, the largest first."""
+    """Target queues with their numbers of messages, largest first."""
 
     @property
     def left_out(self) -> int:
@@ -70,7 +70,7 @@ class Report:
 
 
 NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
-"""No tick sends these."""
+"""Reasons that the operator cannot override."""
 UNLESS_INCLUDED = (
     ItemReason.SUCCEEDED,
     ItemReason.UNCONFIRMED,
@@ -79,12 +79,12 @@ UNLESS_INCLUDED = (
     ItemReason.UNHANDLED,
 )
 REMARKS = ("duplicates", "edited", "held")
-"""Sent as well: duplicates one after another, unless they are included."""
+"""Messages with these are sent too. Duplicates are sent one after another, unless the operator includes them."""
 INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
 
 
 def report(selection: Selection, terms: Terms | None = None) -> Report:
-    """Count what speaks against each message of a selection."""
+    """Return the findings on a selection, with counts and examples."""
     terms = terms or Terms()
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
@@ -102,7 +102,7 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
         if told.sums[name]
     ]
     if keys:
-        # Found by its own index: the column of the message has none.
+        # Search the table of business keys, which has an index: the message's own column has none.
         named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
         alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
@@ -118,7 +118,7 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
 
 
 class _Counted(NamedTuple):
-    """The sums of a selection, and its queues with what is sendable there, the largest first."""
+    """The totals of a selection, and its queues with the number of sendable messages, largest first."""
 
     sums: Mapping[str, int]
     oldest: datetime | None
@@ -127,7 +127,7 @@ class _Counted(NamedTuple):
 
 
 def _counted(rows: QuerySet[ParkedMessage], refused: Q, asked: Mapping[str, Q]) -> _Counted:
-    """One look at all the rows, by queue: there are few queues, and the sums are made of theirs."""
+    """Count all rows in one query by queue: there are few queues, and the totals are the sums of their counts."""
     counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
     counts |= {name: Count("pk", filter=condition) for name, condition in asked.items()}
     spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
@@ -143,7 +143,7 @@ def _counted(rows: QuerySet[ParkedMessage], refused: Q, asked: Mapping[str, Q]) 
 
 
 def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
-    """What each finding means, in the order in which they are told."""
+    """Return the condition of each finding, in the order in which findings are displayed."""
     found = {
         "resolved": ~Q(state__in=OPEN),
         "changed": _changed(selection),
@@ -176,13 +176,13 @@ def _objections(known: Mapping[str, Q], terms: Terms) -> list[tuple[ItemReason, 
 
 
 def older_than(moment: datetime) -> Q:
-    """By when it was published; where nobody says that, by when it first failed, or was parked."""
+    """Match by the time of publishing; if that is unknown, by the first failure; if that is unknown too, by parking."""
     by_failure = Q(published_at=None, failed_at__lt=moment)
     return Q(published_at__lt=moment) | by_failure | Q(published_at=None, failed_at=None, parked_at__lt=moment)
 
 
 def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
-    """Some business keys that several of these messages share, and how many messages do."""
+    """Return some business keys that several of these messages share, and the number of messages that share any key."""
     shared = rows.exclude(business_key="").order_by().values("business_key").annotate(n=Count("pk")).filter(n__gt=1)
     count = shared.aggregate(messages=Sum("n"))["messages"] or 0
     some = shared.order_by("business_key")[:EXAMPLES] if count else ()
@@ -191,7 +191,7 @@ def duplicates(rows: QuerySet[ParkedMessage]) -> tuple[list[str], int]:
 
 def _changed(selection: Selection) -> Q:
     if not selection.named:
-        # Few, if any: asking for each message whether it is among them takes far longer.
+        # Few messages are edited, so list them: a check of each message of the selection takes far longer.
         edited = MessageVersion.objects.filter(at__gt=selection.as_of).values_list("message", flat=True)
         return Q(pk__in=list(edited[:MOST_EDITED]))
     now = dict(selection.queryset().values_list("pk", "revision"))
@@ -199,7 +199,7 @@ def _changed(selection: Selection) -> Q:
 
 
 def _finding(name: str, count: int, rows: QuerySet[ParkedMessage], left_out: Collection[str]) -> Finding:
-    # In the order of the indexes of groups, queues and types: few rows are read until some are found.
+    # This is the order of the indexes of groups, queues and types, so a few rows are enough to find examples.
     some = rows.order_by("-parked_at", "-pk").values_list("pk", "business_key", "message_id")[:EXAMPLES]
     return Finding(
         name=name,

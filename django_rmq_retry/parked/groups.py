@@ -29,15 +29,16 @@ COUNTED_AS: Mapping[str, str] = {
     State.PROCESSED: "processed",
     State.DISCARDED: "discarded",
 }
-"""Under which of a group's counters a message in this state is counted."""
+"""The counter of a group that counts messages in this state."""
 COUNTERS = ("parked", "requeued", "processed", "discarded")
 SLICE = 500
 
 
 def moved(group: int, before: str | None, after: str | None, count: int = 1) -> None:
-    """So many messages of a group have changed their state; None is before they came, or after they went elsewhere.
+    """Update the counters of a group after ``count`` of its messages changed state.
 
-    To be called in the transaction that changed them, after them: messages are locked before groups.
+    As a state, None means that they were not in the group before, or are not in it any more. Call this in the
+    transaction that changed the messages, after the change: messages are locked before groups.
     """
     left, entered = COUNTED_AS[before] if before else None, COUNTED_AS[after] if after else None
     if left == entered or not count:
@@ -51,9 +52,9 @@ def moved(group: int, before: str | None, after: str | None, count: int = 1) -> 
 
 
 def gone(counts: Mapping[tuple[int, str], int]) -> None:
-    """So many messages of these groups, in these states, are no more; in a statement for all that lose as many.
+    """Update the counters of groups whose messages were deleted; one statement serves all that lose equally many.
 
-    To be called as ``moved`` is. The groups are locked one after another before any of them changes.
+    Call it like ``moved``. The groups are locked in order of their keys before any of them changes.
     """
     groups = ErrorGroup.objects.using(router.db_for_write(ErrorGroup)).filter(pk__in={group for group, _ in counts})
     list(groups.order_by("pk").select_for_update().values_list("pk"))
@@ -65,13 +66,13 @@ def gone(counts: Mapping[tuple[int, str], int]) -> None:
 
 
 def less(counter: str, count: int = 1) -> Case:
-    """A counter that is never below zero: a wrong one must not keep a message from changing its state."""
+    """Return a counter minus ``count``, at least 0: a wrong counter must not block a message's change of state."""
     enough = When(**{f"{counter}__gte": count}, then=F(counter) - count)
     return Case(enough, default=Value(0), output_field=IntegerField())
 
 
 def recount(groups: Collection[int] | None = None) -> int:
-    """Count the messages of these groups, or of all, anew; return how many groups were wrong."""
+    """Count the messages of these groups, or of all, again; return the number of groups with wrong counters."""
     chosen = ErrorGroup.objects.order_by("pk")
     if groups is not None:
         chosen = chosen.filter(pk__in=groups)
@@ -82,7 +83,7 @@ def recount(groups: Collection[int] | None = None) -> int:
 def _recounted(groups: Collection[int]) -> int:
     alias = router.db_for_write(ErrorGroup)
     with transaction.atomic(using=alias):
-        # A change that changes nothing takes the locks: whoever moves a message waits, and is counted afterwards.
+        # This update changes no value but takes the locks: a concurrent change of a counter waits and is added later.
         ErrorGroup.objects.using(alias).filter(pk__in=groups).update(parked=F("parked"))
         true = {group: dict.fromkeys(COUNTERS, 0) for group in groups}
         counted = ParkedMessage.objects.using(alias).filter(group__in=groups).order_by()
@@ -95,13 +96,13 @@ def _recounted(groups: Collection[int]) -> int:
 
 
 def groups_of(arrivals: Iterable[Arrival], *, using: str) -> dict[str, int]:
-    """The groups of these failures by fingerprint; what is missing is made, with nothing counted yet."""
+    """Return the groups of these failures by fingerprint; missing groups are created with counters at 0."""
     newest = {arrival.group.fingerprint: arrival for arrival in arrivals}
     known = _known(newest, using=using)
     missing = sorted(newest.keys() - known.keys())
     if not missing:
         return known
-    # In one order, for two drainers that make the same groups must not wait for each other.
+    # Sorted, because two drainers that create the same groups must not deadlock.
     made = [_made(newest[fingerprint]) for fingerprint in missing]
     ErrorGroup.objects.using(using).bulk_create(made, ignore_conflicts=True)
     return known | _known(missing, using=using)
@@ -126,21 +127,21 @@ def _made(arrival: Arrival) -> ErrorGroup:
 
 @dataclass(slots=True)
 class _Change:
-    """What has happened to one group."""
+    """The changes to one group in a transaction."""
 
     counters: Counter[str] = field(default_factory=Counter)
     seen: list[datetime] = field(default_factory=list)
-    """When messages were parked into it."""
+    """Times at which messages of the group were parked."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one transaction has done to groups: told as it goes, written at its end, in one order."""
+    """The changes to groups in one transaction, collected as they happen and written at its end, in one order."""
 
     changes: defaultdict[int, _Change] = field(default_factory=lambda: defaultdict(_Change))
 
     def moved(self, group: int, before: str | None, after: str | None) -> None:
-        """A message of this group has changed its state; None is before it came, or after it went elsewhere."""
+        """Count a message's change of state; None means that it was not in the group before, or is not any more."""
         counters = self.changes[group].counters
         if before is not None:
             counters[COUNTED_AS[before]] -= 1
@@ -154,7 +155,7 @@ class Tally:
         self.changes[group].counters["failed_again"] += 1
 
     def write(self, *, using: str, now: datetime) -> None:
-        """One change for each group; messages are locked before, runs after."""
+        """Update each changed group with one statement. Messages are locked before groups, and runs after."""
         for group in sorted(self.changes):
             changes = _columns(self.changes[group], now)
             if changes:
@@ -164,7 +165,7 @@ class Tally:
 def _columns(change: _Change, now: datetime) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if change.seen:
-        # It comes first: MariaDB reads what stands before it as it was just set.
+        # This column comes first: MariaDB evaluates an assignment with the new values of those before it.
         resolved = When(parked=0, requeued=0, arrived__gt=0, then=Value(now))
         columns["regressed_at"] = Case(resolved, default=F("regressed_at"))
         columns["arrived"] = F("arrived") + len(change.seen)
@@ -181,7 +182,7 @@ LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
 
 
 def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
-    """Set some of note, owner, ticket and plain of a group; those that are not given stay."""
+    """Set note, owner, ticket or plain of a group; texts that are not given stay unchanged."""
     unknown = sorted(set(texts) - set(LIMITS))
     if unknown:
         raise TypeError(f"annotate() does not know {', '.join(unknown)}; it takes {', '.join(LIMITS)}.")
@@ -190,7 +191,7 @@ def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
 
 
 def mute(group: int, actor: Actor, *, muted: bool = True, reason: str = "") -> ErrorGroup:
-    """Raise no alarm over a group any more, or again; its messages are shown as before."""
+    """Stop alarms about a group, or allow them again; its messages are displayed as before."""
     return _change(group, actor, Action.MUTE, {"muted": muted}, reason=reason)
 
 
@@ -219,16 +220,16 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
 
 
 BUCKETS, BUCKET = 18, timedelta(minutes=10)
-"""Three hours; a cause grows while something was parked in the newest span."""
+"""Three hours in total. A cause counts as growing while a message was parked in the newest bucket."""
 
 
 def parked_lately(
     groups: Iterable[int], *, buckets: int = BUCKETS
 ) -> tuple[Sequence[datetime], Mapping[int, Sequence[int]]]:
-    """When each span of time began, and each group's counts, the oldest first; one query for all of them."""
+    """Return the start of each bucket, and each group's counts, oldest first; one query serves all groups."""
     end = timezone.now()
     starts = tuple(end - BUCKET * (buckets - place) for place in range(buckets))
-    # The newest span first: most rows are in it while something is wrong, and are compared once.
+    # Newest bucket first: during an incident most rows are in it, and need only one comparison.
     spans = [When(parked_at__gte=start, then=Value(place)) for place, start in reversed(list(enumerate(starts)))]
     counts = {group: [0] * buckets for group in groups}
     if counts:

@@ -1,6 +1,7 @@
-"""The history of attempts, written by a thread of its own.
+"""Writes the history of attempts in a separate thread.
 
-The ORM's own bulk_create takes several times as long for each row, on the processor that the handlers need.
+Rows are written by plain SQL, because the ORM's bulk_create needs several times as much CPU per row, which handlers
+then lack.
 """
 
 import logging
@@ -31,23 +32,23 @@ log = logging.getLogger("django_rmq_retry")
 
 AT_ONCE = 400
 EVERY = 0.2
-"""Seconds within which what comes is written, or sooner if it is much."""
+"""Seconds within which a draft is written; a full batch is written sooner."""
 MOST, ROOM = 10_000, 64 * 1024 * 1024
-"""What waits at most, in rows and in bytes."""
+"""Limits of the waiting drafts, in rows and in bytes."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 BAD_TEXT = 1366
-"""MySQL's number for a character that the table's character set has not."""
+"""MySQL's error number for a character that the table's character set does not have."""
 Outcome = Callable[[], None]
 
 
 class Write(Protocol):
-    """Adds drafts to the table, all or none; plain ones without characters that some database might not have."""
+    """Adds drafts to the table, all or none; ``plain`` replaces characters that some databases cannot store."""
 
     def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None: ...
 
 
 class Buffer:
-    """Takes what the workers hand over, and never makes them wait. Its thread starts with the first of it."""
+    """Queues drafts and outcomes of the workers without making them wait. Its thread starts with the first entry."""
 
     def __init__(self, write: Write, *, most: int = MOST, room: int = ROOM) -> None:
         self._write = write
@@ -60,13 +61,13 @@ class Buffer:
         self._some, self._full, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self.away = False
-        """Whether the database could not be written to when it was last tried."""
+        """True if the last write to the database failed."""
 
     def __len__(self) -> int:
         return len(self._drafts) + len(self._outcomes)
 
     def add(self, draft: Draft) -> None:
-        """Take a row; the oldest ones make room for it."""
+        """Add a draft; in a full buffer, the oldest drafts are dropped."""
         with self._lock:
             self._drafts.append(draft)
             self._size += draft.size
@@ -74,15 +75,15 @@ class Buffer:
         self._wake()
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Take what must not be lost: it is tried until the database has it."""
+        """Add an outcome, which must not be lost: it is retried until the database stores or refuses it."""
         with self._lock:
             self._outcomes.append(outcome)
         self._wake()
 
     def flush(self) -> None:
-        """Write what waits by now, in this thread; raises what the database raises.
+        """Write all entries that wait now, in the calling thread; errors of the database are raised.
 
-        What comes meanwhile is for the next turn: under load a few rows would come during each commit, for ever.
+        Later entries wait for the next turn: under load some arrive during each commit, and the loop would not end.
         """
         while self._outcomes:
             try:
@@ -105,7 +106,7 @@ class Buffer:
                 raise
 
     def close(self, timeout: float) -> None:
-        """Write what waits if that can be done soon, and end the thread."""
+        """Write the waiting entries if that takes at most ``timeout`` seconds, and end the thread."""
         thread = self._thread
         self._closing.set()
         self._some.set()
@@ -142,7 +143,7 @@ class Buffer:
             connections.close_all()
 
     def _step(self, wait: float) -> float:
-        """One batch; return how long to wait after it failed, 0 after it went well."""
+        """Write one batch; return the seconds to wait after a failure, 0 after a success."""
         if wait:
             self._closing.wait(wait)
         else:
@@ -153,7 +154,7 @@ class Buffer:
             self._full.clear()
         try:
             self.flush()
-        except Exception as error:  # noqa: BLE001 - of whatever kind: it is told, and tried again
+        except Exception as error:  # noqa: BLE001 - any error is logged, and the write retried
             return self._failed(error, wait)
         if self.away:
             self.away = False
@@ -201,7 +202,7 @@ class Buffer:
             self._dropped += 1
 
     def _write_some(self, some: list[Draft]) -> None:
-        """All at once; or, if one of them is refused for what it holds, one after the other."""
+        """Write the drafts together; if the database refuses one for its contents, write them one by one."""
         try:
             self._write(some)
         except Exception as error:
@@ -225,14 +226,14 @@ class Buffer:
 
 
 def _refused(error: Exception) -> bool:
-    """Whether a row is at fault, and not the database."""
+    """True if a row caused the error, and not an outage of the database."""
     if isinstance(error, OperationalError):
         return error.args[:1] == (BAD_TEXT,)
     return isinstance(error, (DataError, IntegrityError, ValueError, TypeError, OverflowError))
 
 
 def _tidy() -> None:
-    """As after a request: no old connection is kept, and no list of queries."""
+    """Close unusable and expired connections and clear the query logs, as Django does after a request."""
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         connection.close_if_unusable_or_obsolete()
@@ -240,17 +241,17 @@ def _tidy() -> None:
 
 TIMES = (Row._fields.index("started_at"), Row._fields.index("next_at"))
 ROWS_AT_ONCE = 100
-"""Rows by one statement, where each is written out in it."""
+"""Rows per statement, on databases whose INSERT lists each row."""
 
 
 class Writer:
-    """Makes rows of drafts, and adds them to the table."""
+    """Makes rows from drafts, and adds them to the table."""
 
     def __init__(self, scribe: Scribe) -> None:
         self._scribe = scribe
 
     def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
-        """Add them, all or none; plain ones hold no character that some database might not have."""
+        """Add the drafts, all or none; ``plain`` replaces characters that some databases cannot store."""
         rows = _known(drafts, [self._scribe.row(draft) for draft in drafts])
         write([_plain(row) for row in rows] if plain else rows)
 
@@ -261,7 +262,7 @@ def _plain(row: Row) -> Row:
 
 
 def _known(drafts: Sequence[Draft], rows: list[Row]) -> list[Row]:
-    """What was requeued has its record's identity, for it may have been edited or sent elsewhere."""
+    """Give requeued messages the identity of their record: they may have been edited or sent to another queue."""
     records = {draft.ticket.record for draft in drafts if draft.ticket}
     if not records:
         return rows
@@ -277,7 +278,7 @@ def write(rows: Sequence[Row]) -> None:
     connection = connections[alias]
     values = _values(rows, alias)
     with transaction.atomic(using=alias), connection.cursor() as cursor:
-        # By far the cheapest ways for both sides; psycopg 2 knows no copy() of this kind.
+        # By far the cheapest way for client and server on each database; psycopg 2 has no such copy().
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
             with cursor.copy(f"COPY {_target(alias)} FROM STDIN") as copy:
                 for row in values:
@@ -291,7 +292,7 @@ def write(rows: Sequence[Row]) -> None:
 
 
 def _values(rows: Sequence[Row], alias: str) -> Sequence[Sequence[Any]]:
-    """With times as the project stores them, in the database's form."""
+    """Return the rows with times in the project's time zone mode and the database's format."""
     connection = connections[alias]
     if django_settings.USE_TZ and connection.vendor == "postgresql":
         return rows
@@ -318,11 +319,11 @@ def _target(alias: str) -> str:
 
 
 LAST_WORDS = 5.0
-"""Seconds that an orderly stop waits for the database."""
+"""Seconds that a graceful shutdown waits for the database."""
 
 
 class Recorder:
-    """A journal; made once for each consuming process. Nothing it does can fail an attempt."""
+    """The journal of attempts, made once per consuming process. Its errors never fail an attempt."""
 
     notes_acks = False
 
@@ -331,7 +332,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """While messages are consumed: log lines are kept, and at the end everything is written."""
+        """Capture log lines while messages are consumed, and write all entries at the end."""
         with attempts.captured():
             try:
                 yield
@@ -349,9 +350,9 @@ class Recorder:
         if kind is Kind.ACK and not storied(attempt.delivery):
             return
         if attempt.subscription is None or (error is None and kind is not Kind.ACK):
-            # Nothing was attempted.
+            # No handler was run.
             return
-        # Taken first: what is written down below takes time, and is not a part of the attempt.
+        # Taken first, because the recording below takes time that is not part of the attempt.
         ended = server.reckoned(router.db_for_write(ParkedMessage))
         ticket = ticket_of(attempt.delivery)
         if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
@@ -360,7 +361,7 @@ class Recorder:
             self.buffer.add(drafted(attempt, ticket, ended=ended.timestamp()))
 
     def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
-        """Tell the record at once, before the broker is told; or, without a database, as soon as there is one."""
+        """Update the record immediately, before the delivery is settled; without a database, once it is back."""
         tell: Callable[[], None]
         if attempt.error is None or isinstance(attempt.error, Discard):
             tell = lambda: claims.succeeded(ticket, at)  # noqa: E731
@@ -373,18 +374,18 @@ class Recorder:
             return
         try:
             tell()
-        except Exception:  # noqa: BLE001 - the buffer's thread tells of it, if it meets it too
+        except Exception:  # noqa: BLE001 - the buffer's thread retries it, and logs a lasting error
             self.buffer.add_outcome(tell)
 
 
 def _in_transaction() -> bool:
-    """Whether a handler has left one open: what is written in it may never be."""
+    """True if a handler has left a transaction open: a write in it might never be committed."""
     connection = connections[router.db_for_write(ParkedMessage)]
     return connection.in_atomic_block or (connection.connection is not None and not connection.get_autocommit())
 
 
 def version() -> str:
-    """The version of the project; without one, if it cannot be told."""
+    """Return the version of the project; empty if none is set or its function raises."""
     told = settings().version
     try:
         return short(told() if callable(told) else told, 100)

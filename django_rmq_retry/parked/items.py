@@ -1,8 +1,8 @@
-"""The items of a requeue run: frozen in parts, chosen in order, closed at its end.
+"""The items of a requeue run: listed in parts, chosen in order, closed at its end.
 
-One that is stopped lets go of what it has not sent, part by part.
+A stopped run skips its unsent items, part by part.
 
-How far that is stands in the run itself, and each part is a transaction of its own: a driver may be killed anywhere.
+The progress is stored in the run, and each part is a separate transaction, because a driver may be killed anywhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,24 +31,24 @@ from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Of the bodies of one slice."""
+"""Largest total size of the bodies of one slice, in bytes."""
 PAGE = 200
 PAGES = 25
-"""So far a slice looks behind messages that have to wait; the next one looks again."""
+"""Pages that a slice searches past messages that have to wait; the next slice searches them again."""
 OUTCOME = timedelta(hours=1)
-"""After which an outcome is not waited for any more."""
+"""Time to wait for the outcome of a sent message; after it, the message's business key counts as failed."""
 
 Room = Callable[[str], int]
-"""How many messages a queue takes now."""
+"""Returns the number of messages that a queue may receive now."""
 
 
 class Choice:
-    """The next items, and what has to become of others on the way to them."""
+    """The next items to send, and those to skip on the way to them."""
 
     def __init__(self, run: RequeueRun, most: int, room: Room) -> None:
         self.items: list[RequeueItem] = []
         self.blocked: dict[int, ItemReason] = {}
-        """Items that are left out, each with why."""
+        """Items to skip, each with the reason."""
         self.waits_for_key = False
         self.waits_for_queue = False
         self._run = run
@@ -84,7 +84,7 @@ class Choice:
             self.waits_for_key = True
             return
         if ordered:
-            # Whatever becomes of it now: the ones behind it wait for it.
+            # Later items with this business key wait for this one, even if it cannot be sent now.
             self._busy.add(key)
         if self._room(queue) <= self._taken.get(queue, 0):
             self.waits_for_queue = True
@@ -94,7 +94,7 @@ class Choice:
         self.items.append(item)
 
     def _look_up(self, keys: list[str]) -> None:
-        """Which of these keys have a message under way, and which have one that did not hold."""
+        """Note the keys that have a message in flight, and those that have a failed, unconfirmed or overdue one."""
         mine = RequeueItem.objects.using(database()).filter(run=self._run, message__business_key__in=set(keys) - {""})
         under_way = mine.filter(state__in=(ItemState.CLAIMED, ItemState.SENT))
         ended = mine.filter(state__in=(ItemState.FAILED, ItemState.UNCONFIRMED))
@@ -105,7 +105,7 @@ class Choice:
 
 
 def pending(run: int) -> QuerySet[RequeueItem]:
-    """What of a run is not sent yet, in its order."""
+    """Return the unsent items of a run, in its order."""
     return RequeueItem.objects.using(database()).filter(run=run, state=ItemState.PENDING).order_by("place")
 
 
@@ -124,13 +124,13 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
 
 
 OUTCOMES = timedelta(hours=1)
-"""So long a run waits for outcomes after its last message was sent."""
+"""Time for which a run waits for outcomes after its last message was sent."""
 PART = 2000
-"""Items of one transaction."""
+"""Items per transaction."""
 
 
 def advance(run: int, driver: str) -> str:
-    """Move a run on that has nothing to send: to waiting, to its end, or back where something came back; its state."""
+    """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
     return steadily(lambda: _advance(run, driver))
 
 
@@ -159,7 +159,7 @@ def _advance(run: int, driver: str) -> str:
 
 
 def release(run: int) -> bool:
-    """Leave out the next items that a stopped run has not sent; whether there may be more of them."""
+    """Skip the next unsent items of a stopped run; return True if there may be more of them."""
     return steadily(lambda: _release(run))
 
 
@@ -180,7 +180,7 @@ def _release(run: int) -> bool:
 
 
 def recount(run: int) -> None:
-    """Count the items of a run anew."""
+    """Count the items of a run again, and store its counters."""
     using = database()
 
     def act() -> None:
@@ -208,18 +208,18 @@ def count(run: RequeueRun) -> None:
 
 COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
 AT_ONCE = 500
-"""Messages whose items are written where the run is started."""
+"""Largest number of messages whose items are written when the run is started."""
 
 Rows = QuerySet[ParkedMessage]
 
 
 def at_once(selection: Selection) -> bool:
-    """Whether a run of it is listed where it is started: only a filter can be asked once more later."""
+    """True if a run's items are written when it is started; only a filter can be evaluated again later."""
     return selection.named or selection.count <= AT_ONCE
 
 
 def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
-    """Write all items in the order in which they are sent; those that are left out say why at once."""
+    """Write all items in the order of sending; skipped ones get their reason immediately."""
     _insert(run, selection.queryset().order_by(), selection, terms)
     run.total = run.items.count()
     count(run)
@@ -227,14 +227,14 @@ def freeze(run: RequeueRun, selection: Selection, terms: Terms) -> None:
 
 
 def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
-    """Count the messages, and leave their items to the run's driver; messages parked from now on are not part of it."""
+    """Count the messages, and let the run's driver write their items; messages parked later are not included."""
     run.total = run.listing_limit = selection.queryset().count()
     run.wait = RunWait.LISTING
     run.save(update_fields=["total", "wait", "listing_limit"])
 
 
 def list_part(run: int, driver: str) -> None:
-    """Write the next items of a run, if it is still this driver's and nobody has stopped it."""
+    """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
     steadily(lambda: _list_part(run, driver))
 
 
@@ -248,7 +248,7 @@ def _list_part(run: int, driver: str) -> None:
             return
         selection, terms = _meant(known)
         rest = _after(known, selection.queryset())
-        # Where the part ends is asked first: a row that is parked anew meanwhile must not carry the mark with it.
+        # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
         mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
         part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
         room, first = known.listing_limit - known.listing_count, known.listing_place
@@ -269,7 +269,7 @@ CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at",
 
 
 def _meant(run: RequeueRun) -> tuple[Selection, Terms]:
-    """Return what was chosen when the run was started, and on which terms."""
+    """Return the selection and the terms with which the run was started."""
     facts = run.selection
     as_of = datetime.fromisoformat(facts["as_of"])
     selection = Selection(filter=facts["filter"], max_id=facts["max_id"], as_of=as_of, count=facts["count"])
@@ -285,16 +285,16 @@ def _after(run: RequeueRun, rows: Rows) -> Rows:
 
 
 def _there(run: RequeueRun, part: Rows) -> int:
-    """How many of a part have an item already, which takes no room."""
+    """Return the number of messages of a part that have an item already; these do not count against the limit."""
     numbers = list(part.values_list("pk", flat=True)[:PART])
     return RequeueItem.objects.using(database()).filter(run=run, message__in=numbers).count()
 
 
 def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int = 0) -> int:
-    """Items of these rows, by one statement in the database; how many there are.
+    """Insert the items of these rows with one statement; return their number.
 
-    One that was parked anew meanwhile has its item already and is ignored: to leave it out beforehand would take the
-    longer the more items there are.
+    A message that was parked again meanwhile already has an item, and the insert ignores it. A query without such
+    messages would take longer with each item that exists.
     """
     using = database()
     ops, ignore = connections[using].ops, OnConflict.IGNORE
@@ -311,7 +311,7 @@ def _insert(run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, 
 def _chosen(
     run: RequeueRun, rows: Rows, selection: Selection, terms: Terms, *, first: int
 ) -> "QuerySet[ParkedMessage, tuple[object, ...]]":
-    """A row for each message with the values of its item, in the order of the columns."""
+    """Return a row for each message with the values of its item, in the order of the columns."""
     objections = reasons(selection, terms)
     now = server.now(database())
     left_out = [When(condition, then=Value(code.value)) for code, condition in objections]

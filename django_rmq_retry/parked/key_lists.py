@@ -28,31 +28,31 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED, USABLE
 
 MOST_KEYS = 10_000
 MOST_TEXT = 4_000_000
-"""Characters of a pasted text."""
+"""Largest length of a pasted text, in characters."""
 MOST_FOUND = 50_000
-"""Messages that the keys of one list may name."""
+"""Largest number of messages that the keys of one list may name."""
 LONGEST = 255
-"""Bytes of a stored key: a longer one is stored, and looked up, cut."""
+"""Largest size of a stored key, in bytes; longer keys are stored, and looked up, truncated."""
 CHUNK = 500
 """Parameters of one statement: SQLite may take no more than 999."""
 TIDIED = 100
-"""Unused lists that are deleted where a new one is stored."""
+"""Largest number of unused lists that are deleted when a new one is stored."""
 IN_A_LINE = ",;\t\uff0c\uff1b"
 SEPARATORS = f"{IN_A_LINE}\r\n\v\f\x85\u2028\u2029"
 AROUND = " \u00a0\u200b\u2060\ufeff"
-"""Around a key these are left away: mail and office programs add them."""
+"""Characters that are removed around a key: mail and office programs add them."""
 _ENTRY = re.compile(
     rf'[{AROUND}]*(?:"([^"]*(?:""[^"]*)*)"[{AROUND}]*(?=[{SEPARATORS}]|\Z)|([^{SEPARATORS}]*))([{SEPARATORS}]|\Z)'
 )
 MOST_COLUMNS = 1000
-"""Cells of a line that may be one of a table."""
+"""Largest number of cells in a line that may belong to a table."""
 WORDS = 0.9
-"""The share of a header's cells that hold no digit, such as "amount"; a key mostly holds one."""
+"""Minimum share of a header's cells without a digit, such as "amount"; most keys have a digit."""
 T = TypeVar("T")
 UNDER_WAY = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
 
 Seen = Callable[[ParkedMessage], bool]
-"""Whether the operator may see a message."""
+"""Returns True if the operator may see a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +63,21 @@ class Match:
     state: str
     name: str
     run: int | None = None
-    """The requeue run that has it now."""
+    """The active requeue run that contains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of each key of a list."""
+    """The messages that each key of a list names, with their state."""
 
     keys: Sequence[str]
     matches: Mapping[str, Sequence[Match]]
     alike: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of keys that were not found: stored ones that differ in upper and lower case only."""
+    """For keys that were not found, stored ones that differ in upper and lower case only."""
 
     @property
     def found(self) -> list[str]:
-        """Each names one message, and that is parked."""
+        """Keys that name one message, which is parked."""
         return [key for key in self.keys if [one.state for one in self._of(key)] == [State.PARKED]]
 
     @property
@@ -86,26 +86,26 @@ class Answer:
 
     @property
     def several(self) -> list[str]:
-        """Each names more than one message."""
+        """Keys that name more than one message."""
         return [key for key in self.keys if len(self._of(key)) > 1]
 
     @property
     def closed(self) -> list[str]:
-        """Each names one message that is not parked: on hold, in a requeue run, processed or discarded."""
+        """Keys that name one message, which is not parked but on hold, in a requeue run, processed or discarded."""
         return [key for key in self.keys if len(self._of(key)) == 1 and self._of(key)[0].state != State.PARKED]
 
     @property
     def spaced(self) -> list[str]:
-        """Not found, with a space inside: perhaps several keys."""
+        """Keys that were not found and contain a space: they may be several keys."""
         return [key for key in self.missing if " " in key]
 
     def records(self, *states: str) -> set[int]:
-        """The messages that are in one of these states; in any, where none is named."""
+        """Return the messages in one of these states; in any state if none is given."""
         return {one.record for some in self.matches.values() for one in some if not states or one.state in states}
 
     @property
     def complete(self) -> bool:
-        """Whether each key names one parked message."""
+        """True if each key names one parked message."""
         return len(self.found) == len(self.keys)
 
     def _of(self, key: str) -> Sequence[Match]:
@@ -113,7 +113,10 @@ class Answer:
 
 
 def parse(text: str, *, spaces: bool = False) -> list[str]:
-    """The keys of a text, each once, in its order; spaces separate where asked for, or where nothing else does."""
+    """Return the keys of a text, each once, in its order.
+
+    Spaces separate keys only if ``spaces`` is set, or if the text has no other separator.
+    """
     if len(text) > MOST_TEXT:
         said = _("The text has %(count)d characters; at most %(most)d are read. Nothing was looked up.")
         raise Refused(said % {"count": len(text), "most": MOST_TEXT})
@@ -135,7 +138,7 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, bool]]:
-    """Each with whether it stood in quotation marks."""
+    """Yield each entry, with True if it was in quotation marks."""
     for entry in _ENTRY.finditer(text):
         quoted, bare, _end = entry.groups()
         if quoted is not None:
@@ -145,10 +148,10 @@ def _entries(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _header(text: str) -> list[str]:
-    """The header of a table; empty for a list, also for one whose lines hold equally many keys.
+    """Return the header of a table; empty for a list, even if all its lines hold equally many keys.
 
-    A header is a line of words above lines of the same columns, of which one holds a digit in every line. Spreadsheets
-    write a line of separators for an empty row.
+    A header is a line of words above lines with as many columns, at least one of which has a digit in every line.
+    Lines of separators only are skipped, because spreadsheets write them for empty rows.
     """
     lines = (line for line in _lines(text) if any(cell.strip(AROUND) for cell, _end in line))
     first = next(lines, [])
@@ -170,7 +173,7 @@ def _header(text: str) -> list[str]:
 
 
 def _lines(text: str) -> Iterator[list[tuple[str, str]]]:
-    """The entries of each line that is not empty, with what ends them; a line with too many cells is the last one."""
+    """Yield the entries of each nonempty line with their separators; a line with too many cells is the last one."""
     line: list[tuple[str, str]] = []
     for entry in _ENTRY.finditer(text):
         quoted, bare, end = entry.groups()
@@ -185,7 +188,7 @@ def _lines(text: str) -> Iterator[list[tuple[str, str]]]:
 
 
 def _cells(line: Sequence[tuple[str, str]], separator: str) -> list[str]:
-    """By the separator of the table alone: a cell may hold another one, such as 100,50 between semicolons."""
+    """Split a line by the table's separator only: a cell may contain others, such as 100,50 between semicolons."""
     cells = [""]
     for part, end in line:
         cells[-1] += part
@@ -199,9 +202,9 @@ def _numbered(cell: str) -> bool:
 
 
 def written(keys: Iterable[str]) -> str:
-    """A list as a text that means the same when it is pasted: one key a line."""
+    """Return a list as text, one key per line, that is parsed to the same keys."""
     lines = [_quoted(key) if _ambiguous(key) else key for key in keys]
-    # A single key with a space would be read as two.
+    # A single key with a space would be parsed as two keys.
     return "\n".join(_quoted(line) if len(lines) == 1 and " " in line and line[0] != '"' else line for line in lines)
 
 
@@ -214,11 +217,11 @@ def _quoted(key: str) -> str:
 
 
 def look_up(keys: Sequence[str], seen: Seen | None = None) -> dict[str, list[int]]:
-    """The records that each key names, letter for letter; those that ``seen`` hides are not found."""
+    """Return the records that each key names exactly, without those that ``seen`` hides."""
     wanted, found = set(keys), dict[str, dict[int, None]]()
     count = 0
     for value, record in _stored(keys):
-        # Some databases take two texts for one that differ in case, accents or spaces at the end.
+        # Some databases treat texts as equal that differ in case, accents or trailing spaces.
         if value not in wanted or record in found.setdefault(value, {}):
             continue
         found[value][record] = None
@@ -232,7 +235,7 @@ def look_up(keys: Sequence[str], seen: Seen | None = None) -> dict[str, list[int
 
 
 def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Stored keys and ids that the database takes for one of these, each with its record."""
+    """Yield the stored keys and IDs that the database treats as equal to one of these, each with its record."""
     records, values = ParkedMessage.objects.using(database()).order_by(), BusinessKey.objects.using(database())
     for some in _chunks(keys):
         most = MOST_FOUND + 1
@@ -256,9 +259,9 @@ def _rows(numbers: Sequence[int]) -> Any:
 
 
 def alike(missing: Sequence[str], seen: Seen | None = None) -> dict[str, list[str]]:
-    """Of keys that are not stored: what is stored in capitals, in small letters, or with a capital first.
+    """Return, for keys that are not stored, stored ones in upper case, in lower case, or with an initial capital.
 
-    Every other spelling would need a look at all keys.
+    Any other spelling would require a search of all keys.
     """
     by_fold: dict[str, list[str]] = {}
     for key in missing:
@@ -273,7 +276,7 @@ def alike(missing: Sequence[str], seen: Seen | None = None) -> dict[str, list[st
 
 
 def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] | None = None) -> KeyList:
-    """Keep a list, with the records that its keys name now."""
+    """Store a list, with the records that its keys name now."""
     using, now, named = database(), server.now(database()), named or {}
     with transaction.atomic(using=using):
         _tidy(using)
@@ -290,7 +293,7 @@ def store(keys: Sequence[str], actor: Actor, named: Mapping[str, Sequence[int]] 
 
 
 def _tidy(using: str) -> None:
-    """Nobody can use these any more: see ``USABLE``."""
+    """Delete lists that are too old to be used: see ``USABLE``."""
     now = server.trusted(using)
     if now is None:
         return
@@ -302,7 +305,7 @@ def _tidy(using: str) -> None:
 
 
 def forget(before: datetime, using: str) -> None:
-    """Delete the lists of actions that the audit log has forgotten: each list is older than its actions."""
+    """Delete the lists of actions that were purged from the audit log: each list is older than its actions."""
     numbers = list(KeyList.objects.using(using).filter(created_at__lt=before - 2 * USABLE).values_list("pk", flat=True))
     for some in _chunks(numbers):
         ListedKey.objects.using(using).filter(list__in=some).delete()
@@ -310,12 +313,12 @@ def forget(before: datetime, using: str) -> None:
 
 
 def meaning(known: KeyList) -> dict[str, int]:
-    """How the filter of a selection names a list."""
+    """Return the reference to a list for the filter of a selection."""
     return {"list": known.pk, "count": known.count}
 
 
 def keep(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
-    """Keep the lists that a selection names, as an action refers to them now; whether there are any."""
+    """Mark a selection's lists as kept, because an action refers to them now; return True if it has any."""
     numbers = [filter[name]["list"] for name in (LISTED, EXCEPT) if name in filter]
     if numbers:
         KeyList.objects.using(database()).filter(pk__in=numbers).update(kept=True)
@@ -323,13 +326,13 @@ def keep(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
 
 
 def keys_of(number: int) -> list[str]:
-    """The keys of a list, in its order."""
+    """Return the keys of a list, in its order."""
     rows = ListedKey.objects.using(database()).filter(list=number).order_by("place")
     return list(dict.fromkeys(rows.values_list("value", flat=True)))
 
 
 def answered(known: KeyList, seen: Seen | None = None) -> Answer:
-    """What has become of the messages that a list named when it was stored."""
+    """Return the current states of the messages that a list named when it was stored."""
     named: dict[str, list[int]] = {}
     rows = ListedKey.objects.using(database()).filter(list=known).order_by("place", "message")
     for value, record in rows.values_list("value", "message"):
@@ -338,7 +341,7 @@ def answered(known: KeyList, seen: Seen | None = None) -> Answer:
 
 
 def answer(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Seen | None = None) -> Answer:
-    """What has become of the messages that keys name."""
+    """Return the current states of the messages that keys name."""
     numbers = _visible({one for some in named.values() for one in some}, seen)
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
@@ -349,20 +352,20 @@ def answer(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Seen |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excluded:
-    """What a list of keys takes out of a choice."""
+    """The effect of excluding a list of keys from a selection."""
 
     keys: Sequence[str]
     messages: int
     missing: Sequence[str]
     alike: Mapping[str, Sequence[str]]
     elsewhere: Mapping[str, Match]
-    """Keys whose messages are not of the choice, each with one of them."""
+    """Keys whose messages are outside the selection, each with one of the messages."""
     several: Mapping[str, int]
-    """Keys that take out more than one message, and how many."""
+    """Keys that exclude more than one message, each with the number of messages."""
 
 
 def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Seen | None = None) -> Excluded:
-    """What these keys take out of the rows of a choice."""
+    """Return the effect of excluding these keys from the rows of a selection."""
     named = look_up(keys, seen)
     told = answer(keys, named, seen)
     numbers = sorted({one for some in named.values() for one in some})

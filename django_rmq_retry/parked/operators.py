@@ -18,18 +18,18 @@ NAME_LIMIT = 150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """One who acts, as the audit log remembers it."""
+    """The originator of an action, as stored in the audit log."""
 
     name: str
     user_id: int | str | None = None
-    """The primary key of the account, where there is one."""
+    """The primary key of the account, if there is one."""
     behalf: str = ""
     ip: str | None = None
     source: str = "code"
 
     @classmethod
     def of_request(cls, request: HttpRequest) -> "Actor":
-        """Whoever is signed in."""
+        """Return the actor for the signed-in user."""
         user = request.user
         return cls(
             name=short(user.get_username(), NAME_LIMIT),
@@ -40,7 +40,7 @@ class Actor:
 
     @classmethod
     def of_shell(cls) -> "Actor":
-        """Whoever runs a command: the user of the operating system."""
+        """Return the actor for a command: the user of the operating system."""
         try:
             login = getpass.getuser()
         except (OSError, KeyError):
@@ -49,13 +49,13 @@ class Actor:
 
     @classmethod
     def of_code(cls, name: str) -> "Actor":
-        """A part of the project that acts by itself."""
+        """Return the actor for a part of the project that acts without an operator."""
         return cls(name=short(name, NAME_LIMIT))
 
 
 LABEL = "rmq_retry"
 FEW = 25
-"""So many messages may be requeued at once by whoever may requeue; more need bulk_requeue."""
+"""Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
 
 PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view": ("view_parkedmessage", gettext_lazy("Can view parked message")),
@@ -84,11 +84,14 @@ PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "unblock": ("unblock_blockedkey", gettext_lazy("Can unblock ordering keys")),
     "control": ("control_requeuerun", gettext_lazy("Can pause, slow and stop requeue runs")),
 }
-"""What each verb needs."""
+"""The permission that each verb needs, by its code name and its label."""
 
 
 def refusal(user: Any, verb: str, message: object = None) -> str:
-    """Nothing if the user may, else why not, in a sentence; with a message the project's own rules are asked too."""
+    """Return why the user must not do this, as a sentence; empty if the user may.
+
+    With a message, the project's own rules are checked too.
+    """
     codename, name = PERMISSIONS[verb]
     if not getattr(user, "is_active", False):
         return _("Your account is not active.")
@@ -98,17 +101,17 @@ def refusal(user: Any, verb: str, message: object = None) -> str:
 
 
 def requeue_refusal(user: Any, count: int) -> str:
-    """As ``refusal``, for so many messages at once."""
+    """Return why the user must not requeue ``count`` messages at once; empty if the user may."""
     return refusal(user, "requeue" if count <= FEW else "bulk_requeue")
 
 
 def ruled(user: Any) -> bool:
-    """Whether the project's own rules are asked about each message."""
+    """True if the project's own rules are checked for each message."""
     return settings().operators.permit is not None and not user.is_superuser
 
 
 def unruled() -> str:
-    """Why not, where there is no message that they could be asked about."""
+    """Return the refusal by the project's rules where they give no text, or cannot be checked without a message."""
     return _("The project's rules do not allow it.") + _asking()
 
 
@@ -128,16 +131,16 @@ def _asking() -> str:
 
 
 class Refused(Exception):
-    """Nothing was done; the text says why, and what to do."""
+    """The action was refused, and nothing was changed; the text gives the reason and the remedy."""
 
 
 class NothingChosen(Refused):
-    """No message is chosen, or none is left of those that were."""
+    """No message is chosen, or none of the chosen ones is left."""
 
 
 class Outdated(Refused):
-    """What somebody looked at is no longer so: a token is too old, or a record was changed meanwhile."""
+    """The operator saw an earlier state: a token has expired, or a record has changed since."""
 
 
 class NotAllowed(Refused):
-    """A permission is missing, or the project's own rules say no."""
+    """A permission is missing, or the project's own rules refuse."""

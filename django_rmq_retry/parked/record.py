@@ -1,4 +1,4 @@
-"""An arrival from a parked queue, and the step that it takes on its record."""
+"""Reads an arrival from a parked queue, and decides and applies its effect on the record."""
 
 import hashlib
 import logging
@@ -29,7 +29,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Step(Enum):
-    """What the arrival of a copy means to its record."""
+    """The effect of an arriving copy on its record."""
 
     SAME = "the copy was recorded before"
     COPY = "one more copy, and nothing else"
@@ -40,20 +40,20 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A copy that was delivered, read."""
+    """The parsed delivery of a parked copy."""
 
     delivery: Delivery
     parked: Parked
     identity: str
     named: bool
-    """Whether the message has an id of its own."""
+    """True if the message has an ID of its own."""
     ticket: Ticket | None
     sha256: str
     group: Grouping
     at: datetime
-    """When it was parked; never after now."""
+    """Time of parking; never after now."""
     told_at: datetime | None
-    """The same by the word of whoever parked it."""
+    """Time of parking as the message's headers have it; None if they have none."""
 
     @classmethod
     def read(cls, delivery: Delivery, homes: Mapping[str, str], now: datetime) -> "Arrival":
@@ -73,11 +73,11 @@ class Arrival:
 
     @property
     def title(self) -> str:
-        """Of a group that begins with this failure."""
+        """The title of a group that begins with this failure."""
         return short(self.parked.error or self.parked.reason, NAME)
 
     def failure(self) -> dict[str, Any]:
-        """The columns that tell of its last failure."""
+        """Return the columns about the last failure."""
         parked = self.parked
         return {
             "parked_in": short(parked.parked_in, NAME),
@@ -94,7 +94,7 @@ class Arrival:
         }
 
     def contents(self) -> dict[str, Any]:
-        """The columns that tell of the message itself."""
+        """Return the columns about the message itself."""
         parked, said = self.parked, self.parked.properties
         return {
             "message_id": short(said.message_id or "", NAME),
@@ -114,7 +114,7 @@ class Arrival:
 
 
 def step(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now: datetime) -> Step:
-    """What an arrival means to its record, found by a ticket or by its identity."""
+    """Return the effect of an arrival on its record, which was found by ticket or by identity."""
     if arrival.parked.copy == record.copy and _delivered_twice(record, arrival):
         return Step.SAME
     if ticket is not None and ticket.cycle < record.cycle:
@@ -127,19 +127,19 @@ def step(record: ParkedMessage, arrival: Arrival, *, ticket: Ticket | None, now:
 
 
 def apply(record: ParkedMessage, arrival: Arrival, found: Step) -> bool:
-    """Change the record as the step says; tell whether it takes over the failure, and with it the group."""
+    """Change the record according to the step; return True if it takes over the arrival's failure and group."""
     record.copies += 1
     record.copy = arrival.parked.copy
     if found is Step.COPY or (found is Step.NEWER and arrival.at <= record.parked_at):
         return False
     if found is Step.REOPENED:
-        # What is under way may still succeed, or fail: both find the record by their ticket.
+        # A copy in flight may still succeed or fail; both outcomes find the record by their ticket.
         record.unconfirmed = record.state not in RESOLVED
         record.resolved_at, record.resolution = None, ""
     if found is Step.AGAIN:
         record.unconfirmed = False
     if found is not Step.NEWER:
-        # A person who holds it has said so after it was sent.
+        # A hold stays, because the operator set it after the requeue.
         record.state = record.state if record.state == State.ON_HOLD else State.PARKED
         record.claimed_until = None
     for name, value in arrival.failure().items():
@@ -148,40 +148,40 @@ def apply(record: ParkedMessage, arrival: Arrival, found: Step) -> bool:
 
 
 def moment(milliseconds: int) -> datetime | None:
-    """A time that somebody wrote; nothing where there is none, or one that no calendar has."""
+    """Return the time that a message states; None if it states none, or one outside the calendar."""
     if milliseconds <= 0:
         return None
     try:
         told = EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
         return None
-    # The last year is left out: elsewhere it may be the next one already.
+    # Exclude the last year: in another time zone it may already be the next one.
     if told.year == MAXYEAR:
         return None
     return told if settings.USE_TZ else timezone.make_naive(told)
 
 
 def _group(parked: Parked) -> Grouping:
-    """As the worker found it; of what no worker parked, by what is known."""
+    """Return the group that the worker found; for a copy that no worker parked, one made from the known facts."""
     if len(parked.fingerprint) == FINGERPRINT and HEX.issuperset(parked.fingerprint):
         return Grouping(fingerprint=parked.fingerprint, culprit=short(parked.culprit, NAME))
     return untraced(parked.error, reason=parked.reason, queue=parked.queue or parked.parked_in)
 
 
 def _ticket(parked: Parked) -> Ticket | None:
-    """Of a requeued copy; most messages have none, and are not digested for it."""
+    """Return the ticket of a requeued copy. Most messages have none, and are not hashed to check it."""
     if not parked.ticket:
         return None
     return Ticket.read(parked.ticket, bearer(parked.queue, parked.properties.message_id, parked.body))
 
 
 def _delivered_twice(record: ParkedMessage, arrival: Arrival) -> bool:
-    """Whether the very same copy was recorded before; two of a foreign service may look alike."""
+    """True if exactly this copy was recorded before; two copies parked by another service may look alike."""
     return arrival.delivery.redelivered or arrival.parked.by is By.CONSUMER or record.state in OPEN
 
 
 def _stale(record: ParkedMessage, arrival: Arrival, now: datetime) -> bool:
-    """Whether it was parked before the record was sent off or resolved."""
+    """True if the copy was parked before the record was requeued or resolved."""
     if arrival.told_at is None and arrival.delivery.redelivered:
         return True
     if record.state == State.REQUEUEING:
@@ -194,7 +194,7 @@ log = logging.getLogger("django_rmq_retry")
 
 
 class Keys:
-    """Asks the project's handlers; nothing they do keeps a message from being recorded."""
+    """Calls the handlers' functions for business keys; their errors never prevent a message from being recorded."""
 
     def __init__(self) -> None:
         intakes = registry.intakes()
@@ -203,7 +203,7 @@ class Keys:
         self._any = any(one.keys for one in self._named.values())
 
     def of(self, parked: Parked) -> list[str]:
-        """At most 20, each once; none of a body that cannot be decoded."""
+        """Return up to 20 distinct business keys; none if the body cannot be decoded."""
         if not self._any:
             return []
         message = Delivery(
@@ -219,7 +219,7 @@ class Keys:
                 return []
             data = subscription.codec.decode(message.body, message.properties)
             return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
-        except BaseException as error:  # noqa: BLE001 - a function of the project's, and a body of anybody's
+        except BaseException as error:  # noqa: BLE001 - a function of the project, called with an arbitrary body
             log.info("No business keys of a message of %r: %s", parked.queue, type(error).__name__)
             return []
 

@@ -30,20 +30,20 @@ from django_rmq_retry.topology.declarations import Role
 
 FASTEST = 10_000.0
 PATIENCE = 0.5
-"""Seconds for which whoever stops a run lets go of its messages; whoever drives runs goes on with the rest."""
+"""Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 
 
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
-"""A run paused for one of these resumes without its canary: the operator has looked at the first message."""
+"""A run paused for one of these resumes without its canary, because the operator has inspected the first message."""
 
 
 def _noted(reason: str) -> dict[str, str]:
-    """The operator's note takes the place of the code for which the run waited."""
+    """Return the operator's note, which replaces the code for which the run waited."""
     return {"wait": "", "note": short(reason, 255)}
 
 
 def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
-    """Send nothing more until somebody resumes it; what is being sent ends as it would."""
+    """Pause a run until an operator resumes it; messages that are being sent are completed."""
     running = (RunState.PLANNED, RunState.RUNNING)
     return _steer(
         run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, **_noted(reason)}
@@ -51,7 +51,11 @@ def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 
 def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
-    """Go on. Whoever resumes after a guard has seen what it saw: from then on it counts anew, and stops it again."""
+    """Resume a run.
+
+    The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
+    pause the run again.
+    """
     changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **paced()}
     known = RequeueRun.objects.using(database()).filter(pk=run).first()
     if known is not None and known.canary and known.wait in CANARY_ENDED:
@@ -62,12 +66,12 @@ def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 
 def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
-    """So many per second from the next slice on; more than before is possible too."""
+    """Change a run's rate, in messages per second, from the next slice on; it may also be higher than before."""
     return _steer(run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **paced()})
 
 
 def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
-    """Send nothing more, for good. What was not sent stays parked; outcomes of what was are still noted."""
+    """Stop a run permanently. Unsent messages stay parked; outcomes of sent ones are still recorded."""
     changes = {"state": RunState.STOPPED, **_noted(reason)}
     stopped = _steer(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + PATIENCE
@@ -110,7 +114,7 @@ def _steer(
 
 
 REASON_FROM = 100
-"""More messages than this are not requeued without a reason."""
+"""Largest number of messages that can be requeued without a reason."""
 
 
 def start(
@@ -128,10 +132,10 @@ def start(
     confirmed_permanent: bool = False,
     planned: bool = False,
 ) -> RequeueRun:
-    """Freeze a selection as a run that any driver takes up; nothing is sent yet. A large one is listed by its driver.
+    """Freeze a selection as a run that any driver can send; nothing is sent yet. Its driver lists a large selection.
 
-    ``include`` names findings of ``checking`` whose messages are sent all the same. Messages that share a business key
-    are sent one after another, each after the outcome of the one before, unless "duplicates" is included.
+    ``include`` names findings whose messages are sent nevertheless. Messages that share a business key are sent one
+    after another, each after the outcome of the one before, unless "duplicates" is included.
     """
     terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
     _check(selection, reason, include)
@@ -192,8 +196,8 @@ def requeue(
 ) -> RequeueRun:
     """Requeue some records from code and send them now: ``requeue([record], by="nightly job", reason="bank is back")``.
 
-    It returns when they are sent, or after ``wait`` seconds: what is left then a consumer sends. Options are those of
-    ``start``. Inside a transaction they leave after its commit.
+    It returns when the messages are sent, or after ``wait`` seconds; a consumer then sends the rest. Options are those
+    of ``start``. Inside a transaction, the messages are sent after its commit.
     """
     actor = by if isinstance(by, Actor) else Actor.of_code(by)
     ids = [one.pk if isinstance(one, ParkedMessage) else int(one) for one in messages]
@@ -209,16 +213,16 @@ def requeue(
 
 
 def me(what: str) -> str:
-    """A driver's name: no two threads anywhere have the same."""
+    """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
     return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
 
 
 UNFIT = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
-"""Queues in which no handler looks for new messages: only this app sends there, by its own rules."""
+"""Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 
 
 def checked_target(target: str) -> str:
-    """A queue that the project declares and that is meant for messages to be handled."""
+    """Return a queue that the project declares for messages to handle; refuse any other."""
     if not target:
         return ""
     declared = registry.topology().lasting.queues

@@ -1,4 +1,4 @@
-"""Deletes old records and closed messages."""
+"""Deletes resolved messages, old attempts and old rows of the audit log."""
 
 import threading
 from collections import Counter
@@ -23,11 +23,11 @@ from django_rmq_retry.parked.operators import Actor, Refused
 
 BATCH = 500
 TURN = 4
-"""So many batches of each, then others get the thread."""
+"""Batches of each kind per turn, after which the thread does other work."""
 
 
 def age_out() -> bool:
-    """Delete a part of what is old enough by the settings; tell whether there may be more."""
+    """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more."""
     now, told = server.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
@@ -37,19 +37,19 @@ def age_out() -> bool:
 
 
 def resolved(before: datetime) -> int:
-    """Delete one batch of messages that were resolved before; what is open or under way stays, however old."""
+    """Delete one batch of messages resolved before a time; open and requeued messages stay, however old."""
     using = router.db_for_write(ParkedMessage)
     features = connections[using].features
     rows = ParkedMessage.objects.using(using)
     due = rows.filter(state__in=RESOLVED, resolved_at__lt=before).order_by("resolved_at", "pk")
     with transaction.atomic(using=using):
         if not features.has_select_for_update:
-            # SQLite refuses a transaction that has read when another one has written since: it writes first.
+            # Write first: SQLite refuses a write in a transaction that has read, if another one has written since.
             rows.filter(pk=0).update(revision=F("revision"))
         numbers = list(due.values_list("pk", flat=True)[:BATCH])
         if not numbers:
             return 0
-        # Locked in one order, and looked at once more: somebody may have opened one again.
+        # Lock in one order, and check the states again: an operator may have reopened a message.
         found = rows.filter(pk__in=numbers).order_by("pk").select_for_update().values_list("pk", "state", "group")
         old = [row for row in found if row[1] in RESOLVED]
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
@@ -59,10 +59,10 @@ def resolved(before: datetime) -> int:
 
 
 def unkept(before: datetime) -> int:
-    """Delete one batch of older attempts of which no message is kept."""
+    """Delete one batch of attempts from before a time whose message is not kept."""
     using = router.db_for_write(Attempt)
     kept = ParkedMessage.objects.filter(identity=OuterRef("identity"))
-    # Without an id they are known by their bytes alone, which a record's own identity does not tell.
+    # Without a message ID, an attempt's identity is a hash of the body, which differs from its record's identity.
     nameless = Q(identity__startswith=NAMELESS) & Exists(
         ParkedMessage.objects.filter(message_id="", queue=OuterRef("queue"))
     )
@@ -74,12 +74,12 @@ def unkept(before: datetime) -> int:
 
 PURGE_BATCH = 1000
 REST = 0.1
-"""Seconds between two batches, so that others get their turn."""
+"""Seconds between two batches, so that other transactions get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """How many messages, by state; ``done`` is False where they were only counted."""
+    """Numbers of messages, by state; ``done`` is False if they were only counted."""
 
     counts: dict[str, int]
     done: bool
@@ -98,7 +98,7 @@ def purge(
     batch: int = PURGE_BATCH,
     rest: float = REST,
 ) -> Purged:
-    """Delete messages that were resolved longer ago; dry: only count them."""
+    """Delete messages that were resolved longer ago than ``older_than``; with ``dry``, only count them."""
     wrong = sorted(set(states) - set(RESOLVED))
     if wrong or not states:
         said = _("Only what is %(resolved)s is purged: what is open or under way stays, however old.")
@@ -118,7 +118,7 @@ def purge(
 
 
 def clocks_differ() -> str:
-    """As a sentence, where nothing is deleted by age for it; else empty."""
+    """Return a sentence if this host's clock and the database's differ too much to delete by age; else empty."""
     apart = abs(server.ahead(database()))
     if apart <= server.TOLERANCE:
         return ""
@@ -151,22 +151,22 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
 
 
 def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int:
-    """Shorten the audit log from its beginning; what is left still fits together."""
+    """Delete the oldest rows of the audit log, so that the rest can still be verified; return their number."""
     using = database()
     before = _today() - older_than
     old = OperatorAction.objects.using(using).filter(at__lt=before)
     last = old.order_by("-number").values_list("number", flat=True).first()
     if last is None:
         return 0
-    # By number: an act with an older clock in the middle must not leave a gap.
+    # Delete by number: a row in the middle may have an earlier time, because clocks differ, and must not leave a gap.
     rows = OperatorAction.objects.using(using).filter(number__lte=last)
     count = rows.count()
     if dry:
         return count
     with transaction.atomic(using=using):
-        # Whoever adds an act waits for this.
+        # Lock the head: concurrent actions wait for it.
         AuditHead.objects.using(using).filter(pk=1).update(number=F("number"))
         note(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
         forget(before, using)
-        rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses, as it should for everybody else
+        rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses on purpose
     return count

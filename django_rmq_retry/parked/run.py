@@ -1,6 +1,6 @@
 """Drives a requeue run: pace, guards and queue depth.
 
-A driver may be killed anywhere: its lease runs out, and the next one goes on with what nobody has claimed.
+A driver may be killed anywhere: its lease expires, and the next driver continues with the unclaimed items.
 """
 
 import threading
@@ -30,29 +30,29 @@ from django_rmq_retry.publishing import broker_connections
 
 
 def paced() -> dict[str, Any]:
-    """What a run that begins to send, at another rate or after a break, notes to tell its real rate by."""
+    """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
     return {"paced_at": server.now(database()), "paced_sent": F("sent")}
 
 
 ENOUGH = 5
-"""Outcomes from which a share means something."""
+"""Smallest number of outcomes for which the share of failures is meaningful."""
 CANARY = timedelta(seconds=60)
 
 
 def tripped(run: RequeueRun) -> bool:
-    """Whether more messages failed again than the run allows, since somebody last looked at it and resumed it."""
+    """True if more messages failed again than the run allows, since the last resume after a pause by this guard."""
     ended, failed = tally(run)
     return run.stop_at is not None and ended >= ENOUGH and failed * 100 > run.stop_at * ended
 
 
 def tally(run: RequeueRun) -> tuple[int, int]:
-    """The outcomes that the guard goes by, and how many of them failed again."""
+    """Return the number of outcomes that the guard counts, and how many of them failed again."""
     failed = max(run.failed - run.spared_failed, 0)
     return failed + max(run.processed - run.spared_processed, 0), failed
 
 
 def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
-    """Return why the rest waits for the first message, and whether only an operator can end that; None if it held."""
+    """Return why the rest waits for the first message, or None; and True if only an operator can end the wait."""
     if run.processed:
         return None, False
     rows = (
@@ -74,11 +74,11 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
 SLICE = 0.25
 """Seconds between two slices."""
 SAVED = 1.0
-"""Seconds for which unused room is kept: a slow slice is made up for, a long pause is not."""
+"""Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
 
 
 class Pace:
-    """A bucket that fills by the rate; a driver that begins finds room for one message in it."""
+    """A token bucket that fills at the rate; it starts with room for one message."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -86,44 +86,44 @@ class Pace:
         self._room = 1.0
 
     def room(self, rate: float) -> int:
-        """Whole messages that may leave now."""
+        """Return the number of messages that may be sent now."""
         now = self._clock()
         passed = 0.0 if self._at is None else now - self._at
         self._room = min(self._room + passed * rate, max(1.0, rate * SAVED))
         self._at = now
-        # Sums of fractions fall short of a whole number by a hair.
+        # Sums of floats may be slightly below a whole number.
         return int(self._room + 1e-6)
 
     def spend(self, count: int) -> None:
         self._room -= count
 
     def wait(self, rate: float) -> float:
-        """Seconds until the next slice is worth while."""
+        """Return the seconds until the next slice can send a message."""
         return max(SLICE, (1.0 - self._room) / rate) if rate > 0 else SLICE
 
 
 FRESH = 1.0
-"""Seconds for which an answer is good enough."""
+"""Seconds for which a queue's depth is cached."""
 PATIENCE = 5.0
 
 
 class Depths(Protocol):
-    """What a driver wants to know of the broker."""
+    """The state of the broker and the depths of its queues."""
 
     def answers(self) -> bool:
-        """Whether the broker can be reached."""
+        """True if the broker can be reached."""
 
     def of(self, queue: str) -> int | None:
-        """Messages that are ready; 0 for a queue that does not exist, None where nobody can tell."""
+        """Return the number of ready messages: 0 if the queue does not exist, None if the number is unknown."""
 
     def added(self, queue: str, count: int) -> None:
-        """So many have been sent to it since."""
+        """Add messages sent to a queue to its cached depth."""
 
     def close(self) -> None: ...
 
 
 class BrokersDepths:
-    """By passive declares."""
+    """Reads the depths by passive declares."""
 
     def __init__(self, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
@@ -184,17 +184,17 @@ class BrokersDepths:
 
 LEASE = timedelta(seconds=15)
 SWEEP = 5.0
-"""Seconds between two looks for claims that nobody ended."""
+"""Seconds between two searches for expired claims."""
 AWAY = 1.0
-"""Seconds between two looks whether the broker is back."""
+"""Seconds between two checks of an unreachable broker."""
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
 TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
-"""Also a stopped run that has not let go of all its messages."""
+"""Runs that need a driver, including stopped runs with items that are not skipped yet."""
 Clock = Callable[[], float]
 
 
 class Drive:
-    """One driver of one run. ``step()`` does what there is to do now and tells when to come again."""
+    """One driver of one run. ``step()`` does what is due now and returns when to call it again."""
 
     def __init__(
         self, run: int, driver: str, *, seconds: float | None = None, clock: Clock = time.monotonic,
@@ -210,10 +210,10 @@ class Drive:
         self._doubts = 0
         self._mine = False
         self.waiting = False
-        """Whether all is sent and only outcomes are missing."""
+        """True if all messages are sent and only outcomes are missing."""
 
     def step(self) -> float | None:
-        """One slice; seconds until the next, or None where this driver has nothing more to do."""
+        """Do one slice; return the seconds until the next, or None if this driver has nothing more to do."""
         run = self._renewed()
         if run is None:
             return None
@@ -233,34 +233,34 @@ class Drive:
         return self._slice(run)
 
     def _before_or_after(self, run: RequeueRun) -> float | None:
-        """Nothing is sent yet, or not any more: its items are written, or let go of, a part at a time."""
+        """Write the next items of a run that is being listed, or skip the next unsent items of a stopped one."""
         if run.state == RunState.STOPPED:
             return 0.0 if release(run.pk) else None
         list_part(run.pk, self.driver)
         return 0.0
 
     def end(self) -> None:
-        """Leave the run to whoever comes next."""
+        """Release the run to the next driver."""
         self._depths.close()
         if self._mine:
             mine = _runs().filter(pk=self.run, driver=self.driver)
             mine.update(leased_until=None)
 
     def _renewed(self) -> RequeueRun | None:
-        """The run, if it is to be driven and by nobody else."""
+        """Renew the lease; return the run, or None if it needs no driver or another driver owns it."""
         now = server.now(database())
         free = Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(driver=self.driver)
         rows = _runs().filter(free, TO_DRIVE, pk=self.run)
         self._mine = bool(rows.update(driver=self.driver, leased_until=now + LEASE, beat_at=now))
         run = _runs().filter(TO_DRIVE, pk=self.run).first() if self._mine else None
         if run is not None and self._swept == float("-inf") and not run.listing and run.state in DRIVEN:
-            # Whoever drove it before may have been killed between a publish and its note.
+            # The previous driver may have been killed between a publish and storing its result.
             recount(run.pk)
             run.refresh_from_db()
         return run
 
     def _reachable(self, run: RequeueRun) -> bool:
-        """Asked only where there is doubt: a publish would tell as well, but takes longer to fail."""
+        """Check the broker, but only when in doubt: a publish would detect an outage too, but takes longer to fail."""
         return self._depths.answers() if run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY else True
 
     def _slice(self, run: RequeueRun) -> float | None:
@@ -270,7 +270,7 @@ class Drive:
         room = self._pace.room(run.rate)
         if not room:
             return self._pace.wait(run.rate)
-        # One alone finds out: the broker was away or silent a moment ago, or the run tries one first.
+        # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
         doubtful = self._doubts or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
         unknown: list[str] = []
         choice = Choice(run, 1 if doubtful else room, lambda queue: self._room(run, queue, unknown))
@@ -287,7 +287,7 @@ class Drive:
         return self._pace.wait(run.rate)
 
     def _held(self, run: RequeueRun) -> float | None:
-        """Seconds to wait where a guard or the first message holds the rest back."""
+        """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
         if tripped(run):
             self._set(run, state=RunState.PAUSED, wait=RunWait.GUARD)
             return SLICE
@@ -307,7 +307,7 @@ class Drive:
         return max(0, run.max_depth + 1 - depth)
 
     def _published(self, claims: Sequence[Claim], begun: float) -> list[Answer]:
-        """A process that stood still for so long that its claims are about to run out sends nothing any more."""
+        """Publish the claims, or nothing if the process was suspended for so long that they are about to expire."""
         if self._clock() - begun + self._timeout > lasts() * 0.75:
             late = unsent(Cause.TIMEOUT, "its claim is about to run out")
             return [Answer(claim=one, result=late) for one in claims]
@@ -354,7 +354,7 @@ class Drive:
             self._set(run, wait=wait or "")
 
     def _set(self, run: RequeueRun, **changes: object) -> None:
-        """Unless a person has paused or stopped it meanwhile, or somebody else drives it."""
+        """Change the run, unless an operator has paused or stopped it meanwhile, or another driver owns it."""
         _runs().filter(pk=run.pk, driver=self.driver, state__in=DRIVEN).update(**changes)
 
 
@@ -367,9 +367,10 @@ def drive(
     ended: threading.Event | None = None,
     clock: Clock = time.monotonic,
 ) -> RequeueRun:
-    """Send what a run has to send, for so many seconds or until it needs no driver; the run as it is then.
+    """Send a run's messages for ``for_seconds``, or until it needs no driver; return the run as it is then.
 
-    Without ``outcomes`` it returns when all is sent. Never to be called in a transaction: what it claims is to be seen.
+    Without ``outcomes`` it returns when all messages are sent. Never call it in a transaction: other processes must
+    see its claims.
     """
     ended = ended or threading.Event()
     until = float("inf") if for_seconds is None else clock() + for_seconds

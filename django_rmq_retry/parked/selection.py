@@ -28,11 +28,11 @@ from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 
 Narrowing = Callable[[Any], Q]
 MOST_SEARCHED_IDS = 1000
-"""So many records of one id are named; more are looked for among all messages."""
+"""Largest number of records of one ID that a query lists; if there are more, it searches all messages."""
 LISTED, EXCEPT = "keys", "except_keys"
-"""The words that name a list of keys: the messages it named when it was stored; all but those that it names now."""
+"""Filter words for a list of keys: the messages that it named when stored; all but the messages that it names now."""
 USABLE = timedelta(days=1)
-"""For so long a list is usable that no action refers to."""
+"""Time for which a list can be used that no action refers to."""
 
 
 _QUEUES = """
@@ -44,18 +44,18 @@ WITH RECURSIVE named(queue) AS (
 )
 SELECT queue FROM named WHERE queue IS NOT NULL AND queue <> '' LIMIT 1000
 """
-"""From one name to the next by the index: DISTINCT reads every record."""
+"""Steps through the index from one name to the next, because DISTINCT reads every record."""
 
 
 def queues_with_records() -> set[str]:
-    """Every queue that has a record, also one that no handler has any more."""
+    """Return every queue that has a record, even if no handler uses it any more."""
     with connections[database()].cursor() as cursor:
         cursor.execute(_QUEUES)
         return {name for (name,) in cursor.fetchall()}
 
 
 def narrowed(rows: QuerySet[ParkedMessage], filter: Mapping[str, Any]) -> QuerySet[ParkedMessage]:  # noqa: A002
-    """The rows that a filter means; ValueError for a word that is not known."""
+    """Return the rows that match a filter; raise ValueError for an unknown filter word."""
     for name, value in filter.items():
         if name not in WORDS:
             raise ValueError(
@@ -100,9 +100,9 @@ def _key(value: Any) -> Q:
 
 
 def numbers_of(text: str) -> list[int]:
-    """The records that somebody means by an id, each kind of id by its own index; no more than ``MOST_IDS`` + 1.
+    """Return the records with this ID of any kind, each kind searched by its index; at most ``MOST_SEARCHED_IDS`` + 1.
 
-    They are asked for beforehand: MariaDB would look through all messages for those that are in a union.
+    This is a query of its own, because MariaDB would read all messages to find those in a union.
     """
     records = ParkedMessage.objects.using(database()).order_by()
     keys = BusinessKey.objects.using(database()).filter(value=text).values_list("message_id")
@@ -113,18 +113,18 @@ def numbers_of(text: str) -> list[int]:
 
 
 def _any_id(value: Any) -> Q:
-    """What a person has in hand: a payment's number, a message's id, a correlation id, or the record's own number."""
+    """Match any ID that an operator may have: a business key, message ID, correlation ID, or record number."""
     text = str(value)
     found = numbers_of(text)
     if len(found) <= MOST_SEARCHED_IDS:
-        # No record is number 0: of an empty list Django makes no statement at all, and a run is made of one.
+        # No record has number 0. For an empty list Django generates no SQL, from which a run's items are inserted.
         return Q(pk__in=found or [0])
     number = number_in(text.removeprefix("#"))
     return _key(text) | Q(message_id=text) | Q(correlation_id=text) | (Q() if number is None else Q(pk=number))
 
 
 def number_in(text: str) -> int | None:
-    """The number that a text is, if it may be one of a row: longer ones fit into no column."""
+    """Return the number in a text if it can be a row's number: longer ones fit in no column."""
     return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - a bigint has 19 digits
 
 
@@ -138,7 +138,7 @@ def _listed(value: Any) -> Q:
 
 
 def _unlisted(value: Any) -> Q:
-    """By key, at each look: a message that arrives with such a key is not meant either."""
+    """Match by key at each evaluation, so that a message that arrives later with such a key is excluded too."""
     listed = _keys_of(value)
     keys = _named_by(listed, BusinessKey.objects.order_by(), "value").values("message")
     ids = _named_by(listed, ParkedMessage.objects.order_by(), "message_id").values("pk")
@@ -149,7 +149,7 @@ def _named_by(listed: QuerySet[ListedKey], rows: QuerySet[Any], column: str) -> 
     found = rows.filter(**{f"{column}__in": listed.values("value")})
     if connections[database()].vendor != "mysql":
         return found
-    # Its usual collations take two keys for one that differ in case, accents or spaces at the end.
+    # The usual collations of MySQL treat keys as equal that differ in case, accents or trailing spaces.
     exact = Exact(_bytes(F("value")), _bytes(OuterRef(column)))
     return found.filter(Exists(listed.filter(exact, value=OuterRef(column))))
 
@@ -191,26 +191,26 @@ WORDS: Mapping[str, Narrowing] = {
 
 SALT = "django_rmq_retry.selection"
 VALID_FOR = 3600
-"""Seconds for which a preview may be acted upon."""
+"""Seconds for which an operator may act on a preview."""
 MOST_IDS = 200
-"""A token travels in addresses; more than these are meant by a filter."""
+"""Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Messages that were chosen; those that are parked afterwards are never among them."""
+    """Chosen messages; messages parked afterwards are never included."""
 
     filter: Mapping[str, Any] = field(default_factory=dict)
-    """See ``filtering``; where records are named it is empty, or keeps some of them out."""
+    """Words of ``WORDS`` with their values; if records are named, it is empty or excludes some of them."""
     revisions: Mapping[int, int] = field(default_factory=dict)
-    """The records that are named, each with its revision at that time."""
+    """The named records, each with its revision when it was chosen."""
     max_id: int = 0
     as_of: datetime
     count: int
 
     @classmethod
     def of_filter(cls, filter: Mapping[str, Any]) -> "Selection":  # noqa: A002 - its name
-        """Everything that a filter finds now; an empty one finds all."""
+        """Select all messages that match a filter now; an empty filter matches all."""
         words = dict(filter) or {"state": State.values}
         try:
             rows = narrowed(_records(), words)
@@ -218,13 +218,13 @@ class Selection:
         except (ValueError, TypeError, ValidationError) as error:
             raise Refused(_("The filter cannot be used: %(error)s") % {"error": error}) from error
         now = server.now(rows.db)
-        # A worker whose clock is ahead may have parked it "later" than now; it was seen all the same.
+        # A worker whose clock is ahead may have parked a message "later" than now; it is selected nevertheless.
         as_of = max(now, told["parked"] or now)
         return cls(filter=words, max_id=told["last"] or 0, as_of=as_of, count=told["count"])
 
     @classmethod
     def of_ids(cls, ids: Iterable[int]) -> "Selection":
-        """These records, as they are now."""
+        """Select these records, in their current revisions."""
         wanted = list(dict.fromkeys(ids))
         found: dict[int, int] = {}
         for start in range(0, len(wanted), 500):
@@ -234,17 +234,17 @@ class Selection:
 
     @property
     def named(self) -> bool:
-        """Whether the records are named one by one."""
+        """True if the records are named one by one."""
         return bool(self.revisions) or not self.filter
 
     def leaving_out(self, listed: Mapping[str, int] | None) -> "Selection":
-        """The same frozen choice without what a list of keys names; with all of it again where there is no list."""
+        """Return this frozen selection without the messages that a list names; all of it if there is no list."""
         words = {name: value for name, value in self.filter.items() if name != EXCEPT}
         changed = replace(self, filter={**words, **({EXCEPT: dict(listed)} if listed else {})})
         return replace(changed, count=changed.queryset().count())
 
     def token(self) -> str:
-        """To be carried through a form or an address for an hour; nobody can widen it."""
+        """Return a signed token for a form or URL; it is valid for an hour, and clients cannot change it."""
         if len(self.revisions) > MOST_IDS:
             said = _("At most %(most)s messages can be chosen one by one; choose more by a filter.")
             raise Refused(said % {"most": MOST_IDS})
@@ -252,7 +252,7 @@ class Selection:
 
     @classmethod
     def read(cls, token: str) -> "Selection":
-        """What a token means; ``Outdated`` where it is too old or not of our making."""
+        """Return the selection of a token; raise ``Outdated`` if the token is too old or not signed by this site."""
         try:
             facts = loads(token, salt=SALT, max_age=VALID_FOR)
         except SignatureExpired as error:
@@ -268,21 +268,21 @@ class Selection:
         )
 
     def facts(self) -> dict[str, Any]:
-        """As it stands in the token and in the record of a run."""
+        """Return the selection's values for a token and for the record of a run."""
         what: dict[str, Any] = {"filter": dict(self.filter)} if self.filter else {}
         if self.named:
             what["ids"] = {str(pk): revision for pk, revision in list(self.revisions.items())[:MOST_IDS]}
         return {**what, "max_id": self.max_id, "as_of": self.as_of.isoformat(), "count": self.count}
 
     def queryset(self) -> QuerySet[ParkedMessage]:
-        """The records that are still meant: what was parked, or parked again, since then is left out."""
+        """Return the records that still match, without those parked, or parked again, since then."""
         rows = narrowed(_records(), self.filter)
         if self.named:
             return rows.filter(pk__in=list(self.revisions))
         return rows.filter(pk__lte=self.max_id, parked_at__lte=self.as_of)
 
     def check(self, found: int) -> None:
-        """Refuse a set that has grown, and one of which nothing is left."""
+        """Refuse a selection that has grown, or of which no message is left."""
         if found > self.count:
             said = _("%(found)s messages match now and %(count)s did when you looked. Refresh the preview.")
             raise Outdated(said % {"found": found, "count": self.count})
@@ -291,7 +291,7 @@ class Selection:
 
     @property
     def description(self) -> str:
-        """In short, for the page of a run."""
+        """A short text for the page of a run."""
         some = [", ".join(f"#{pk}" for pk in sorted(self.revisions)[:10])] if self.named else []
         return " · ".join([*some, *(f"{name} {_words(value)}" for name, value in self.filter.items())])
 
@@ -311,7 +311,7 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a page ended. It holds although the row there is deleted, or parked again."""
+    """The end of a page, which stays valid if the row there is deleted, or parked again."""
 
     number: int
     at: datetime
@@ -325,7 +325,10 @@ class Place:
 
     @classmethod
     def read(cls, text: str) -> "Place | None":
-        """What ``str`` made of it, or a number whose row is still there; ValueError for what is neither."""
+        """Return the place from the text of ``str``, or from the number of an existing row; None if the row is gone.
+
+        Raise ValueError for any other text.
+        """
         number, divider, time = text.removeprefix("#").partition("@")
         if divider:
             at = parse_datetime(time)
@@ -339,7 +342,7 @@ class Place:
 def pages(
     rows: QuerySet[ParkedMessage], *, after: Place | None = None, limit: int | None = None
 ) -> Iterator[list[ParkedMessage]]:
-    """A statement for each page: some databases hand over a whole result at once, whatever the cursor."""
+    """Yield pages, each by its own query: some databases return a whole result at once, even through a cursor."""
     ordered, left = rows.order_by("-parked_at", "-pk"), limit
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)

@@ -25,14 +25,14 @@ from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What became of one delivery."""
+    """The result of storing one delivery."""
 
     problem: str = ""
-    """Why it cannot be stored, although others can; empty where it is."""
+    """The reason why it cannot be stored, although others can; empty if it is stored."""
 
 
 class Absent(Exception):
-    """Nothing can be stored for now; of the deliveries in ``done`` it is known what became of them all the same."""
+    """Nothing can be stored now; ``done`` has the results of the deliveries that were already processed."""
 
     def __init__(self, why: str, done: Mapping[Delivery, Stored] | None = None) -> None:
         self.why = why
@@ -41,24 +41,24 @@ class Absent(Exception):
 
 
 class Parker(Protocol):
-    """Called on the drainer's thread only."""
+    """Stores parked messages; called only on the drainer's thread."""
 
     def absent(self) -> str:
-        """Why nothing can be stored now, as a sentence; empty where it can."""
+        """Return why nothing can be stored now, as a sentence; empty if messages can be stored."""
         ...
 
     def store(self, batch: Sequence[Delivery]) -> Sequence[Stored]:
-        """Store a batch; when this returns, what is stored is committed."""
+        """Store a batch; the stored messages are committed when this returns."""
         ...
 
     def close(self) -> None:
-        """Nothing more is stored by this thread."""
+        """Release resources; this thread stores nothing more."""
 
 
 META = ParkedMessage._meta  # noqa: SLF001 - Django's own name for it
 TABLE = META.db_table
 LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved_at"}
-"""What nothing can be known of yet."""
+"""Columns that have no value in a new record."""
 COLUMNS = tuple(field for field in META.concrete_fields if not field.primary_key and field.name not in LATER)
 NAMES = tuple(field.attname for field in COLUMNS)
 TIMES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, DateTimeField))
@@ -69,23 +69,23 @@ DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields
 
 
 class Draft(SimpleNamespace):
-    """A record that is not stored yet, by its columns: a model's instance takes five times as long to make."""
+    """A record that is not stored yet, by its columns: a model instance takes five times as long to create."""
 
 
 def made(columns: Mapping[str, Any]) -> ParkedMessage:
-    """What a record will hold."""
+    """Return a record that is not stored yet, with these columns and the defaults of the others."""
     return cast(ParkedMessage, Draft(**{**DEFAULTS, "pk": None, **columns}))
 
 
 def insert(records: Sequence[ParkedMessage], *, using: str) -> None:
-    """Add them in one statement."""
+    """Insert the records in bulk."""
     connection = connections[using]
     quote = connection.ops.quote_name
     columns = ", ".join(quote(str(field.column)) for field in COLUMNS)
     rows = (list(map(record.__dict__.__getitem__, NAMES)) for record in records)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and hasattr(connection.connection, "pgconn"):
-            # By psycopg 3, in a third of an INSERT's time.
+            # COPY, through psycopg 3, takes a third of an INSERT's time.
             with cursor.copy(f"COPY {quote(TABLE)} ({columns}) FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
@@ -96,7 +96,7 @@ def insert(records: Sequence[ParkedMessage], *, using: str) -> None:
 
 
 def _adapted(row: list[Any], connection: Any) -> list[Any]:
-    """As the driver wants it."""
+    """Convert the times and bytes of a row for the database's driver."""
     for place in TIMES:
         row[place] = connection.ops.adapt_datetimefield_value(row[place])
     for place in BYTES:
@@ -105,7 +105,7 @@ def _adapted(row: list[Any], connection: Any) -> list[Any]:
 
 
 def known(records: Sequence[ParkedMessage], *, using: str) -> None:
-    """See to it that they know their keys."""
+    """Set the primary keys of records that do not have them yet."""
     unknown = {record.identity: record for record in records if not record.pk}
     if unknown:
         rows = ParkedMessage.objects.using(using).filter(identity__in=unknown)
@@ -122,7 +122,7 @@ READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 
 
 class Filing:
-    """One batch; ``write`` is called in its transaction, after ``group`` and before ``records`` is asked for."""
+    """Stores one batch. Call ``group`` first, then ``write`` inside the transaction, then ``records``."""
 
     def __init__(
         self, arrivals: Sequence[Arrival], *, alias: str, keys: Callable[[Parked], list[str]], now: datetime
@@ -136,18 +136,18 @@ class Filing:
         self._by_identity: dict[str, ParkedMessage] = {}
         self._by_pk: dict[int, ParkedMessage] = {}
         self._met: set[str] = set()
-        """Identities of this batch's messages without an id: nobody holds one message twice at a time."""
+        """Identities of this batch's messages without an ID. Equal ones are two messages: none is unacked twice."""
         self._new: list[tuple[ParkedMessage, list[str]]] = []
         self._changed: dict[int, ParkedMessage] = {}
         self._failed: set[tuple[int, int]] = set()
-        """Records that failed again, each with the cycle that did."""
+        """Records that failed again, each with the cycle that failed."""
 
     def group(self) -> None:
-        """Find the groups, and make what is missing; they may stay behind without messages and do no harm."""
+        """Find the groups, and create missing ones. If the batch then fails, empty groups remain, which is harmless."""
         self._groups = groups_of(self._arrivals, using=self._alias)
 
     def write(self) -> None:
-        """Do all of it."""
+        """Write the whole batch."""
         self._look_up()
         for arrival in self._arrivals:
             self._file(arrival)
@@ -160,7 +160,7 @@ class Filing:
         self._end_items()
 
     def records(self) -> Iterable[ParkedMessage]:
-        """What was added or changed."""
+        """Return the added and changed records, with their primary keys."""
         known([record for record, _ in self._new], using=self._alias)
         return [*(record for record, _ in self._new), *self._changed.values()]
 
@@ -168,7 +168,7 @@ class Filing:
         return ParkedMessage.objects.using(self._alias)
 
     def _look_up(self) -> None:
-        """The records that these arrivals may belong to, locked in one order."""
+        """Load the records that these arrivals may belong to, locked in one order."""
         identities = {arrival.identity for arrival in self._arrivals}
         ticketed = {arrival.ticket.record for arrival in self._arrivals if arrival.ticket}
         numbers = {*self._messages().filter(identity__in=identities).values_list("pk", flat=True), *ticketed}
@@ -198,7 +198,7 @@ class Filing:
             self._changed[record.pk] = record
 
     def _found(self, arrival: Arrival) -> tuple[ParkedMessage | None, Ticket | None]:
-        """Its record, by the ticket of a requeue or by what it is."""
+        """Return an arrival's record, found by a requeue's ticket or by identity; and the ticket, if it was used."""
         ticket = arrival.ticket
         record = self._by_pk.get(ticket.record) if ticket else None
         if ticket and record:
@@ -206,13 +206,13 @@ class Filing:
         record = self._by_identity.get(arrival.identity)
         if arrival.named or record is None:
             return record, None
-        # Two without an id and with the same bytes may be two payments, unless the broker says it is one.
+        # Equal messages without an ID may be two payments, unless the broker marks this one as redelivered.
         again = arrival.delivery.redelivered and arrival.parked.by is By.CONSUMER and arrival.identity not in self._met
         self._met.add(arrival.identity)
         return (record if again else None), None
 
     def _open(self, arrival: Arrival) -> None:
-        """A record more."""
+        """Add a record for an arrival."""
         identity = arrival.identity
         if identity in self._by_identity:
             identity = f"{identity}:{uuid4().hex}"
@@ -235,7 +235,7 @@ class Filing:
         self._tally.arrived(record.group_id, arrival.at)
 
     def _lock_groups(self) -> None:
-        """MariaDB locks the group of each row that is added, to be read: who then counts would wait for each other."""
+        """Lock the groups in one order: on MariaDB an INSERT share-locks its group, so counting might deadlock."""
         if connections[self._alias].vendor == "mysql":
             groups = ErrorGroup.objects.using(self._alias).filter(pk__in=list(self._tally.changes))
             list(groups.order_by("pk").select_for_update().values_list("pk"))
@@ -247,11 +247,11 @@ class Filing:
         known([record for record, keys in self._new if keys], using=self._alias)
         keys = [BusinessKey(message_id=record.pk, value=key) for record, keys in self._new for key in keys]
         if keys:
-            # Some databases take two for one that differ in case or accents.
+            # Some databases treat keys as equal that differ in case or accents.
             BusinessKey.objects.using(self._alias).bulk_create(keys, ignore_conflicts=True)
 
     def _end_items(self) -> None:
-        """What was requeued by a run, and has failed again, is counted there. Whoever changes items holds their run."""
+        """End and count the items of runs whose messages failed again; the runs are locked before their items."""
         if not self._failed:
             return
         items = RequeueItem.objects.using(self._alias).filter(
@@ -274,11 +274,11 @@ class Filing:
 log = logging.getLogger("django_rmq_retry")
 
 TRIES = 3
-"""So often one message alone is tried while the database takes others: it may have met somebody who had a lock."""
+"""Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 
 
 class Store:
-    """Knows the work queue of each parked one. Used by one thread."""
+    """Stores parked messages. ``homes`` has the work queue of each parked queue. Used by one thread."""
 
     def __init__(self, homes: Mapping[str, str]) -> None:
         self._homes = homes
@@ -286,15 +286,15 @@ class Store:
 
     @property
     def alias(self) -> str:
-        """The database, by its name in the settings."""
+        """The database's alias in the settings."""
         return router.db_for_write(ParkedMessage)
 
     def absent(self) -> str:
-        """Why nothing can be stored now, as a sentence; empty where it can."""
+        """Return why nothing can be stored now, as a sentence; empty if messages can be stored."""
         return absent(self.alias)
 
     def store(self, batch: Sequence[Delivery]) -> Sequence[Stored]:
-        """Store a batch; when this returns, what is stored is committed."""
+        """Store a batch; the stored messages are committed when this returns."""
         done: dict[Delivery, Stored] = {}
         try:
             self._keep(self._read(batch, done), done)
@@ -307,7 +307,7 @@ class Store:
         connections.close_all()
 
     def _read(self, batch: Sequence[Delivery], done: dict[Delivery, Stored]) -> list[Arrival]:
-        # A database that is away is met as the batch is stored.
+        # An outage of the database is detected later, when the batch is stored.
         now = server.reckoned(self.alias)
         arrivals = []
         for delivery in batch:
@@ -319,7 +319,7 @@ class Store:
         return arrivals
 
     def _keep(self, arrivals: list[Arrival], done: dict[Delivery, Stored], tries: int = 1) -> None:
-        """All in one transaction; where that fails the halves by themselves, until it is known which one it is."""
+        """Store all in one transaction; if that fails, store each half separately, down to the failing message."""
         if not arrivals:
             return
         try:
@@ -352,7 +352,7 @@ class Store:
 
 
 def _write_first(alias: str) -> None:
-    """SQLite refuses at once who has read and then wants to write while others do; who writes first waits its turn."""
+    """Write first on SQLite: while another transaction writes, one that has read is refused; one that has not waits."""
     if connections[alias].vendor == "sqlite":
         ParkedMessage.objects.using(alias).filter(pk=0).update(revision=F("revision"))
 
@@ -362,5 +362,5 @@ def _announce(records: Iterable[ParkedMessage]) -> None:
     try:
         signals.recorded.send_robust(ParkedMessage, messages=sorted(known), groups=sorted(set(known.values())))
     except BaseException:
-        # SystemExit and its like pass through send_robust; what is stored is stored.
+        # send_robust does not catch SystemExit and the like. The messages are stored in any case.
         log.exception("A receiver of a signal raised what it should not")

@@ -29,58 +29,58 @@ RECENT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """What waits for a person."""
+    """Messages that wait for an operator."""
 
     count: int = 0
     recent: int = 0
-    """Of these, parked in the last ten minutes."""
+    """Messages parked in the last ten minutes."""
     oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outbox:
-    """What is written and not published yet, in all databases that have an outbox."""
+    """Messages that are written but not published yet, in all databases that have an outbox."""
 
     waiting: int = 0
     failed: int = 0
-    """Messages that the broker refuses for good: they need an operator."""
+    """Messages that the broker refuses permanently: they need an operator."""
     oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """Messages that wait behind a failed one of their ordering key."""
+    """Messages that wait behind a failed message with the same ordering key."""
 
     keys: int = 0
     messages: int = 0
     most: int = 0
-    """Behind one key."""
+    """Largest number of messages that wait behind one key."""
     oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """One look at the database."""
+    """The results of one survey of the database."""
 
     alias: str
     seconds: float
-    """For the first answer."""
+    """Seconds until the database's first answer."""
     parked: Parked
     runs: int
     outbox: Outbox
     blocked: Blocked
     apart: timedelta = timedelta()
-    """How far the database's clock is ahead of this host's."""
+    """Time by which the database's clock is ahead of this host's."""
     stopped: tuple[QueueControl, ...] = ()
-    """Queues that a person or a breaker has stopped."""
+    """Queues that an operator has paused or a breaker has stopped."""
     halted: tuple[QueueControl, ...] = ()
-    """Ordered lines that stand still because their first message fails."""
+    """Strict-order queues that are stopped because their first message fails."""
     declared: tuple[Declared, ...] = ()
-    """What this project has declared, on whatever broker."""
+    """Queues and exchanges that this project has declared, on all brokers."""
 
 
 class Unmigrated(Exception):
-    """The database answers, and its tables are not there."""
+    """The database answers, but its tables are missing."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -88,7 +88,7 @@ class Unmigrated(Exception):
 
 
 def survey() -> Survey:
-    """Ask, in some ten queries; whatever the database raises, it raises."""
+    """Survey the database with about ten queries; its errors are raised."""
     alias = router.db_for_read(ParkedMessage)
     began = time.monotonic()
     with connections[alias].cursor() as cursor:
@@ -115,7 +115,7 @@ def survey() -> Survey:
 
 
 def parked(now: datetime) -> Parked:
-    """How many are parked, from the counters of the groups; an open page asks every few seconds."""
+    """Count the parked messages by the groups' counters, because an open page repeats this every few seconds."""
     found = ParkedMessage.objects.filter(state=State.PARKED)
     recent = found.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
     on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
@@ -130,7 +130,7 @@ def parked(now: datetime) -> Parked:
 
 
 def outbox() -> Outbox:
-    """What is on its way, in all databases that have an outbox; one query each."""
+    """Count the unpublished messages of all databases that have an outbox; one query each."""
     told = [OutboxMessage.objects.using(alias).pending() for alias in outbox_rows.served() if outbox_rows.made(alias)]
     return Outbox(
         waiting=sum(one.waiting for one in told),

@@ -37,9 +37,9 @@ from django_rmq_retry.parked.store import Store
 SCHEMA = "rmq_retry.parked/1"
 CHUNK = 100
 MOST_NAMED = 10_000
-"""The audit log names the messages of an export that has no more, where they were chosen one by one or by keys."""
+"""Largest export whose messages the audit log names, if they were chosen one by one or by keys."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""A spreadsheet takes a cell that begins with one of these for a formula; some take the wide forms as well."""
+"""A spreadsheet treats a cell that begins with one of these as a formula; some accept the wide forms as well."""
 COLUMNS = (
     *("id", "state", "group", "business_key", "message_id", "correlation_id", "type", "handler", "queue", "reason"),
     *("error", "attempts", "cycle", "version", "copies", "published_at", "failed_at", "parked_at", "held_until"),
@@ -48,7 +48,7 @@ COLUMNS = (
 
 
 class Payload(StrEnum):
-    """How much of what was sent goes along."""
+    """The part of a message's contents that is exported."""
 
     NONE = "none"
     MASKED = "masked"
@@ -58,7 +58,7 @@ class Payload(StrEnum):
 def export(
     selection: Selection, actor: Actor, *, form: str = "csv", payload: Payload = Payload.NONE, reason: str = ""
 ) -> Iterator[str]:
-    """The lines of an export, "csv" or "jsonl"; only one whose payload is whole can be imported again."""
+    """Return the lines of an export, "csv" or "jsonl"; only one with the whole payload can be imported again."""
     rows = selection.queryset()
     count = rows.count()
     selection.check(count)
@@ -81,7 +81,7 @@ def export(
 
 
 def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str, Any]:
-    """A record as programs read it; times in UTC, keys that stay."""
+    """Return a record as data for programs, with times in UTC and stable names."""
     plain = {name: _plain(getattr(message, name)) for name in COLUMNS if name != "group"}
     group = message.group
     told = {"id": group.pk, "title": group.title, "culprit": group.culprit, "fingerprint": group.fingerprint}
@@ -99,7 +99,7 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
 
 
 def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
-    """What became of each message of a run, as a table."""
+    """Return the result of each message of a run, as the lines of a table."""
     items = RequeueItem.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
     note(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
     head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
@@ -108,7 +108,7 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
 
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
-    """The audit log, or a part of it; exporting it is an act as well."""
+    """Return the lines of the audit log, or of a part of it; the export is itself an action in the log."""
     note(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
     names = (
         *(
@@ -133,7 +133,7 @@ def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "
 
 
 def csv_lines(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """A table as CSV, line by line; no cell of it is a formula."""
+    """Yield a table as CSV, line by line, without formulas."""
     writer = csv.writer(_Echo())
     yield str(writer.writerow(head))
     for row in rows:
@@ -141,7 +141,7 @@ def csv_lines(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator
 
 
 def neutral(cell: object) -> str:
-    """A cell as text; one that a spreadsheet would calculate begins with an apostrophe."""
+    """Return a cell as text, with an apostrophe in front if a spreadsheet would treat it as a formula."""
     text = json.dumps(cell) if isinstance(cell, (dict, list)) else "" if cell is None else str(cell)
     return f"'{text}" if text.startswith(FORMULA) and not isinstance(cell, (int, float)) else text
 
@@ -165,7 +165,7 @@ def _result(item: RequeueItem) -> Iterator[object]:
 
 
 class _Echo:
-    """csv.writer gives back what the file's write gives back."""
+    """A file whose ``write`` returns the line, because csv.writer returns the result of ``write``."""
 
     def write(self, line: str) -> str:
         return line
@@ -178,7 +178,7 @@ def _table(rows: QuerySet[ParkedMessage]) -> Iterator[list[object]]:
 
 
 def _streamed(rows: QuerySet[ParkedMessage]) -> Iterator[ParkedMessage]:
-    """A statement for each chunk: some databases hand over a whole result at once, with all its bodies."""
+    """Yield rows, each chunk by its own query: some databases return a whole result at once, with all its bodies."""
     ordered, after = rows.order_by("pk").select_related("group").prefetch_related("keys"), 0
     while chunk := list(ordered.filter(pk__gt=after)[:CHUNK]):
         yield from chunk
@@ -210,7 +210,7 @@ MOST_REFUSED = 100
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """How it went; of what was refused, the first lines with why."""
+    """The result of an import, with the first refused lines, each with the reason."""
 
     stored: int = 0
     refused: int = 0
@@ -223,7 +223,7 @@ class Imported:
 
 
 def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = "") -> Imported:
-    """Park what stands in the lines of a whole export; a line that cannot be used is passed over and told."""
+    """Park the messages in the lines of an export with the whole payload; unusable lines are skipped and reported."""
     done = Imported()
     parker = Store(homes_of(registry.intakes()))
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
@@ -249,11 +249,11 @@ def _read(number: int, line: str | bytes, done: Imported) -> Delivery | None:
 
 
 class _Unfit(ValueError):
-    """A line that is one of an export, and still of no use."""
+    """A line that belongs to an export but cannot be imported."""
 
 
 def _delivery(row: Mapping[str, Any]) -> Delivery:
-    """The message as it would lie in a parked queue."""
+    """Return the message as it would be delivered from a parked queue."""
     if row["schema"] != SCHEMA:
         raise _Unfit(_("Its schema is not %(schema)s.") % {"schema": SCHEMA})
     if "body_base64" not in row:
@@ -276,7 +276,7 @@ def _delivery(row: Mapping[str, Any]) -> Delivery:
     }
     named: dict[str, object] = {PREFIX + name: short(text, 10_000) for name, text in told.items() if text}
     headers = {**stamp.headers(), **named, PREFIX + "parked-at": _milliseconds(row["parked_at"]), KEPT_RAW: raw}
-    # Redelivered: what is known already is not counted as having come once more.
+    # Redelivered, so that a message that is recorded already is not counted as another failure.
     return Delivery(
         queue=str(row["parked_in"]),
         body=body,
