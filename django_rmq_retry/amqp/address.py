@@ -1,4 +1,4 @@
-"""Broker addresses: hosts, virtual host, credentials, TLS and timeouts, parsed from URLs. Never shows the password."""
+"""Broker addresses: hosts, virtual host, credentials, TLS and timeouts, parsed from URLs. No password is ever shown."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from django_rmq_retry.errors import ConfigurationError
 PORTS = {"amqp": 5672, "amqps": 5671}
 EMBEDDED = "embedded"
 QUERY = {"heartbeat": "heartbeat", "blocked_connection_timeout": "blocked_timeout"}
-"""The options a URL may bring, and what they are called here; all others are keys of the settings."""
+"""The options allowed in a URL's query, by their field name here; all other options are keys of the settings."""
 HOW = "Write amqp://user:password@host:5672/vhost"
 ENCODE = "Percent-encode these characters in user, password and virtual host: / as %2F, # as %23, ? as %3F, @ as %40"
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
@@ -19,7 +19,7 @@ _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class Secret:
-    """A text that shows itself to nobody who does not ask by ``reveal()``."""
+    """A string that only ``reveal()`` returns; its ``repr`` hides it."""
 
     __slots__ = ("_value",)
 
@@ -44,7 +44,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a broker listens."""
+    """The host name and port on which a broker listens."""
 
     name: str
     port: int
@@ -63,17 +63,17 @@ class Url:
     password: Secret | None = None
     vhost: str = "/"
     folder: str = ""
-    """Where the processes of an embedded broker meet, if the URL says so."""
+    """The folder through which the processes of an embedded broker find each other, if the URL names one."""
     options: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_url(url: Secret) -> Url:
-    """The parts of a URL; a wrong one is a ConfigurationError that says what to write."""
+    """Return the parts of a URL; for an invalid URL raise a ConfigurationError with the correct form."""
     try:
         return _read(url.reveal())
     except ConfigurationError as error:
         problem = str(error)
-    # Raised here, so that no frame of the traceback holds the URL: error pages show the variables of frames.
+    # Raised outside the `except`, so that no frame of the traceback holds the URL: error pages show frames' variables.
     raise ConfigurationError(problem)
 
 
@@ -176,14 +176,14 @@ Password = str | Secret | Callable[[], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What an amqps:// connection is checked with; the system's certificates where no file is named."""
+    """The TLS settings of an amqps:// connection; without ``ca_file`` the system's certificates are used."""
 
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
     verify: bool = True
     server_name: str | None = None
-    """The name in the broker's certificate, where it is not the host's."""
+    """The name in the broker's certificate, if it differs from the host name."""
 
     def __post_init__(self) -> None:
         if self.key_file and not self.cert_file:
@@ -192,7 +192,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Everything a connection needs to know; made by ``Access.parse``. Times are seconds."""
+    """The address, credentials and timeouts of a connection, made by ``Access.parse``. Times are in seconds."""
 
     hosts: tuple[Host, ...]
     vhost: str = "/"
@@ -205,9 +205,9 @@ class Access:
     publish_timeout: float = 10
     name: str = ""
     folder: str = ""
-    """Where the processes of an embedded broker meet, if not in the project's usual place."""
+    """The folder through which the processes of an embedded broker find each other, if not the project's default."""
     source: Callable[[], "Access"] | None = field(default=None, repr=False, compare=False)
-    """Where newer credentials come from, when they change while the process runs."""
+    """Returns the current access, if credentials can change while the process runs."""
 
     def __post_init__(self) -> None:
         if type(self.heartbeat) is not int or not 1 <= self.heartbeat <= 600:  # noqa: PLR2004  # ten minutes
@@ -222,12 +222,12 @@ class Access:
 
     @property
     def embedded(self) -> bool:
-        """Whether the broker is the one without a server."""
+        """True if this is the embedded broker, which needs no RabbitMQ server."""
         return not self.hosts
 
     @property
     def shown(self) -> str:
-        """The URL as anybody may see it: ``amqp://app@rabbit:5672/pay``."""
+        """The URL without the password: ``amqp://app@rabbit:5672/pay``."""
         if self.embedded:
             return f"{EMBEDDED}://"
         scheme = "amqps" if self.tls else "amqp"
@@ -238,7 +238,7 @@ class Access:
         return self.shown
 
     def current(self) -> "Access":
-        """The access as it is now, to be asked for before each connect: credentials may have been rotated."""
+        """Return the access with current credentials. Call it before each connect: they may have been rotated."""
         return self if self.source is None else self.source()
 
     @classmethod
@@ -250,7 +250,7 @@ class Access:
         tls: Tls | None = None,
         **options: object,
     ) -> "Access":
-        """From one URL, several of one cluster, or a function that returns them, called before each connect."""
+        """Make an Access from one URL, the URLs of one cluster, or a function that returns them before each connect."""
         if callable(url):
             asked = url
             return replace(

@@ -1,4 +1,4 @@
-"""Answers to RPC callers, published on connections of their own: an invented ``reply_to`` can close a connection."""
+"""Answers to RPC callers, published on separate connections: a made-up ``reply_to`` can close a connection."""
 
 import logging
 import re
@@ -25,28 +25,34 @@ log = logging.getLogger("django_rmq_retry")
 
 PREFIX = f"{DIRECT}."
 MOST_WAITING = 1000
-"""Answers that wait for their address to be tried; beyond that the oldest is dropped."""
+"""The number of answers that may wait for a test of their address; beyond it the oldest is dropped."""
 MOST_KEPT = 4096
 BANNED = 60.0
-"""Seconds without answers for a family whose address has cost a connection: its node may join the cluster later."""
+"""Seconds for which a family gets no answers after one of its addresses closed a connection.
+
+The family is not refused permanently, because its node may join the cluster later.
+"""
 IDLE = 5.0
-"""Seconds after which the connection of untried addresses is closed."""
+"""Seconds of idleness after which the connection for untried addresses is closed."""
 TOLD_EVERY = 60.0
 INTERNAL_ERROR = 541
-"""With this RabbitMQ before 4.3 closes the connection that publishes to a direct reply-to address it cannot resolve."""
+"""RabbitMQ before 4.3 closes a connection with this code if it publishes to an unresolvable direct reply-to address."""
 
 # base64 of an Erlang pid (EXTERNAL_TERM_FORMAT: 103 or 88, the node as an atom, 9 or 12 bytes), a dot, a key.
 _ADDRESS = re.compile(r"(?P<pid>[A-Za-z0-9+/]+={0,2})\.[A-Za-z0-9+/]+={0,2}")
 _PID = re.compile(rb"\x83(?:g|X)(?:[dv](?P<long>..)|[sw](?P<short>.))(?P<rest>.+)", re.DOTALL)
 _NUMBERS = {ord("g"): 9, ord("X"): 12}
 _IDS, _SERIALS = 1 << 15, 1 << 13
-"""What an Erlang before 26 takes for its own; later ones take any number of 32 bits, and come to larger ones."""
+"""Erlang before 26 takes only smaller ids and serials for its own pids; later versions take and make 32-bit numbers."""
 Family = tuple[bytes, bool]
-"""The Erlang node as it stands in a pid, and whether every Erlang takes the numbers behind it."""
+"""The bytes that name the Erlang node in a pid, and True if every Erlang version accepts the pid's numbers."""
 
 
 def family_of(address: str) -> Family | None:
-    """Direct reply-to addresses of one family are resolved all or none; None for what is no address of RabbitMQ."""
+    """Return the family of a direct reply-to address; None if RabbitMQ cannot have made the address.
+
+    The broker resolves either every address of a family or none.
+    """
     found = _ADDRESS.fullmatch(address.removeprefix(PREFIX))
     try:
         raw = b64decode(found["pid"], validate=True) if found else b""
@@ -64,7 +70,7 @@ def family_of(address: str) -> Family | None:
 
 
 class _Kept:
-    """The last names that were added, each with a time; bounded, for senders choose the names."""
+    """The names added last, each with its time; the number is bounded, because senders choose the names."""
 
     def __init__(self) -> None:
         self._times: dict[object, float] = {}
@@ -73,7 +79,7 @@ class _Kept:
         return name in self._times
 
     def since(self, name: object) -> float:
-        """When it was added; the beginning of time for one that was not."""
+        """Return the time at which the name was added; minus infinity if it was not."""
         return self._times.get(name, float("-inf"))
 
     def add(self, name: object) -> None:
@@ -90,13 +96,13 @@ class _Kept:
 
 
 class _Sure(PikaPublisher):
-    """Answers whose address has been tried."""
+    """Publishes answers whose address has been tried."""
 
     purpose = "answer"
 
 
 class _Untried(PikaPublisher):
-    """Answers whose address may cost the connection: that is no trouble of the broker, and expected."""
+    """Publishes answers whose address may close the connection: an expected loss, not a problem of the broker."""
 
     purpose = "try answers"
     healthy = 0.0
@@ -107,7 +113,7 @@ class _Untried(PikaPublisher):
         self._met = met
 
     def _opened(self, connection: Connection) -> None:
-        """Find out first how addresses of this node look: the broker writes ours into a message that it returns."""
+        """Learn the form of this node's addresses first: the broker writes ours into a message that it returns."""
 
         def go_on(*_: object) -> None:
             if connection.is_open:
@@ -133,17 +139,17 @@ class _Untried(PikaPublisher):
 
 
 def _unresolved(result: PublishResult) -> bool:
-    """Tell whether the broker closed the connection over the answer's address."""
+    """True if the broker closed the connection because of the answer's address."""
     return result.cause is Cause.CONNECTION_LOST and result.code == INTERNAL_ERROR
 
 
 def _ignore(*_received: object) -> None:
-    """Nobody answers us here."""
+    """Ignore deliveries: this consumer exists only to get a reply-to address."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """An answer whose address is to be tried."""
+    """An answer that waits for its address to be tried."""
 
     deadline: float
     answer: Message
@@ -154,8 +160,9 @@ class _Waiting:
 class Answers:
     """Sends answers; used on the I/O thread only.
 
-    Those to a queue leave by the publisher of copies. Direct reply-to addresses are tried one at a time on a connection
-    that nothing else uses, those of families known to be this broker's first; afterwards they share another connection.
+    Answers to a queue are sent by the publisher of copies. Direct reply-to addresses are tried one at a time on a
+    connection that nothing else uses, first those of families known to be this broker's. Later answers to an address
+    that worked share another connection.
     """
 
     def __init__(self, io: IoThread, access: Access, publisher: Publisher) -> None:
@@ -170,12 +177,12 @@ class Answers:
         self._tried = 0
         self._proven, self._known, self._refused = _Kept(), _Kept(), _Kept()
         self._formed = False
-        """Whether addresses of this broker have the form of RabbitMQ's."""
+        """True if this broker's own addresses have RabbitMQ's form."""
         self._dropped = 0
         self._told = float("-inf")
 
     def send(self, answer: Message, done: Done) -> None:
-        """Hand over; ``done`` is called with the outcome, but not where an answer is dropped for its address."""
+        """Send an answer and call ``done`` with the result; an answer dropped for its address gets no call."""
         self.under_way += 1
 
         def ended(result: PublishResult) -> None:
@@ -195,7 +202,7 @@ class Answers:
 
     def _sent(self, answer: Message, done: Done, result: PublishResult) -> None:
         if _unresolved(result):
-            # A node has left the cluster, and its addresses are as bad as invented ones: all are tried anew.
+            # A node has left the cluster, so its addresses close connections like made-up ones: try all of them again.
             self._proven.clear()
             self._known.clear()
             self._queue(answer, done)
@@ -215,7 +222,11 @@ class Answers:
         return next((one for one in self._waiting if (one.family in self._known) == known), None)
 
     def _take(self) -> _Waiting:
-        """The first of a known family; else the oldest and the newest by turns, so that no flood shuts others out."""
+        """Remove and return the next answer to try.
+
+        That is the first of a known family; else the oldest and the newest in turn, so that a flood of made-up
+        addresses does not block real ones.
+        """
         taken = self._first(known=True) or self._waiting[-(self._tried % 2)]
         self._waiting.remove(taken)
         return taken
@@ -241,7 +252,8 @@ class Answers:
             if _unresolved(result):
                 self._refused.add(address)
                 if one.family in self._known:
-                    # Its node may have left; the next one is tried after those that are known, and settles it.
+                    # Its node may have left the cluster. The family's next address, tried after those of known
+                    # families, decides.
                     self._known.remove(one.family)
                 else:
                     self._refused.add(one.family)
@@ -261,7 +273,7 @@ class Answers:
             self._untried.close()
 
     def _hopeless(self, one: _Waiting) -> str:
-        """Why it is not tried; empty where it is."""
+        """Return the reason not to try an answer's address; an empty string if it may be tried."""
         now = time.monotonic()
         if one.deadline <= now:
             return "there was no time to try it"

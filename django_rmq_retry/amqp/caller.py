@@ -1,4 +1,4 @@
-"""RPC calls: requests with an answer queue of this process."""
+"""RPC calls: requests whose answers arrive in a queue of this process."""
 
 import logging
 import threading
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("django_rmq_retry")
 
 REOPEN = 0.2
-"""Seconds until a channel that the broker closed is opened anew."""
+"""Seconds until a channel that the broker closed is opened again."""
 LAST_WORDS = 2.0
 
 
 class Request:
-    """One question and, later, its answer."""
+    """One request and, once it has ended, its answer or error."""
 
     def __init__(self, message: Message, deadline: float) -> None:
         self.message = message
@@ -54,7 +54,7 @@ class Request:
 
 
 class PikaCaller:
-    """Sends requests and hands answers to who asked; one connection, shared by all threads of a process."""
+    """Sends requests and returns answers to the calling threads; one connection, shared by all threads of a process."""
 
     def __init__(self, io: IoThread, access: Access, *, exclusive: bool = False) -> None:
         self._io = io
@@ -64,10 +64,10 @@ class PikaCaller:
         self._channel: Channel | None = None
         self._answers_to = ""
         self._open: dict[str, Request] = {}
-        """By correlation id: the ones that wait for their answer, or still to be sent."""
+        """The requests that are not sent yet or wait for their answer, by correlation id."""
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        """Return the answer to a message. Its correlation id must be unique: answers are matched by it."""
         request = Request(message, time.monotonic() + timeout)
         name = message.properties.correlation_id or ""
         self._io.call(lambda: self._ask(name, request))
@@ -80,7 +80,7 @@ class PikaCaller:
         return request.answer
 
     def close(self) -> None:
-        """Close the connection; nobody waits for an answer any more."""
+        """Close the connection; calls that wait for an answer fail."""
         if not self._io.alive:
             return
         closed = threading.Event()
@@ -110,7 +110,7 @@ class PikaCaller:
             return
         sizes, size = connection.sizes, len(message.body)
         if size > sizes.taken and sizes.limit is None:
-            # Sent as it is it would close the channel, and with it the way of the answers to all others.
+            # A body above the broker's limit would close the channel, and no other request would get its answer.
             sizes.ask(size, lambda: self._send(request))
             return
         if sizes.limit is not None and size > sizes.limit:
@@ -183,7 +183,7 @@ class PikaCaller:
             request.end(error=MessageReturned(message.exchange, message.routing_key, said=said))
 
     def _channel_closed(self, _channel: object, reason: BaseException) -> None:
-        """A question to an exchange that is missing costs the channel, and with it the answers to all others."""
+        """End all requests that were sent: one to a missing exchange closes the channel on which all answers arrive."""
         if not isinstance(reason, ChannelClosedByBroker):
             return
         log.warning("The channel for calls was closed: %s %s", reason.reply_code, reason.reply_text)
@@ -200,7 +200,7 @@ class PikaCaller:
         self._forsake(reason)
 
     def _forsake(self, reason: str) -> None:
-        """Answers to what was sent cannot arrive any more; what was not sent waits for the next channel."""
+        """End the requests that were sent, because no answer can arrive; unsent requests wait for the next channel."""
         self._answers_to, self._channel = "", None
         for name, request in list(self._open.items()):
             if request.sent:

@@ -1,4 +1,4 @@
-"""One queue on one channel: its subscription, unacked deliveries and collected acks."""
+"""A queue consumed on its own channel: the subscription, its unacked deliveries and its collected acks."""
 
 import logging
 import struct
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pika.channel import Channel
 
 
-# Type, channel, payload size, class and method, delivery tag, multiple (a nack: and requeue), end of frame.
+# Type, channel, payload size, class and method, delivery tag, bits (multiple; of a nack also requeue), end of frame.
 _FRAME = struct.Struct(">BHIIQBB").pack
 _METHOD, _SIZE, _END = 1, 13, 0xCE
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
@@ -31,21 +31,21 @@ _REQUEUE_NACK, _REQUEUE_REJECT = 2, 1
 
 
 class Acks:
-    """Knows which delivery tags of one channel are done, so that a slow message never holds the acks of others."""
+    """The delivery tags of one channel that are settled, so that a slow message does not delay the acks of others."""
 
     def __init__(self, channel_number: int) -> None:
         self._number = channel_number
         self._low = 0
-        # Done, but with an undone one before it.
+        # Settled tags above an unsettled one.
         self._ahead: set[int] = set()
 
     def acks(self, tags: Iterable[int]) -> Iterator[bytes]:
-        """The frames that acknowledge these tags, each of them new."""
+        """Return the frames that acknowledge these tags, none of which was settled before."""
         new = list(tags)
         self._done(new)
         under = [tag for tag in new if tag <= self._low]
         if under:
-            # Every tag up to this one is done, and this one is still the broker's to hear of.
+            # Every tag up to the highest is settled here, and the broker has not received its ack yet.
             yield self._frame(_ACK, max(under), int(len(under) > 1))
         for tag in new:
             if tag > self._low:
@@ -74,12 +74,12 @@ class Acks:
 log = logging.getLogger("django_rmq_retry")
 
 MOST_WAITING, MOST_BYTES = 1000, 16 << 20
-"""Messages in hand, and their bytes, at which no more are taken of a queue that forgets them."""
+"""The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
 Heard = Callable[[bool], None]
 
 
 class Owner(Protocol):
-    """Who opened the line."""
+    """The object that opened a line (a subscription) and receives its events."""
 
     def arrived(self, delivery: Delivery) -> None: ...
 
@@ -91,15 +91,15 @@ class Owner(Protocol):
 
 
 class OpenLine:
-    """A line as long as its channel lives. A delivery keeps the line it came by: elsewhere its tag means nothing."""
+    """A subscription on its open channel. Each delivery keeps its line, because its tag is valid only there."""
 
     def __init__(self, connection: Connection, line: Line, owner: Owner, *, name: str = "") -> None:
         self.line = line
         self.name = name or ("" if line.temporary else line.queue)
-        """What the broker calls the queue."""
+        """The queue's name on the broker."""
         self.in_hand = 0
         self.since = 0.0
-        """When the last delivery came; of an ordered line, the one in hand."""
+        """The time of the last delivery, recorded on ordered lines only; there it is the unacked one."""
         self._connection = connection
         self._owner = owner
         self._acks = Acks(0)
@@ -108,12 +108,12 @@ class OpenLine:
         self._open = True
         self._quiet = False
         self.retired = False
-        """Paused: what is in hand ends here, and nothing is attempted again."""
+        """True once the line is given up: deliveries in flight are settled here, and none gets another attempt."""
         self._bytes = 0
         self._sending = self._cancelling = False
-        """Whether the broker sends, and whether it was asked to end that."""
+        """The first is true while the broker sends deliveries, the second from the request to stop until its answer."""
         self._asked: list[Heard] = []
-        """Who waits for the answer that is on its way; whoever came later waits for the next."""
+        """The callbacks for the answer that is pending; later callbacks, in ``_asking``, wait for the next answer."""
         self._asking: list[Heard] = []
         connection.channel(on_open_callback=self._opened)
 
@@ -122,7 +122,7 @@ class OpenLine:
         return self._open and self._channel is not None and self._channel.is_open and self._connection.is_open
 
     def ack(self, deliveries: Iterable[Delivery]) -> bytes:
-        """The frames that acknowledge them."""
+        """Return the frames that acknowledge these deliveries."""
         if self.line.acked:
             self._handled(deliveries)
             return b""
@@ -135,7 +135,7 @@ class OpenLine:
             self._connection.send_raw(frames)
 
     def tell(self, delivery: Delivery, tell: Tell) -> None:
-        """Tell the broker of one delivery; nothing if its channel is gone, for the broker then has it back already."""
+        """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
         if self.line.acked:
             if tell is not Tell.ACK:
                 self._owner.forgot(self.line.queue)
@@ -154,13 +154,13 @@ class OpenLine:
             self._connection.send_raw(self._acks.nack(tag, requeue=tell is Tell.REQUEUE))
 
     def when_heard(self, heard: Heard) -> None:
-        """Call back with True once the broker has taken what was told so far, with False if nobody will know."""
+        """Call back with True once the broker has processed all settlements sent so far, with False if unknown."""
         self._asking.append(heard)
         if not self._asked:
             self._ask()
 
     def _ask(self) -> None:
-        """A channel takes one thing after the other, so any answer will do: it is given the prefetch it has."""
+        """Request an answer by setting the same prefetch again: a channel answers only after everything sent before."""
         self._asked, self._asking = self._asking, []
         if self._asked and self.open and self._channel is not None:
             self._channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._answered())
@@ -177,7 +177,7 @@ class OpenLine:
             each(heard)
 
     def quiesce(self) -> None:
-        """Take nothing more. One in order is not cancelled: the next consumer could pass what is in hand."""
+        """Accept no more deliveries. No ordered line is cancelled: the next consumer could overtake unacked ones."""
         self._quiet = True
         if self.line.acked:
             self._cancel()
@@ -185,19 +185,20 @@ class OpenLine:
             self._channel.basic_cancel(self._tag, callback=lambda _frame: None)
 
     def retire(self) -> None:
-        """Take nothing more, for this line will not go on: another is opened in its place."""
+        """Accept no more deliveries, because this line is given up; a new one may replace it."""
         self.retired = True
         self.quiesce()
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing more can arrive that would be lost with the channel."""
+        """True if nothing more can arrive that would be lost with the channel."""
         return not self.line.acked or not self._sending
 
     def _cancel(self) -> None:
-        """Take nothing more of what the broker forgets as it sends it; what is on its way still comes.
+        """Cancel an auto-ack subscription; deliveries already sent still arrive.
 
-        Past pika's own basic_cancel, which from then on drops what arrives.
+        The frame bypasses pika's own basic_cancel, after which pika drops arriving deliveries. They would be lost,
+        because the broker does not send them again.
         """
         if self.open and self._tag and not self._cancelling and self._sending and self._channel is not None:
             self._cancelling = True
@@ -225,17 +226,17 @@ class OpenLine:
         self._take_more()
 
     def drop(self) -> None:
-        """One that nobody works on stays unsettled: it goes back, in its place, when the channel closes."""
+        """Leave a delivery unsettled: the broker returns it to its place in the queue when the channel closes."""
         self.in_hand -= 1
 
     def close(self) -> None:
-        """Close the channel; the broker takes back what is in hand, in its order."""
+        """Close the channel; the broker requeues the unacked deliveries in their order."""
         if self.open and self._channel is not None and self._channel.is_open:
             self._connection.close_channel_bare(self._channel)
         self._open = False
 
     def depth(self, told: Callable[[int], None]) -> None:
-        """Ask how many messages are ready in the queue."""
+        """Call back with the number of messages that are ready in the queue."""
         if self.open and self._channel is not None:
             answered: Callable[[frame.Method[Any]], None] = lambda frame: told(frame.method.message_count)  # noqa: E731
             self._channel.queue_declare(self.name, passive=True, callback=answered)
@@ -251,7 +252,7 @@ class OpenLine:
             self._limit(channel)
 
     def _make(self, channel: "Channel", temporary: Topology) -> None:
-        """Declare the queue of this connection and bind it."""
+        """Declare and bind this connection's own queue."""
         [queue] = temporary.queues.values()
         left = deque(temporary.bindings)
 
@@ -273,7 +274,7 @@ class OpenLine:
 
     def _subscribe(self, channel: "Channel") -> None:
         if not self._open:
-            # Given up while it was opened.
+            # The line was closed while the channel was opening.
             self._connection.close_channel_bare(channel)
         if not self._open or self._quiet:
             return
@@ -290,10 +291,10 @@ class OpenLine:
         if self.line.acked:
             self._bytes += len(body)
             if self.in_hand + 1 >= MOST_WAITING or self._bytes >= MOST_BYTES:
-                # No prefetch holds where nothing is acknowledged, and RabbitMQ knows no channel.flow.
+                # RabbitMQ applies no prefetch without acknowledgements and does not support channel.flow.
                 self._cancel()
         elif self._quiet:
-            # Still on its way when we asked to stop: it goes back; a line in order does so by closing its channel.
+            # It was in flight when the line stopped, so requeue it; an ordered line requeues by closing its channel.
             if not self.line.in_order:
                 self._connection.send_raw(self._acks.nack(number, requeue=True))
             return

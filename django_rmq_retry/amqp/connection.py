@@ -1,6 +1,7 @@
 """The I/O thread and the pika connection that it drives.
 
-Whoever configures the logger `pika`, or one below it, gets them all. Lines about other people's connections stay.
+pika's log records about this package's connections are hidden unless the logger `pika`, or one below it, is configured.
+Records about connections of other code are never hidden.
 """
 # ruff: noqa: SLF001 - this is the one file that may touch pika's private names; PRIVATE lists them
 
@@ -49,12 +50,12 @@ TCP_TIMEOUT = 10.0
 
 
 def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionParameters:
-    """For one connection to one host; ``purpose`` is what an operator reads in the broker's list of connections."""
+    """Return pika's parameters for a connection to one host; the broker's list of connections shows ``purpose``."""
     now = access.current()
     if now.embedded:
         raise ConfigurationError(UNPLACED)
     if access.embedded:
-        # Its port is known only now, and another after each start.
+        # An embedded broker's port is known only now, and changes with each start.
         host = now.hosts[0]
     who = f" {now.name}" if now.name else ""
     return pika.ConnectionParameters(
@@ -63,10 +64,10 @@ def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionPa
         virtual_host=now.vhost,
         credentials=PlainCredentials(now.user, now.password.reveal()),
         heartbeat=now.heartbeat,
-        # What a blocked broker has of a connection that is given up it stores when its alarm is over: a publisher that
-        # dialled again and again would double its messages each time. Its publishes have deadlines of their own.
+        # A blocked broker stores what it has received on an abandoned connection once its alarm is over. A publisher
+        # that reconnected meanwhile would duplicate its messages each time. Each publish has its own deadline instead.
         blocked_connection_timeout=None if purpose == PUBLISHING else now.blocked_timeout,
-        # pika wants the whole bring-up (TCP, TLS, AMQP) to have at least the time of its first part.
+        # pika requires the timeout of the whole bring-up (TCP, TLS, AMQP) to be at least that of its first part.
         socket_timeout=min(TCP_TIMEOUT, now.connect_timeout),
         stack_timeout=now.connect_timeout,
         connection_attempts=1,
@@ -99,11 +100,11 @@ def _unreadable(part: str, path: str | None, error: OSError) -> ConfigurationErr
 
 
 def _no_password() -> str:
-    # Without this OpenSSL would ask for it on the terminal, and wait.
+    # Without this callback OpenSSL would prompt for the password on the terminal, and wait.
     raise ConfigurationError("The TLS key_file is encrypted. Give one that is not, readable by this process only.")
 
 
-# A filter holds for the very logger that a record is made by, not for those below it; these are all that we set off.
+# A filter applies only to the logger that makes a record, not to those below it; this package triggers all of these.
 LOGGERS = (
     "pika.adapters.base_connection",
     "pika.adapters.select_connection",
@@ -120,14 +121,14 @@ _threads: list[int] = []
 
 
 def hush() -> None:
-    """From now on, for what this thread does."""
+    """Hide pika's log records of the current thread, unless logging of pika is configured."""
     _threads.append(threading.get_ident())
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_wanted)
 
 
 def speak() -> None:
-    """The end of it: the next thread may get the same number."""
+    """Stop hiding them when the thread ends: the next thread may get the same identifier."""
     _threads.remove(threading.get_ident())
 
 
@@ -138,7 +139,7 @@ def _wanted(record: logging.LogRecord) -> bool:
 def _configured(name: str) -> bool:
     while name:
         logger = logging.getLogger(name)
-        # pika gives its own logger a handler that does nothing.
+        # pika adds a NullHandler to its own logger, which is no configuration.
         if logger.level or any(not isinstance(one, logging.NullHandler) for one in logger.handlers):
             return True
         name = name.rpartition(".")[0]
@@ -151,7 +152,7 @@ Call = Callable[[], None]
 
 
 class IoThread:
-    """Owns an event loop. ``call`` and ``later`` may be used from any thread; everything else happens on this one."""
+    """A thread with an event loop. ``call`` may be used from any thread, ``later`` and ``cancel`` only on this one."""
 
     def __init__(self, name: str) -> None:
         self.loop = IOLoop()
@@ -169,7 +170,7 @@ class IoThread:
 
     @property
     def alive(self) -> bool:
-        # Asked at every publish; the thread's own is_alive() would cost more than all else there.
+        # Read at every publish; the thread's own is_alive() would cost more than everything else there.
         return self._began and not self._ended and self.pid == os.getpid()
 
     @property
@@ -177,14 +178,17 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def call(self, call: Call) -> None:
-        """Run it on the I/O thread soon, after what was handed over before; many calls cost one wake-up."""
+        """Run a function on the I/O thread soon, after those passed in before; many calls cost one wake-up."""
         self._calls.append(call)
         if not self._woken:
             self._woken = True
             self.loop.add_callback_threadsafe(self._drain)
 
     def unheard(self) -> int:
-        """How often in a row this was asked and the loop did not answer. Not in seconds: a SIGSTOP would count."""
+        """Check that the loop still runs, and return how many checks in a row it has left unanswered.
+
+        The result is not in seconds, because the time of a SIGSTOP would count.
+        """
         if self._heard:
             self._heard, self._unheard = False, 0
             self.call(self._hear)
@@ -193,20 +197,20 @@ class IoThread:
         return self._unheard
 
     def at_end(self, call: Call) -> None:
-        """Run it when the loop has ended, for whatever reason; at once where it has."""
+        """Run a function when the loop has ended, for any reason; immediately if it has ended already."""
         self._ending.append(call)
         if self._ended:
             call()
 
     def later(self, seconds: float, call: Call) -> "Timer":
-        """Run it on the I/O thread after so many seconds; only on that thread. The result is for ``cancel``."""
+        """Run a function after this many seconds. Call it on the I/O thread only; pass the result to ``cancel``."""
         return self.loop.call_later(seconds, call)
 
     def cancel(self, timer: "Timer") -> None:
         self.loop.remove_timeout(timer)
 
     def stop(self, *, timeout: float) -> bool:
-        """End the loop; tell whether the thread ended in time."""
+        """End the loop; return True if the thread ended in time."""
         self.call(self.loop.stop)
         if not self.current:
             self._thread.join(timeout)
@@ -216,13 +220,14 @@ class IoThread:
         self._heard = True
 
     def _drain(self) -> None:
-        """Run all that was handed over; what a call hands over in turn is run as well, and needs no wake-up."""
+        """Run all functions passed to ``call``, also those that they pass in turn, which need no wake-up."""
         calls = self._calls
         while True:
             while calls:
                 calls.popleft()()
             self._woken = False
-            # Who handed over before that has woken nobody; who did after it costs one wake-up that finds nothing.
+            # A function added before this assignment caused no wake-up, so check again; one added after it causes
+            # a wake-up that may find nothing to do.
             if not calls:
                 return
             self._woken = True
@@ -242,31 +247,31 @@ class IoThread:
 
 
 ALWAYS = 4096
-"""Bytes that no broker refuses; a larger body is asked about before it is sent, once for each new largest."""
+"""A body size in bytes that no broker refuses; each new largest body above it is tested before it is sent."""
 NOBODY = "rmq-retry.size"
-"""The key of the question, which no queue has: the broker looks at the size and drops it."""
+"""The test's routing key, which no queue has: the broker checks the size and drops the message."""
 
 
 class Sizes:
-    """What is known on one connection; the next one asks anew, for the broker may have been changed meanwhile."""
+    """The body sizes known to be accepted on one connection; the next one tests again: the limit may have changed."""
 
     def __init__(self, connection: "pika.SelectConnection") -> None:
         self._connection = connection
         self.taken = ALWAYS
-        """A body up to this size can be sent without a question."""
+        """A body up to this size can be sent without a test."""
         self.limit: int | None = None
-        """The broker's, once it has refused a body."""
+        """The broker's limit, once it has refused a body."""
 
     def learn(self, limit: int) -> None:
         self.limit = self.taken = limit
 
     def ask(self, size: int, told: Callable[[], None]) -> None:
-        """Call back when a body of this size may be sent, or the limit is known."""
+        """Call back once the broker is known to accept a body of this size, or its limit is known."""
         _Question(self, size, told).put(self._connection)
 
 
 class _Question:
-    """A body of zeros for nobody, then a round trip: the broker answers it, or closes the channel over the size."""
+    """A test message of zeros for no queue, then a round trip: the broker answers, or closes the channel."""
 
     def __init__(self, sizes: Sizes, size: int, told: Callable[[], None]) -> None:
         self._sizes = sizes
@@ -289,7 +294,10 @@ class _Question:
         self._end(limit_in(getattr(reason, "reply_text", "")))
 
     def _end(self, limit: int | None) -> None:
-        """Where the broker does not say, as to a user who may not write there, the body itself has to show it."""
+        """Record the result of the test and call back.
+
+        If the broker names no limit, for example because the user may not write there, the real body is the test.
+        """
         told, self._told = self._told, None
         if told is None:
             return
@@ -300,7 +308,7 @@ class _Question:
         told()
 
 
-# Every private name of pika that this package stands on, by the object that has it. A test goes through them.
+# Every private name of pika that this package uses, by the object that has it. A test checks that each exists.
 PRIVATE = {
     "connection": (
         "_channels",
@@ -318,13 +326,13 @@ PRIVATE = {
 
 ONE_WRITE = 65536
 
-# Type, channel, payload size, class and method, delivery tag, multiple, end of frame: a whole basic.ack.
+# A whole basic.ack: type, channel, payload size, class and method, delivery tag, multiple, end of frame.
 _ack = struct.Struct(">BHIIQBB")
 _ACK, _ACK_SIZE = (CLASS_BASIC << 16) | 80, 13
 
 
 class Connection(pika.SelectConnection):
-    """Consumers that were given as `DeliverTo` get their deliveries straight from the received bytes."""
+    """A pika connection that passes deliveries to `DeliverTo` consumers directly from the received bytes."""
 
     if TYPE_CHECKING:
         _channels: dict[int, Any]
@@ -339,7 +347,7 @@ class Connection(pika.SelectConnection):
         self._tags = Tags()
         self._places = Places()
         self.confirms: dict[int, Callable[[int, bool], None]] = {}
-        """By channel: who is told of the broker's acks (tag, multiple), straight from the received bytes."""
+        """By channel number, the callback for the broker's acks (tag, multiple), read from the received bytes."""
         self.sizes = Sizes(self)
         super().__init__(*args, **kwargs)
         self.user: str = self.params.credentials.username  # type: ignore[attr-defined]  # PlainCredentials
@@ -351,26 +359,26 @@ class Connection(pika.SelectConnection):
 
     @property
     def frame_max(self) -> int:
-        """The largest frame both sides agreed on, for `marshal_publish`."""
+        """The negotiated frame size in bytes, for `marshal_publish`."""
         return int(self.params.frame_max)
 
     def send_raw(self, data: bytes) -> None:
-        """Send frames that are marshalled already, in one piece."""
+        """Send frames that are already marshalled, in one piece."""
         if self.is_closed:
             raise ConnectionWrongStateError("The connection is closed; nothing can be sent on it.")
         if data:
             self._output_marshaled_frames([data])
 
     def close_channel_bare(self, channel: Channel) -> None:
-        """Close a channel without cancelling its consumers first; what is unacked goes back in its old order.
+        """Close a channel without cancelling its consumers first; unacked messages are requeued in their old order.
 
-        A cancel, as pika's own close() sends it, lets the next single active consumer pass the messages held here.
+        A cancel, which pika's own close() sends, lets the next single active consumer overtake the unacked messages.
         """
         if not channel.is_open:
             return
         inside: Any = channel
         inside._closing_reason = ChannelClosedByClient(0, "Normal shutdown")
-        # Deliveries still under way are to be ignored: the broker takes them back when the channel closes.
+        # Let pika ignore deliveries still in flight: the broker requeues them when the channel closes.
         inside._cancelled.update(inside._consumers)
         inside._set_state(inside.CLOSING)
         inside._rpc(spec.Channel.Close(0, "Normal shutdown", 0, 0), inside._on_closeok, [spec.Channel.CloseOk])
@@ -392,7 +400,7 @@ class Connection(pika.SelectConnection):
             self._process_frame(value)
 
     def _deliver(self) -> bool:
-        """Hand over the deliveries the buffer starts with; True if nothing more can be done until more bytes come."""
+        """Pass on the deliveries at the start of the buffer; return True if parsing must wait for more bytes."""
         buffer = self._frame_buffer
         tags, places, channels = self._tags, self._places, self._channels
         at, end, delivered = 0, len(buffer), 0
@@ -402,7 +410,7 @@ class Connection(pika.SelectConnection):
                 if stop <= 0:
                     return stop == 0 or at == end
                 channel = channels.get(number)
-                # While a consumer is being cancelled pika decides what becomes of its deliveries.
+                # While a consumer is being cancelled, pika decides what happens to its deliveries.
                 if channel is None or channel._cancelled:
                     return False
                 tag = tags[raw_tag]
@@ -419,7 +427,7 @@ class Connection(pika.SelectConnection):
                 self.frames_received += 3 * delivered
 
     def _confirm(self) -> bool:
-        """Hand over the acks the buffer starts with; pika would take ten times as long for each."""
+        """Pass on the acks at the start of the buffer; pika would take ten times as long for each."""
         buffer, at = self._frame_buffer, 0
         try:
             while len(buffer) - at >= _ack.size:
@@ -447,7 +455,7 @@ class Connection(pika.SelectConnection):
 
 
 def _join_writes(transport: Any) -> None:
-    """Let the transport send all that waits with one system call, instead of one for each frame."""
+    """Make the transport send all waiting frames with one system call instead of one per frame."""
     waiting, write = transport._tx_buffers, transport._on_socket_writable
 
     def write_joined() -> None:
@@ -461,7 +469,7 @@ def _join_writes(transport: Any) -> None:
 
 
 def _joined(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    # Bounded, for what a full socket does not take is copied once more.
+    # Bounded, because bytes that a full socket does not accept are copied again.
     group: list[bytes] = []
     size = 0
     for chunk in chunks:

@@ -19,7 +19,7 @@ from django_rmq_retry.topology.versions import Server
 
 
 class Outcome(Enum):
-    """How a publish ended. The values are for logs."""
+    """The end of a publish. The values are for logs."""
 
     CONFIRMED = "confirmed"
     RETURNED = "returned: no queue takes it"
@@ -30,18 +30,18 @@ class Outcome(Enum):
 
 
 class Scope(Enum):
-    """What the end of a publish is evidence of."""
+    """The scope of the evidence that a failed publish gives."""
 
     MESSAGE = "message"
-    """Of this message alone."""
+    """This message alone."""
     CHANNEL = "channel"
-    """Of one of the messages that were unconfirmed on its channel: the broker does not name it."""
+    """One of the messages that were unconfirmed on its channel: the broker does not name which one."""
     BROKER = "broker"
-    """Of the connection; nothing is known about the message."""
+    """The connection; nothing is known about the message."""
 
 
 class Cause(Enum):
-    """Why a publish was not confirmed."""
+    """The reason why a publish was not confirmed."""
 
     NO_EXCHANGE = "no exchange"
     NO_ROUTE = "no route"
@@ -58,16 +58,16 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """How a publish ended, what that is evidence of, and why."""
+    """The end of a publish, the scope of that evidence, and the cause."""
 
     kind: Outcome
     scope: Scope = Scope.MESSAGE
     cause: Cause | None = None
-    """None where the broker confirmed."""
+    """None if the broker confirmed the publish."""
     code: int = 0
-    """AMQP's reply code, where the broker sent one."""
+    """AMQP's reply code, or 0 if the broker sent none."""
     text: str = ""
-    """For people. No code reads it."""
+    """A description for operators. No code reads it."""
     confirmed: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -75,11 +75,11 @@ class PublishResult:
 
     @property
     def shown(self) -> str:
-        """The text, or the kind where there is none."""
+        """The text; without one, the kind."""
         return self.text or self.kind.value
 
     def error(self, message: Message) -> PublishError:
-        """Return what a publisher raises for it."""
+        """Return the error that a publisher raises for this result."""
         return ERRORS[self.kind](message.exchange, message.routing_key, said=self.text)
 
 
@@ -88,17 +88,17 @@ CONFIRMED = PublishResult(kind=Outcome.CONFIRMED)
 
 
 def unwritable(text: str) -> PublishResult:
-    """The result of a message that fits into no frame."""
+    """Return the result of a message that cannot be written as frames."""
     return PublishResult(kind=Outcome.UNSENT, cause=Cause.UNWRITABLE, text=f"it cannot be written: {text}")
 
 
 def unsent(cause: Cause, text: str) -> PublishResult:
-    """The result of a message that was not sent, for a reason that is not its own."""
+    """Return the result of a message that was not sent for a reason unrelated to the message."""
     return PublishResult(kind=Outcome.UNSENT, scope=Scope.BROKER, cause=cause, text=text)
 
 
 def unanswered(cause: Cause, text: str, *, code: int = 0) -> PublishResult:
-    """The result of a message that was sent and may be stored or not."""
+    """Return the result of a message that was sent and may or may not be stored."""
     return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.BROKER, cause=cause, code=code, text=text)
 
 
@@ -113,32 +113,35 @@ ERRORS: Mapping[Outcome, type[PublishError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One queue to consume: how much to hold in hand, and whether its order matters."""
+    """A queue to consume and how: the prefetch, and how far the order of its messages matters."""
 
     queue: str
     prefetch: int
     ordered: bool = False
     parks: bool = False
-    """Whether the queue itself sends what is rejected to the parked queue."""
+    """True if the queue dead-letters rejected messages to the parked queue."""
     keyed: bool = False
-    """Whether order matters among messages of one key: several may be in hand."""
+    """True if order matters among messages with the same ordering key; several messages may be unacked at once."""
     alone: bool = False
-    """Whether its messages may end the process: one is handed over when nothing else would be doubled by that."""
+    """True for a quarantine queue, whose messages may kill the process.
+
+    Each is passed to the receiver only when a crash would duplicate no other message.
+    """
     acked: bool = False
-    """Whether the broker counts a message as acknowledged when it has sent it: none of it can go back."""
+    """True if the broker counts a message as acknowledged once it is sent (auto-ack): no message can be requeued."""
     temporary: Topology | None = None
-    """The queue and its bindings, where each connection makes its own; ``queue`` is then what it is called here."""
+    """The queue and its bindings, if each connection declares its own; ``queue`` is then its name in this project."""
     longest_hold: float = 600.0
-    """Seconds after which a message that is held goes back and is taken again: before the broker takes it (1800 s)."""
+    """Seconds that an unacked message may wait: it is returned before the broker's consumer timeout (1800 s)."""
 
     @property
     def in_order(self) -> bool:
-        """Whether nothing in hand goes back by itself: only a channel that closes returns it in its place."""
+        """True if unacked messages are returned only by closing the channel, which keeps their place in the queue."""
         return self.ordered or self.keyed
 
 
 class Receiver(Protocol):
-    """Who is told of arrivals; every call comes on the I/O thread and must return at once."""
+    """The object that receives deliveries; each method is called on the I/O thread and must return immediately."""
 
     def arrived(self, delivery: Delivery) -> None: ...
 
@@ -147,10 +150,10 @@ class Receiver(Protocol):
     def lost(self, reason: str, retry_in: float) -> None: ...
 
     def failed(self, error: BaseException) -> None:
-        """Nothing more will arrive: the broker refuses what no waiting mends."""
+        """Nothing more will arrive: the broker refused something that a retry cannot fix."""
 
     def drained(self) -> None:
-        """After ``stop``: every settlement is with the broker and the connections are closed."""
+        """``stop`` has ended: every settlement was sent to the broker, and the connections are closed."""
 
 
 class Source(Protocol):
@@ -158,52 +161,52 @@ class Source(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether anybody still listens to the broker, or tries to; asked at every tick of the consumer."""
+        """True while the connection consumes or tries to; the consumer checks it at each tick."""
         ...
 
     def empty(self, told: Callable[[bool], None]) -> None:
-        """Tell, on the I/O thread, whether every queue is empty and nothing is in hand."""
+        """Call back on the I/O thread with True if every queue is empty and no message is unacked."""
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None: ...
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Return deliveries that no attempt was made of."""
+        """Return to their queue the deliveries that were not attempted."""
 
     def pause(self, queue: str) -> None:
-        """Take nothing more of this queue; what is in hand can still be settled. Also before the start."""
+        """Stop consuming this queue; unacked deliveries can still be settled. Allowed before ``start``, too."""
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        """Take of it again, at most so many at once; None is as many as its line says."""
+        """Consume this queue again with this prefetch at most; None means the prefetch of its line."""
 
     def quiesce(self) -> None:
-        """No further arrivals; what is in hand can still be settled."""
+        """Stop all deliveries; unacked ones can still be settled."""
 
     def stop(self) -> None:
-        """Settle what was handed over, then close."""
+        """Send the settlements that were passed in, then close."""
 
 
 class Publisher(Protocol):
     """A publishing connection with confirms, shared by all threads of a process."""
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        """Return when the broker has confirmed, else raise what became of it."""
+        """Return when the broker has confirmed the message, else raise the PublishError for its end."""
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-        """Publish with at most ``window`` confirms outstanding; return how many were confirmed."""
+        """Publish with at most ``window`` confirms outstanding; return the number of confirmed messages."""
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        """Hand over and return; ``done`` is called on the I/O thread, once, with the result."""
+        """Queue a message for sending and return; ``done`` is called once, on the I/O thread, with the result."""
 
     def close(self) -> None: ...
 
 
 class Caller(Protocol):
-    """Who asks over the broker; shared by all threads of a process."""
+    """A client for RPC calls over the broker, shared by all threads of a process."""
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        """The answer to a message; its correlation id tells the answers apart, so it must be its own."""
+        """Return the answer to a message. Its correlation id must be unique: answers are matched by it."""
         ...
 
     def close(self) -> None: ...

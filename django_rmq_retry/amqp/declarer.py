@@ -1,4 +1,4 @@
-"""Declares a topology: creates what is missing, reports what differs, changes nothing that exists."""
+"""Declares a topology: creates missing queues, exchanges and bindings, reports differences, changes no existing one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ from django_rmq_retry.topology.plan import Difference, Item, Plan, State
 from django_rmq_retry.topology.versions import queue_refusal
 
 _NEVER: Mapping[str, object] = {"x-delivery-limit": "none", "x-queue-mode": "none"}
-"""Nothing can be declared with these. A queue that is there is compared with one of them at most, by its type."""
+"""Invalid arguments: no queue can be created with them. A queue's type decides which one it is compared with."""
 _TARGET, _KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
 _TYPE = "x-queue-type"
 _UNTOLD = object()
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
-    """By declaring what is known to be there, which changes nothing.
+    """Return the differences, found by declaring what is known to exist, which changes nothing.
 
-    Each refusal names one argument and the broker's value; with that value taken over the next one comes to light.
+    Each refusal names one argument and the broker's value; declaring again with that value shows the next difference.
     """
     here = wanted(declaration)
     trial, found = dict(here), dict[str, Difference]()
@@ -52,14 +52,14 @@ def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
 
 
 def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
-    """The type that others gave it, and where it is not as the project wrote it out, or needs it."""
+    """Return the type of a foreign queue or exchange, and where it differs from what the project declares or needs."""
     if row is not None:
         there = _told(declaration, row)
     elif isinstance(declaration, QueueDeclaration):
         there = _tried(session, declaration, {_TYPE: "classic", **wanted(declaration), **_NEVER})
         there[_TYPE] = there[_TYPE] or "classic"
     else:
-        # A flag where a name belongs: it is always the last to be refused, and no exchange can be made with it.
+        # A flag in place of a name is always refused last, and no exchange can be created with it.
         there = _tried(session, declaration, {**wanted(declaration), "alternate-exchange": True})
     return str(there.get(_TYPE, "")), tuple(_unfit(declaration, there))
 
@@ -67,7 +67,7 @@ def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[st
 def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Difference]:
     if isinstance(declaration, QueueDeclaration):
         here = {name: value for name, value in declaration.arguments.items() if name in declaration.vital}
-        # Where the exchange counts, a key that nobody expects leads a retry astray.
+        # If the dead-letter exchange matters, an unexpected routing key would misroute retries.
         here |= {_KEY: here.get(_KEY)} if _TARGET in here else {}
     else:
         here = {"type": declaration.type, **declaration.arguments}
@@ -78,7 +78,7 @@ def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Differen
 
 
 def _told(declaration: Named, row: Row) -> dict[str, object]:
-    """By the management API. What a policy of the broker sets is as good as an argument."""
+    """Return the arguments that the management API shows. A value set by a broker policy counts like an argument."""
     if isinstance(declaration, ExchangeDeclaration):
         return {"type": row["type"], **row["arguments"]}
     policy = dict(row.get("effective_policy_definition") or {})
@@ -86,7 +86,7 @@ def _told(declaration: Named, row: Row) -> dict[str, object]:
 
 
 def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> dict[str, object]:
-    """By declaring it with what could not create it, should it be gone by now; refusals tell what it has."""
+    """Return the arguments that refusals name. The declarations are invalid: they cannot create it if it is gone."""
     named = set[str]()
     while True:
         try:
@@ -104,11 +104,11 @@ def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> di
 
 
 def by_row(declaration: Named, row: Row) -> tuple[Difference, ...] | None:
-    """By what the management API tells; None where only the broker itself can say."""
+    """Return the differences from a row of the management API; None if only the broker itself can find them."""
     here = wanted(declaration)
     there = {**{name: row.get(name, here[name]) for name in OWN if name in here}, **row["arguments"]}
     if isinstance(declaration, QueueDeclaration):
-        # Classic is what a queue is without a type; without one of ours the virtual host's default is meant, though.
+        # A queue without a type is classic. A declaration without a type gets the virtual host's default, however.
         if "x-queue-type" not in here and row["type"] != "classic":
             return None
         there["x-queue-type"], here = row["type"], {"x-queue-type": "classic", **here}
@@ -129,18 +129,18 @@ def _named(refusal: Refusal) -> Difference | None:
 
 
 MOVING = ".moving"
-"""What the queue is called that holds the messages of one that is being made anew."""
+"""The suffix of the queue that holds the messages of a queue while it is recreated."""
 
 
 class Declarer:
-    """``with Session(access) as session: Declarer(session).declare(topology)``; ``plan`` only looks."""
+    """``with Session(access) as session: Declarer(session).declare(topology)``; ``plan`` changes nothing."""
 
     def __init__(self, session: Session, inspector: Inspector | None = None) -> None:
         self.session = session
         self.inspector = inspector
 
     def plan(self, topology: Topology) -> Plan:
-        """How the topology stands on the broker, without what belongs to its consumers. Nothing is written."""
+        """Return the topology's state on the broker, without the queues that consumers declare. Changes nothing."""
         topology = topology.lasting
         declarations: list[Named] = [*topology.exchanges.values(), *topology.queues.values()]
         named = [self._look(declaration) for declaration in declarations]
@@ -151,18 +151,18 @@ class Declarer:
         return Plan(server=self.session.server, items=(*named, *bindings, *left))
 
     def declare(self, topology: Topology) -> Plan:
-        """Create what is missing and bind; what differs is left alone. The plan tells what was done."""
+        """Create what is missing and bind it; leave what differs unchanged. Return the plan of what was done."""
         plan = self.plan(topology)
         return replace(plan, items=tuple(self._carry_out(item) for item in plan.items))
 
     def there(self, declaration: Named) -> bool:
-        """Whether the broker has something of that name. Not knowing is a Refusal."""
+        """True if the broker has a queue or exchange of that name. Raises a Refusal if that cannot be determined."""
         try:
             self.session.ask(passively(declaration))
         except Refusal as refusal:
             if refusal.missing:
                 return False
-            # From RabbitMQ 4.3 on looking needs a right on that name.
+            # From RabbitMQ 4.3 on, a passive declaration needs a permission on that name.
             if refusal.forbidden and self.inspector is not None:
                 return self._row(declaration) is not None
             raise
@@ -186,7 +186,7 @@ class Declarer:
         try:
             kind, found = of_others(self.session, declaration, self._row(declaration))
         except Refusal as refusal:
-            # It is there; to look closer needs a right that others need not grant.
+            # It exists; comparing its arguments needs a permission that its owners need not grant.
             if not refusal.forbidden:
                 raise
             kind, found = "", ()
@@ -206,7 +206,7 @@ class Declarer:
         return self.inspector.exchange(declaration.name)
 
     def _left(self, queue: str) -> list[Item]:
-        """Whether a move of this queue was interrupted."""
+        """Return an item if a move of this queue was interrupted."""
         moving = QueueDeclaration(name=queue + MOVING)
         try:
             answer = self.session.ask(passively(moving))
@@ -222,7 +222,7 @@ class Declarer:
         declaration = item.declaration
         try:
             if isinstance(declaration, BindingDeclaration):
-                # Bound although it may be bound already: that is no change.
+                # Binding again what is already bound changes nothing.
                 if item.state not in (State.SAME, State.MISSING) and not item.foreign:
                     self.session.ask(binding(declaration))
                     return replace(item, state=State.SAME) if item.state is State.UNSEEN else item
@@ -246,7 +246,7 @@ def _absent(declaration: Named, unfit: str | None) -> Item:
 def _refused(item: Item, error: Refusal | AMQPError) -> Item:
     if isinstance(error, Refusal):
         problem = error.sentence(lambda what, name: right_for(item.declaration, what, name))
-    else:  # pika meets a value that AMQP has no type for
+    else:  # pika found a value that AMQP has no type for
         problem = f"It cannot be sent: {type(error).__name__} {error}."
     return replace(item, state=State.REFUSED, problem=problem)
 
@@ -283,16 +283,16 @@ UNREAD = "nobody reads this queue"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is still healthy."""
+    """The limits within which a queue is healthy."""
 
     min_consumers: int = 0
     stopped: frozenset[str] = frozenset()
-    """Queues that somebody has stopped: nobody has to read them."""
+    """Queues that an operator has stopped, so they need no consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One queue; None is what cannot be known."""
+    """The state of one queue; None marks a value that is unknown."""
 
     queue: str
     role: Role
@@ -304,14 +304,14 @@ class Level:
     leaving: float | None = None
     problems: tuple[str, ...] = ()
     abandoned: bool = False
-    """Whether the project has declared it, and no handler has it any more."""
+    """True if the project declared the queue but no handler consumes it any longer."""
     remark: str = ""
-    """What is worth a word and no problem."""
+    """A note that is no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauged:
-    """All queues; blind tells why the management API could not be asked."""
+    """The state of all queues; ``blind`` is the reason why the management API was not read."""
 
     levels: tuple[Level, ...]
     blind: str = ""
@@ -322,9 +322,9 @@ class Gauged:
 
 
 def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Sequence[Former] = ()) -> Gauged:
-    """Every queue of the topology, and the former ones that are there.
+    """Return the state of every queue of the topology, and of the former ones that exist.
 
-    No message is taken: looking at one can cost it (RabbitMQ 4.0, quorum).
+    No message is read: reading one can lose it (RabbitMQ 4.0, quorum queues).
     """
     rows: Mapping[str, Row] = {}
     blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
@@ -339,7 +339,7 @@ def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Seque
 
 def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds: Bounds) -> Level:
     if not queue.lasting:
-        # A consumer brings and takes it. Other connections may not look at one that is exclusive.
+        # A consumer creates and removes it. Other connections have no access to an exclusive queue.
         return Level(queue=queue.name, role=queue.role)
     try:
         holding = counted(declarer.session, row, queue.name)
@@ -365,7 +365,7 @@ def _measured(queue: QueueDeclaration, holding: Holding, row: Row | None) -> Lev
 
 
 def _formers(declarer: Declarer, formers: Sequence[Former], rows: Mapping[str, Row], topology: Topology) -> list[Level]:
-    """Those that are there, each with a problem or a remark."""
+    """Return the former queues that exist, each with a problem or a remark."""
     seen: dict[str, Level] = {}
     for former in formers:
         name, row = former.queue.name, rows.get(former.queue.name)
@@ -377,7 +377,7 @@ def _formers(declarer: Declarer, formers: Sequence[Former], rows: Mapping[str, R
         if holding is not None:
             seen[name] = _measured(former.queue, holding, row)
     homes = {former.queue.name: former.home for former in formers}
-    # What waits there for a retry comes back to a queue that is read.
+    # The queues with consumers: retries that return to one of them are handled.
     read = {*topology.queues, *(name for name, level in seen.items() if level.consumers)}
     return [
         replace(
@@ -388,7 +388,7 @@ def _formers(declarer: Declarer, formers: Sequence[Former], rows: Mapping[str, R
 
 
 def _judged(level: Level, whole: str, *, returns: bool) -> Level:
-    """``whole`` is the queue with which it is deleted or moved."""
+    """Add the problem or remark of a former queue; ``whole`` is the queue with which it is deleted or moved."""
     if level.problems:
         return level
     if not level.ready and not level.consumers:
@@ -420,7 +420,7 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
 
 
 def _is_read(queue: QueueDeclaration) -> bool:
-    """Whether a consumer belongs to it; a queue with a TTL may be there for the delay alone."""
+    """True if the queue needs a consumer; a queue with a TTL may exist for the delay alone."""
     return queue.role in (Role.WORK, Role.QUARANTINE, Role.REPLY) or (
         queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments
     )
@@ -444,7 +444,7 @@ def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
 
 
 def _rate(row: Row | None, name: str) -> float | None:
-    """Without traffic the API leaves these out, and right after the start too."""
+    """Return a rate in messages per second; the API omits rates without traffic and right after the broker's start."""
     if row is None:
         return None
     details = row.get("message_stats", {}).get(f"{name}_details", {})

@@ -22,7 +22,7 @@ LOOK = 0.05
 
 
 class Pauses:
-    """Used on the I/O thread only."""
+    """The paused queues, their reduced prefetches and the lines given up. Used on the I/O thread only."""
 
     def __init__(self, io: IoThread) -> None:
         self._io = io
@@ -35,14 +35,14 @@ class Pauses:
 
     @property
     def retired(self) -> tuple[OpenLine, ...]:
-        """Lines that are given up, of which something is still in hand."""
+        """The lines that are given up and still have unacked deliveries."""
         return tuple(self._retired)
 
     def pause(self, queue: str) -> None:
         self._paused.add(queue)
 
     def resume(self, queue: str, prefetch: int | None) -> None:
-        """From now on with so many in hand; None is as many as its line says."""
+        """Consume the queue again with this prefetch; None means the prefetch of its line."""
         self._paused.discard(queue)
         if prefetch is None:
             self._narrow.pop(queue, None)
@@ -50,19 +50,19 @@ class Pauses:
             self._narrow[queue] = prefetch
 
     def shaped(self, line: Line) -> Line:
-        """The line as it is to be opened now."""
+        """Return the line with the prefetch to open it with now."""
         most = self._narrow.get(line.queue)
         return line if most is None or most >= line.prefetch else replace(line, prefetch=most)
 
     def retire(self, line: OpenLine) -> None:
-        """Its consumer ends now, its channel when what is in hand is settled: until then acks must be heard."""
+        """End the consumer now, and close the channel once all deliveries are settled: acks need the channel."""
         line.retire()
         self._retired.append(line)
         if len(self._retired) == 1:
             self._close_settled()
 
     def forget(self) -> None:
-        """The connection is gone, and with it every channel."""
+        """Drop all given-up lines: the connection is lost, and every channel with it."""
         self._retired.clear()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Pauses:
 
 
 class Emptiness:
-    """Asks every line once and tells the sum."""
+    """Reads each line's queue depth once and calls back with True if all are empty and nothing is unacked."""
 
     def __init__(self, lines: Sequence[OpenLine], told: Callable[[bool], None]) -> None:
         self._left = len(lines)
@@ -94,14 +94,15 @@ class Emptiness:
         self._left -= 1
         self._found += ready
         if not self._left:
-            # What was ready a moment ago may have come into our hand since we asked.
+            # A message that was ready before the query may have been delivered since.
             self._told(self._found == 0 and not any(line.in_hand for line in self._lines))
 
 
 class Look:
-    """Tells once, in the end, what is missing; never, where the connection is lost meanwhile.
+    """Checks which of the named queues and exchanges are missing, and calls back with them once.
 
-    What the broker does not want to say, or cannot because a node is away, counts as there.
+    If the connection is lost meanwhile, there is no call. What the broker refuses to show, or cannot show because a
+    node is down, counts as existing.
     """
 
     def __init__(self, connection: Connection, named: Iterable[Named], told: Callable[[list[str]], None]) -> None:
@@ -112,7 +113,7 @@ class Look:
         self._go_on()
 
     def _go_on(self) -> None:
-        """A no costs the channel: the next question is asked on another."""
+        """Open another channel for the next check, because a refusal closes the channel."""
         if self._left:
             self._connection.channel(on_open_callback=self._opened)
         else:

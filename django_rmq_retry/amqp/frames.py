@@ -1,7 +1,7 @@
-"""Deliveries and publishes as frames, cut and marshalled in one step each.
+"""Deliveries and publishes as frames, parsed and marshalled in one step each.
 
-Only the plain case is handled: method, content header and one body frame of the same channel, one behind the other.
-Everything else is left to pika, frame by frame.
+Only the plain delivery is parsed here: method, content header and one body frame of the same channel in a row.
+pika parses everything else, frame by frame.
 """
 
 import struct
@@ -19,7 +19,7 @@ from django_rmq_retry.messages.properties import encode_properties
 FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_END = 1, 2, 3, 0xCE
 FRAME_OVERHEAD = 8
 FRAME_MAX = 131_072
-"""What RabbitMQ and pika agree on; a consumer refuses a broker with less."""
+"""The frame size in bytes that RabbitMQ and pika negotiate; a consumer refuses a broker with less."""
 CLASS_BASIC = 60
 
 _PUBLISH = (CLASS_BASIC << 16) | 40
@@ -34,10 +34,10 @@ _END = bytes((FRAME_END,))
 
 
 class RawProperties(pika.BasicProperties):
-    """Properties that pika carries without ever looking into them."""
+    """Encoded properties that pika passes through without decoding them."""
 
     def __init__(self, raw: bytes) -> None:
-        # The base class would set its fourteen attributes, for every message, to None.
+        # super().__init__() is not called: it would set fourteen attributes to None for every message.
         self.raw = raw
 
     def encode(self) -> list[bytes]:
@@ -60,7 +60,7 @@ def marshal_publish(
     mandatory: bool,
     frame_max: int,
 ) -> bytes:
-    """Write a whole basic.publish: the method, the content header and as many body frames as `frame_max` asks for."""
+    """Return the frames of a basic.publish: the method, the content header and body frames within `frame_max`."""
     header_size = _HEADER_FIXED + len(raw_properties)
     if header_size + FRAME_OVERHEAD > frame_max:
         raise HeadersTooLarge(len(raw_properties), limit=frame_max - FRAME_OVERHEAD - _HEADER_FIXED)
@@ -81,7 +81,7 @@ def marshal_publish(
 
 
 def check_writable(message: Message) -> None:
-    """Raise HeadersTooLarge or ValueError where it cannot be written, before anything depends on its being sent."""
+    """Raise HeadersTooLarge or ValueError if a message cannot be written, before anything depends on sending it."""
     marshal_publish(
         1,
         encode_properties(message.properties),
@@ -94,7 +94,7 @@ def check_writable(message: Message) -> None:
 
 
 def short_string(text: str) -> bytes:
-    """Encode a name; bytes that were not UTF-8 when they came go back as they were."""
+    """Encode a name; bytes that arrived as invalid UTF-8 are written unchanged."""
     encoded = text.encode("utf-8", "surrogateescape")
     if len(encoded) > _SHORT_STRING_LIMIT:
         raise ValueError(f"The name {text[:60]!a}… takes {len(encoded)} bytes; AMQP takes {_SHORT_STRING_LIMIT}.")
@@ -102,7 +102,7 @@ def short_string(text: str) -> bytes:
 
 
 def read_header(buffer: bytes) -> tuple[int, frame.Header | None]:
-    """Read the content header frame a buffer starts with: how many bytes it took (0: incomplete), and the frame."""
+    """Return the size in bytes (0: incomplete) and the frame of the content header at the start of a buffer."""
     if len(buffer) < _FRAME.size:
         return 0, None
     _, channel_number, size = _FRAME.unpack_from(buffer)
@@ -120,20 +120,21 @@ def read_header(buffer: bytes) -> tuple[int, frame.Header | None]:
 # Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
 Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
 Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
-# Where it ends, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
+# End position, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
 Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
 
-# Beyond this a body is worth more time than its frames, and waiting for it would keep two copies.
+# The largest body in bytes cut in one step: above it, the body itself costs more time than its frames, and waiting for
+# all of it would keep two copies.
 LARGE = 65536
 NAMES_KEPT = 1000
 
-# Where a cut ends if there is none: the rest has not come yet, or it is not the plain case.
+# The results without a delivery: the rest has not arrived yet, or it is not the plain case.
 INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
 OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
 
 _DELIVER = (CLASS_BASIC << 16) | 60
 _CONTENT_CLASS = CLASS_BASIC << 16
-# The last byte of a frame and the first of the next, left of a channel number.
+# The last byte of a frame and the first byte of the next, shifted left of a channel number.
 _END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
 _END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
 
@@ -144,7 +145,7 @@ _tag = struct.Struct(">QB").unpack_from
 
 
 def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per frame; calls cost time here
-    """Cut the delivery that begins at `at`; nothing is kept between calls, so an incomplete one is simply cut again."""
+    """Parse the delivery that begins at `at`; no state is kept, so an incomplete one is parsed again later."""
     if end - at < 12:  # noqa: PLR2004 the first five fields
         return OTHER
     kind, number, size, method, tag_size = _method(buffer, at)
@@ -184,7 +185,7 @@ def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per f
 
 
 def _is_other(buffer: bytes, at: int, end: int, marker: int) -> bool:
-    """Tell whether the bytes between two frames, as far as they have come, are not the ones expected."""
+    """True if the bytes between two frames, as far as they have arrived, differ from the expected ones."""
     return not marker.to_bytes(4).startswith(buffer[at : min(end, at + 4)])
 
 
@@ -213,7 +214,7 @@ class Places(dict[bytes, tuple[str, str]]):
 
 
 class DeliverTo:
-    """What basic_consume takes as callback: our connection calls `receive` itself, pika comes through `__call__`."""
+    """A callback for basic_consume: our Connection calls `receive` directly, pika uses `__call__`."""
 
     __slots__ = ("receive",)
 
@@ -227,5 +228,5 @@ class DeliverTo:
 
 
 def text_of(name: str | bytes) -> str:
-    # pika gives names that are not UTF-8 as bytes.
+    # pika passes names that are not UTF-8 as bytes.
     return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Queue contents: counts, bindings and a look at messages without taking them."""
+"""The contents of queues: counts, bindings, and messages read without removing them."""
 
 import base64
 import json
@@ -25,15 +25,15 @@ from django_rmq_retry.topology.declarations import QueueDeclaration
 
 UNAUTHORIZED = 401
 LARGEST = 128 * 1024 * 1024
-"""Bytes of an answer; a virtual host with fifty thousand queues is told in less."""
+"""The largest accepted answer in bytes; that of a virtual host with fifty thousand queues is smaller."""
 CHUNK = 65536
 PATIENCE = 6
-"""So many times its timeout an answer may take that comes in small pieces."""
+"""The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
 Row = Mapping[str, Any]
 
 
 class _Staying(HTTPRedirectHandler):
-    """Follows nowhere: Python would take the login along to whatever place an answer names."""
+    """Follows no redirect: Python would send the credentials to any address that an answer names."""
 
     def redirect_request(self, *_told: Any, **_more: Any) -> None:
         return None
@@ -41,13 +41,16 @@ class _Staying(HTTPRedirectHandler):
 
 @cache
 def _opener() -> OpenerDirector:
-    """Made when it is needed: it reads the authorities of the whole system, and few processes ask at all."""
+    """Make the opener at first use: it loads the system's CA certificates, and few processes need it."""
     return build_opener(_Staying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspector:
-    """Reads one virtual host: ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``."""
+    """A reader of one virtual host by the management API.
+
+    ``Inspector(url=Secret("http://app:secret@rabbit:15672"), vhost="pay")``.
+    """
 
     url: Secret
     vhost: str = "/"
@@ -55,7 +58,7 @@ class Inspector:
 
     @property
     def shown(self) -> str:
-        """The URL as anybody may see it."""
+        """The URL without the password."""
         parts = urlsplit(self.url.reveal())
         user = f"{parts.username}@" if parts.username else ""
         return f"{parts.scheme}://{user}{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
@@ -67,12 +70,12 @@ class Inspector:
         return self._one("exchanges", name)
 
     def queues(self) -> dict[str, Row]:
-        """Every queue of the virtual host by its name."""
+        """Return every queue of the virtual host by its name."""
         rows = self._get(f"queues/{quote(self.vhost, safe='')}")
         return {row["name"]: row for row in rows or []}
 
     def bindings(self) -> list[Row]:
-        """Every binding of the virtual host but those that the default exchange has of itself."""
+        """Return every binding of the virtual host except the default exchange's implicit ones."""
         rows = self._get(f"bindings/{quote(self.vhost, safe='')}")
         return [row for row in rows or [] if row["source"]]
 
@@ -104,7 +107,7 @@ class Inspector:
 
 
 def _whole(answer: HTTPResponse, until: float) -> bytes:
-    """All of an answer; neither without an end in its size nor in its time."""
+    """Return the whole answer; its size and its time are limited."""
     found = bytearray()
     while chunk := answer.read1(CHUNK):
         found += chunk
@@ -116,15 +119,15 @@ def _whole(answer: HTTPResponse, until: float) -> bytes:
 
 
 LAG = 11.0
-"""Seconds by which the management API may be behind: figures come every five, and are seen with the next ones."""
+"""Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
 _STEP = 0.5
 _REST, _REST_STEP = 2.0, 0.05
-"""A quorum queue counts who takes a single message as a consumer, for a moment longer than it has it."""
+"""Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
 _HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
 
 
 class WouldLose(RmqRetryError):
-    """Refused, because messages could be lost by it."""
+    """Refuses an operation that could lose messages."""
 
     def __init__(self, queue: str, reason: str) -> None:
         self.queue = queue
@@ -140,14 +143,14 @@ class Holding:
     ready: int
     consumers: int
     hidden: int | None = None
-    """Messages in a consumer's hand, delayed, or on their way as dead letters; None where nobody can tell."""
+    """The number of messages that are unacked, delayed or in flight as dead letters; None if it is unknown."""
 
     @property
     def empty(self) -> bool:
         return not self.ready and not self.hidden
 
     def refuse_use(self) -> None:
-        """Unless nobody consumes it and none of its messages is under way."""
+        """Raise WouldLose if the queue has consumers or messages in flight."""
         if self.consumers:
             raise WouldLose(self.queue, f"it has {_count(self.consumers, 'consumer')}. Stop them first.")
         if self.hidden:
@@ -163,18 +166,18 @@ class Holding:
 
 
 def look(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
-    """What it holds now; None if there is no such queue. Other answers are a Refusal."""
+    """Return the queue's messages and consumers; None if it does not exist. Other refusals are raised."""
     return counted(session, None if inspector is None else inspector.queue(queue), queue)
 
 
 def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
-    """The same, where the management API has been asked already."""
+    """Return the same as ``look`` for a row that the management API has already returned."""
     try:
         told = session.ask(passively(QueueDeclaration(name=queue))).method
     except Refusal as refusal:
         if refusal.missing:
             return None
-        # From RabbitMQ 4.3 on looking needs a right on that name.
+        # From RabbitMQ 4.3 on, a passive declaration needs a permission on that name.
         if not refusal.forbidden or row is None:
             raise
         return Holding(
@@ -184,7 +187,7 @@ def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
 
 
 def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:
-    """As ``look``, a moment later where it has consumers that may be gone by then."""
+    """Return the same as ``look``, but first wait a moment for consumers that may be leaving."""
     deadline = time.monotonic() + _REST
     while True:
         found = look(session, inspector, queue)
@@ -194,7 +197,7 @@ def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> H
 
 
 def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) -> dict[str, Holding]:
-    """Those that are there, looked at for as long as the management API may be behind, or until something is found."""
+    """Return the queues that exist, checked until the management API's lag has passed or none of them is idle."""
     seen = {queue: look_at_rest(session, inspector, queue) for queue in queues}
     for _ in range(round(LAG / _STEP) if inspector is not None else 0):
         idle = [queue for queue, found in seen.items() if found and not found.consumers and not found.hidden]
@@ -206,7 +209,7 @@ def watch(session: Session, inspector: Inspector | None, queues: Iterable[str]) 
 
 
 def _hidden(row: Row | None) -> int | None:
-    # A queue that was made just now has no figures yet.
+    # A queue that was just created has no figures yet.
     if row is None or row.get("messages") is None:
         return None
     return sum(row.get(name) or 0 for name in _HIDDEN)
@@ -217,7 +220,7 @@ def _count(number: int, what: str) -> str:
 
 
 def peek(access: Access, queue: str) -> list[Delivery]:
-    """The messages of a queue in their order; each counts as redelivered from now on."""
+    """Return the messages of a queue in their order; each counts as redelivered from now on."""
     found: list[Delivery] = []
     connection = BlockingConnection(parameters(access, access.current().hosts[0], purpose="peek"))
     try:

@@ -11,15 +11,15 @@ from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationErr
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
 MOST_REFUSALS = 5
-"""So often in a row a virtual host may be missing that was there before: somebody deleted it."""
+"""Refusals in a row after which a virtual host that existed before counts as deleted."""
 FRAME = 131_072
-"""RabbitMQ's own frame_max. Headers that fill it come, and must leave again in a copy: a smaller one is refused."""
+"""RabbitMQ's own frame_max; a smaller one is refused, because headers that fill it must fit into a copy, too."""
 HEALTHY = 5.0
-"""A session of so many seconds counts as a good one."""
+"""Seconds after which a connection counts as healthy, and its loss is followed by a short wait only."""
 
 
 class Link:
-    """Keeps one connection open until told otherwise. Used on the I/O thread only, except for its construction."""
+    """Keeps one connection open until ``close``. Used on the I/O thread only, except for its construction."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Link:
         self._dial()
 
     def close(self, closed: Callable[[], None]) -> None:
-        """Close for good; ``closed`` is called when the broker knows, or at once where nothing is open."""
+        """Close permanently; ``closed`` is called once the broker has confirmed, or immediately if nothing is open."""
         self._wanted = False
         connection = self.connection or self._dialled
         if connection is None or connection.is_closing or connection.is_closed:
@@ -66,7 +66,7 @@ class Link:
     def _dial(self) -> None:
         if not self._wanted:
             return
-        # Without a server there is no host; asking for its parameters says so.
+        # The embedded broker has no host yet; parameters() finds its address or raises the error.
         hosts = self._access.hosts or (Host("", 0),)
         host = hosts[self._tries % len(hosts)]
         self._tries += 1
@@ -85,7 +85,7 @@ class Link:
 
     def _opened(self, connection: Connection) -> None:
         if not self._wanted or self.connection is not None:
-            # Closed, or closed and opened again, while this one was being dialled.
+            # The link was closed, and perhaps opened again, while this connection was being opened.
             connection.close()
             return
         self.connection, self._dialled = connection, None
@@ -99,12 +99,12 @@ class Link:
 
     def _not_opened(self, connection: Connection | None, error: BaseException | str) -> None:
         if not self._wanted or connection is not self._dialled:
-            # Given up while it was dialled; another may be on its way by now.
+            # It was given up while being opened; another may be opening by now.
             self._ended()
             return
         self._dialled = None
         cause = cause_of(error)
-        # An embedded broker that has run before may be started again.
+        # An embedded broker that ran before may be started again.
         if isinstance(cause, ConfigurationError) and not (self._ever and self._access.embedded):
             self._give_up(cause)
             return

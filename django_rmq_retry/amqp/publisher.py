@@ -1,4 +1,4 @@
-"""The publishing connection of a process, shared by all threads: pipelined confirms, a deadline for each publish."""
+"""The publishing connection of a process, shared by its threads: pipelined confirms, a deadline for each publish."""
 
 import logging
 import threading
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A publish that has not ended yet; it ends once."""
+    """A publish without a result yet; ``done`` is called once."""
 
     message: Message
     raw: bytes
@@ -52,7 +52,7 @@ class Pending:
         return self.done is None
 
     def may_be(self, place: tuple[str, str], body: bytes) -> bool:
-        """Whether the broker may mean this one when it returns a message."""
+        """True if this may be the message that the broker returns."""
         message = self.message
         if self.returned or not message.mandatory:
             return False
@@ -65,7 +65,7 @@ class Pending:
 
 
 class ConfirmChannel:
-    """The publishes of one exchange: a missing exchange closes its channel, and must not take others along."""
+    """The channel for publishes to one exchange: a missing exchange closes it, and other exchanges must not suffer."""
 
     def __init__(self, connection: "Connection", *, closed: Callable[["ConfirmChannel"], None]) -> None:
         self._connection = connection
@@ -79,7 +79,7 @@ class ConfirmChannel:
         connection.channel(on_open_callback=self._opened)
 
     def send(self, pending: Pending) -> None:
-        """Send it now, or as soon as the channel is open."""
+        """Send a publish now, or as soon as the channel is open."""
         if not self._open or self._channel is None:
             self._waiting.append(pending)
             return
@@ -90,10 +90,10 @@ class ConfirmChannel:
             self._connection.send_raw(frames)
 
     def _written(self, pending: Pending, channel_number: int) -> bytes:
-        """As frames; nothing, if it has ended or waits until the broker has said whether it takes so large a body."""
+        """Return the frames; empty if the publish has failed, or waits for the test of its large body."""
         message, own = pending.message, self._connection.user
         if message.properties.user_id not in (None, own):
-            # The broker would close the channel, and leave what others have sent on it without an answer.
+            # The broker would close the channel, and leave other publishes on it unconfirmed.
             pending.end(unwritable(f"its user_id is not {own!r}, the user of this connection"))
             return b""
         if message.properties.reply_to == DIRECT:
@@ -119,12 +119,12 @@ class ConfirmChannel:
         return b""
 
     def _doubt(self, pending: Pending) -> None:
-        """A body too large would close the channel, and leave what others have sent on it without an answer."""
+        """Test the body size first: too large a body would close the channel and leave others on it unconfirmed."""
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
             pending.end(_too_large(size, sizes.limit))
             return
-        # What comes after it stays behind it.
+        # Later publishes wait behind this one, to keep their order.
         self._open = False
         self._waiting.append(pending)
         sizes.ask(size, self._go_on)
@@ -134,12 +134,12 @@ class ConfirmChannel:
             self._ready(None)
 
     def take_waiting(self) -> list[Pending]:
-        """What waits for the channel to open; it is no longer waited for."""
+        """Remove and return the publishes that wait for the channel to open."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def lost(self, result: PublishResult) -> None:
-        """End what was sent: the connection is gone, so no confirm will come."""
+        """End the publishes that were sent: the connection is gone, so no confirm will arrive."""
         self._end_sent(lambda _message: result)
 
     def _end_sent(self, result_of: Callable[[Message], PublishResult]) -> None:
@@ -149,7 +149,7 @@ class ConfirmChannel:
             pending.end(result_of(pending.message))
 
     def forget(self, now: float) -> float:
-        """End what waited past its deadline, and return the next deadline; a late answer then has no recipient."""
+        """End the publishes past their deadline, and return the next deadline; later confirms of them are ignored."""
         for pending in self._sent.values():
             if pending.deadline <= now and not pending.ended:
                 pending.end(unanswered(Cause.TIMEOUT, "no confirm in time"))
@@ -164,7 +164,7 @@ class ConfirmChannel:
         self._channel = channel
         channel.add_on_close_callback(self._was_closed)
         channel.add_on_return_callback(self._returned)
-        # Acks come by the short way; a nack, which is rare, by pika's.
+        # Acks are read directly from the received bytes; nacks, which are rare, arrive through pika.
         self._connection.confirms[channel.channel_number] = partial(self._settle, CONFIRMED)
         channel.confirm_delivery(self._answered, callback=self._ready)
 
@@ -178,11 +178,11 @@ class ConfirmChannel:
         result = CONFIRMED if method.NAME == "Basic.Ack" else _NACKED
         self._settle(result, method.delivery_tag, method.multiple)
 
-    def _settle(self, result: PublishResult, tag: int, multiple: bool) -> None:  # noqa: FBT001 - as it stands in the frame
+    def _settle(self, result: PublishResult, tag: int, multiple: bool) -> None:  # noqa: FBT001 - the frame's bit
         if not multiple:
             self._end(self._sent.pop(tag, None), result)
             return
-        # Numbers rise by one, so a run is walked without looking for its first member.
+        # Numbers rise by one, so the confirmed ones start at the lowest without a search.
         for number in range(self._lowest, tag + 1):
             self._end(self._sent.pop(number, None), result)
         self._lowest = tag + 1
@@ -193,7 +193,7 @@ class ConfirmChannel:
             pending.end(pending.returned or result)
 
     def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
-        """A message comes back before its confirm, as it was sent but for the header BCC, which the broker takes."""
+        """Mark the publish that the broker returned: before its confirm, without the header BCC, which it removes."""
         raw: bytes = properties.raw  # type: ignore[attr-defined]  # RawProperties
         name = decode_properties(raw).message_id
         place = text_of(method.exchange), text_of(method.routing_key)  # type: ignore[attr-defined]  # Basic.Return
@@ -214,7 +214,7 @@ class ConfirmChannel:
                 self._connection.sizes.learn(limit)
             self._end_sent(lambda message: channel_closed(code, text, message=message))
         else:
-            # A connection that is lost closes its channels first: that is no answer to what was sent on them.
+            # A lost connection closes its channels first: that says nothing about the messages sent on them.
             self.lost(_connection_lost(text or str(reason) or type(reason).__name__, code))
         self._closed(self)
 
@@ -238,7 +238,7 @@ STILL = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
 
 
 class Waiter:
-    """A thread that waits for one result. A bare lock: an Event costs twice as much, and publishes are many."""
+    """A thread's wait for one result. It uses a bare lock: an Event costs twice as much for each publish."""
 
     __slots__ = ("_gate", "_result")
 
@@ -252,12 +252,12 @@ class Waiter:
         self._gate.release()
 
     def wait(self, timeout: float) -> PublishResult:
-        # The I/O thread ends every publish at its deadline; this timeout is for an I/O thread that is stuck.
+        # The I/O thread ends every publish at its deadline; this timeout applies if the I/O thread is stuck.
         return self._result if self._gate.acquire(timeout=timeout) else STILL
 
 
 class Batch:
-    """Many publishes under way at once, at most a window of them."""
+    """The publishes of one ``publish_many``, of which at most ``window`` are in flight at once."""
 
     def __init__(self, window: int, timeout: float) -> None:
         self.confirmed = 0
@@ -272,7 +272,7 @@ class Batch:
         self._acquire()
 
     def leave_out(self) -> None:
-        """What was begun last is not on its way."""
+        """Free the window slot of the last message, which was not sent."""
         self._window.release()
 
     def ender(self, message: Message) -> Done:
@@ -298,17 +298,17 @@ log = logging.getLogger("django_rmq_retry")
 
 NEVER = float("inf")
 LOOK = 0.1
-"""Seconds at least between two looks at the deadlines."""
+"""The shortest time between two checks of the deadlines, in seconds."""
 GRACE = 1.0
-"""Seconds beyond a deadline within which the I/O thread has said what became of a publish."""
+"""Seconds after a deadline within which the I/O thread reports the result of a publish."""
 
 
 class PikaPublisher:
-    """Publishes on its own connection, never on one that consumes: a blocked publisher must not hold acks back."""
+    """A publisher with its own connection, never one that consumes: a blocked publisher must not delay acks."""
 
     purpose = "publish"
     healthy = HEALTHY
-    """Seconds after which a lost connection was a good one, and is dialled anew without a long wait."""
+    """Seconds after which a connection counts as healthy; once lost, it is reopened without a long wait."""
     losses = logging.WARNING
     """The level at which a lost connection is logged."""
 
@@ -335,7 +335,7 @@ class PikaPublisher:
         io.at_end(self._no_more)
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        """Return when the broker has confirmed, else raise what became of it."""
+        """Return when the broker has confirmed the message, else raise the PublishError for its end."""
         waiter = Waiter()
         self._hand_over(message, waiter.done, timeout)
         result = waiter.wait((self._timeout if timeout is None else timeout) + GRACE)
@@ -343,7 +343,7 @@ class PikaPublisher:
             raise result.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-        """Publish with at most ``window`` confirms outstanding; the first failure is raised when all have ended."""
+        """Publish with at most ``window`` confirms outstanding; raise the first failure once all have ended."""
         if window < 1:
             raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
         batch = Batch(window, (self._timeout if timeout is None else timeout) + GRACE)
@@ -353,7 +353,7 @@ class PikaPublisher:
                 if batch.failure is not None:
                     break
         except BaseException as error:
-            # Of the caller's own, between two messages, or one that cannot be written: the others have left.
+            # The caller's iterable raised, or a message cannot be written; the messages before it were sent.
             with suppress(PublishError):
                 batch.wait()
             error.add_note(f"{batch.confirmed} messages of this batch were confirmed.")
@@ -372,14 +372,14 @@ class PikaPublisher:
             raise
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        """Hand over and go on; ``done`` is called on the I/O thread, at once where the message cannot be written."""
+        """Queue a message and return. ``done`` is called on the I/O thread, or in this call if encoding fails."""
         try:
             self._hand_over(message, done, timeout)
-        except Exception as error:  # noqa: BLE001 - whoever hands over may be the I/O thread, which must not end of it
+        except Exception as error:  # noqa: BLE001 - the caller may be the I/O thread, which must not end
             done(unwritable(str(error)))
 
     def close(self) -> None:
-        """Close the connection; what is not confirmed by then ends as unknown."""
+        """Close the connection; publishes that are not confirmed by then end as unknown."""
         if not self._io.alive:
             return
         closed = threading.Event()
@@ -416,7 +416,7 @@ class PikaPublisher:
 
     @property
     def _usable(self) -> Connection | None:
-        """The connection, if it takes messages: a lost one tells its channels of it before it tells us."""
+        """The connection, if it accepts messages. A lost one reports to its channels before it reports to us."""
         connection = self._link.connection
         return None if connection is None or not connection.is_open or self._blocked else connection
 
@@ -449,7 +449,7 @@ class PikaPublisher:
         self._resume()
 
     def _resume(self) -> None:
-        """Send what waited, in its order."""
+        """Send the waiting publishes in their order."""
         connection = self._usable
         if connection is None:
             return
@@ -474,7 +474,7 @@ class PikaPublisher:
             pending.end(unsent(Cause.OTHER, str(error)))
 
     def _no_more(self) -> None:
-        """The I/O thread has ended: whoever waits must hear of it."""
+        """End all publishes: the I/O thread has ended, and threads may wait for results."""
         for channel in list(self._channels.values()):
             self._waiting.extend(channel.take_waiting())
             channel.lost(unanswered(Cause.IO_STOPPED, "the I/O thread ended"))
@@ -483,14 +483,14 @@ class PikaPublisher:
                 pendings.popleft().end(unsent(Cause.IO_STOPPED, "the I/O thread has ended"))
 
     def _look_later(self, at: float) -> None:
-        """Look at the deadlines at this time, the earliest of them."""
+        """Schedule the check of the deadlines for this time, which is the earliest of them."""
         if self._alarm is not None:
             self._io.cancel(self._alarm)
         self._look_at = at
         self._alarm = self._io.later(max(0.0, at - time.monotonic()), self._look)
 
     def _look(self) -> None:
-        """End what is past its deadline."""
+        """End the publishes past their deadline."""
         now = time.monotonic()
         self._alarm, self._look_at = None, NEVER
         following = [channel.forget(now) for channel in self._channels.values()]

@@ -1,7 +1,7 @@
 """Moves messages between queues, recreates queues with other arguments, and deletes queues.
 
-A queue cannot be changed in place. Its messages wait in ``<queue>.moving`` meanwhile, which is bound as the queue is,
-so that what is published in between is kept too. Killed at any point, it is ended by running it again.
+A queue cannot be changed in place. Its messages wait in ``<queue>.moving`` meanwhile, which has the queue's bindings,
+so that messages published in between are kept, too. If the process is killed at any point, run the operation again.
 """
 
 import re
@@ -26,7 +26,7 @@ from django_rmq_retry.topology.plan import State
 from django_rmq_retry.topology.queues import NO_LIMIT
 
 WINDOW = 200
-"""How many copies may be unconfirmed at once."""
+"""The largest number of unconfirmed copies."""
 EXPIRATION = PREFIX + "expiration"
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 Change = Callable[[bytes], bytes]
@@ -34,7 +34,7 @@ Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
 
 class MoveStopped(RmqRetryError):
-    """The broker did not take a copy; what was moved is moved, the rest is where it was."""
+    """The broker did not accept a copy; messages already moved stay moved, the others are still in their queue."""
 
     def __init__(self, source: str, target: str, reason: str) -> None:
         self.source = source
@@ -43,7 +43,7 @@ class MoveStopped(RmqRetryError):
 
 
 class Move:
-    """One pass over a queue, until it is empty: ``Move(session, "a", "b", change=for_good("a")).run()``."""
+    """Moves messages until the queue is empty: ``Move(session, "a", "b", change=for_good("a")).run()``."""
 
     def __init__(self, session: Session, source: str, target: str, *, change: Change) -> None:
         self.moved = 0
@@ -58,7 +58,7 @@ class Move:
         self._failure = ""
 
     def run(self) -> int:
-        """Move all there is; how many that were."""
+        """Move all messages; return their number."""
         try:
             self._begin()
             while (got := self._next()) is not None:
@@ -102,7 +102,7 @@ class Move:
         connection.send_raw(data)
 
     def _check_size(self, size: int) -> None:
-        """Asked before: a copy too large would close the channel, and double what is confirmed but not acked."""
+        """Test the size first: a copy too large closes the channel and duplicates messages confirmed but not acked."""
         sizes = self._session.connection.sizes
         if size > sizes.taken and sizes.limit is None:
             answered: list[bool] = []
@@ -118,7 +118,7 @@ class Move:
         if isinstance(method, spec.Basic.Nack):
             self._fail("the queue there refuses a copy.")
         if self._failure:
-            # A copy that was confirmed besides is doubled, for its original goes back: that is what may happen.
+            # A copy confirmed after a failure becomes a duplicate, because its original is requeued: that is accepted.
             return
         tag = method.delivery_tag
         for one in [number for number in self._pending if number <= tag] if method.multiple else [tag]:
@@ -134,19 +134,22 @@ class Move:
             raise MoveStopped(self._source, self._target, self._failure)
 
     def _end(self) -> None:
-        """What is unacked goes back to its queue with the channel; what was acked is acked before it closes."""
+        """Close the channel: unacked messages are requeued, and acks already sent take effect before."""
         if self._channel.is_open:
             self._channel.close()
             self._session.wait(lambda: self._channel.is_closed)
 
 
 def for_good(queue: str) -> Change:
-    """How properties change when messages leave this queue for another one."""
+    """Return the change of properties when messages leave this queue permanently."""
     return lambda raw: _leaving(raw, queue, keep={})
 
 
 def aside(queue: str) -> Change:
-    """The same where they shall come back: nothing may expire meanwhile, so the expiration travels as a header."""
+    """Return the change of properties when messages leave this queue temporarily.
+
+    No message may expire meanwhile, so its expiration is kept in a header.
+    """
 
     def change(raw: bytes) -> bytes:
         try:
@@ -162,7 +165,8 @@ def _leaving(raw: bytes, queue: str, *, keep: dict[str, object]) -> bytes:
     try:
         properties = decode_properties(raw)
         put = dict(keep)
-        # A copy begins a new x-death: what it counted is kept in a header of our own, which the carriers know.
+        # A copy starts a new x-death: its count is kept in a header of ours, which the carriers (the ways in which a
+        # retry waits) read.
         counted = rejections(properties.headers, queue)
         if counted:
             put[PREFIX + "attempts"] = Stamp.read(properties.headers).attempts + counted
@@ -176,7 +180,7 @@ def _leaving(raw: bytes, queue: str, *, keep: dict[str, object]) -> bytes:
 
 
 def back(raw: bytes) -> bytes:
-    """How they change on the way back: a message's own expiration begins anew."""
+    """Return the properties of a message on its way back; its own expiration starts again from the full time."""
     if EXPIRATION.encode() not in raw:
         return raw
     try:
@@ -185,7 +189,7 @@ def back(raw: bytes) -> bytes:
         headers = properties.headers.replacing(drop={EXPIRATION}, put={})
     except UndecodableHeaders:
         return raw
-    # What a sender wrote there the broker might refuse, and then nothing could be moved any more.
+    # A sender may have put an invalid value there. The broker would refuse it, and no message could be moved.
     known = expiration if isinstance(expiration, str) and _MILLISECONDS.fullmatch(expiration) else properties.expiration
     return encode_properties(replace(properties, expiration=known, headers=headers))
 
@@ -199,7 +203,7 @@ _RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", 
 
 @dataclass(slots=True, kw_only=True)
 class Deleted:
-    """What became of each name that was to be deleted."""
+    """The result of a deletion for each name."""
 
     deleted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -209,12 +213,12 @@ class Deleted:
 def delete_queues(
     declarer: Declarer, queues: Iterable[str], *, feeders: Sequence[QueueDeclaration] = (), force: bool = False
 ) -> Deleted:
-    """Delete what is empty, not consumed, and no retry comes back to; forced, everything, with its messages."""
+    """Delete queues that are empty, not consumed and expect no retries; with ``force``, all, with their messages."""
     found = Deleted()
     free = [queue for queue in queues if force or _is_free(declarer, queue, found)]
     if not force:
         free = [queue for queue in free if not _is_awaited(declarer, queue, feeders, found)]
-    # The management API is behind: a message that was taken a moment ago is seen only later.
+    # The management API lags: it shows a message that was just delivered only later.
     later = {} if force else watch(declarer.session, declarer.inspector, free)
     for queue in free:
         try:
@@ -234,7 +238,7 @@ def delete_queues(
 def delete_exchanges(
     declarer: Declarer, exchanges: Iterable[str], bindings: Iterable[BindingDeclaration] = ()
 ) -> Deleted:
-    """Delete exchanges that nothing is bound to, after these bindings of theirs."""
+    """Remove these bindings, then delete the exchanges that have no other bindings."""
     found = Deleted()
     for one in bindings:
         with suppress(Refusal):
@@ -249,18 +253,18 @@ def delete_exchanges(
 
 
 def delete_empty(declarer: Declarer, queue: str) -> None:
-    """Delete a queue that has just been seen to be empty, and is looked at once more."""
+    """Delete a queue that was just found empty, after checking it once more."""
     holding = look_at_rest(declarer.session, declarer.inspector, queue)
     if holding is None:
         return
     _refuse(holding, "Something was published to it meanwhile. Run it again.")
-    # Quorum queues know no conditional delete: they close the connection instead.
+    # Quorum queues do not support a conditional delete: the broker closes the connection instead.
     declarer.session.ask(lambda channel, done: channel.queue_delete(queue, callback=done))
 
 
 def stale(topology: Topology, there: Iterable[str]) -> list[str]:
-    """Of the queues that are there, those that this project once derived from its work queues."""
-    # Beside a queue of others there may be more of theirs that are called so.
+    """Return the existing queues that this project once derived from its work queues and no longer uses."""
+    # Owners of a foreign queue may have queues of their own with such names.
     work = {queue.name for queue in topology.queues.values() if queue.role is Role.WORK and not queue.existing}
     found = []
     for name in sorted(there):
@@ -308,7 +312,7 @@ def _is_awaited(declarer: Declarer, queue: str, feeders: Iterable[QueueDeclarati
 
 
 def feeds(feeder: QueueDeclaration, queue: str) -> bool:
-    """Return True where the broker moves what leaves one queue to the other by its name."""
+    """True if the feeder dead-letters directly to the queue by its name."""
     target = (feeder.arguments.get("x-dead-letter-exchange"), feeder.arguments.get("x-dead-letter-routing-key"))
     return target == ("", queue)
 
@@ -325,14 +329,14 @@ def _delete_forced(declarer: Declarer, queue: str, found: Deleted) -> None:
 
 
 TRIAL = ".trial"
-"""What the queue is called by which new arguments are tried out."""
+"""The suffix of the queue on which new arguments are tried."""
 Confirm = Callable[[str], None]
-"""Asks a person; returns only if the answer is yes."""
+"""Asks the operator; returns only if the answer is yes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recreated:
-    """What was done: whether there was anything to do, and how many messages were moved, each way counted once."""
+    """The result of a recreation; ``moved`` counts a message once for each move."""
 
     queue: str
     done: bool
@@ -341,7 +345,7 @@ class Recreated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departed:
-    """What became of a queue that no handler has any more, and of those that belonged to it."""
+    """The result of removing a queue that no handler uses any longer, and the queues that belonged to it."""
 
     queue: str
     moved: int
@@ -350,9 +354,9 @@ class Departed:
 
 
 class Departure:
-    """Moves the messages of a former queue, and of those that belonged to it, to another one, and deletes them.
+    """Moves the messages of a former queue and the queues that belonged to it elsewhere, then deletes these queues.
 
-    ``targets`` names where the messages of each go; what waits where no target is named comes back by itself.
+    ``targets`` names the target queue for each. Messages in a queue without a target return by themselves.
     """
 
     def __init__(self, declarer: Declarer, family: Sequence[Former], targets: Mapping[str, str]) -> None:
@@ -362,14 +366,17 @@ class Departure:
         self._targets = targets
 
     def run(self, queue: str, confirm: Confirm) -> Departed:
-        """Killed at any point, it is ended by running it again; a message may be doubled, and none is lost."""
+        """Move the messages and delete the queues.
+
+        If the process is killed at any point, run it again: a message may be duplicated, and none is lost.
+        """
         self._check(confirm)
         for former in self._family.values():
             for one in former.bindings:
                 self._session.ask(unbinding(one))
         moved = sum(self._moved(name) for name in self._family)
         waiting = [former.queue for former in self._family.values()]
-        # What feeds another goes first.
+        # Queues that feed another one are deleted first.
         order = sorted(self._family, key=lambda name: self._family[name].queue.role is not Role.WAITING)
         done = delete_queues(self._declarer, order, feeders=waiting)
         return Departed(queue=queue, moved=moved, deleted=done.deleted, kept=done.refused)
@@ -392,7 +399,7 @@ class Departure:
 
 
 class Recreation:
-    """``Recreation(declarer, topology, "payments.charge").run(confirm)``."""
+    """Recreates a queue: ``Recreation(declarer, topology, "payments.charge").run(confirm)``."""
 
     def __init__(self, declarer: Declarer, topology: Topology, queue: str, *, move_to: str | None = None) -> None:
         self._declarer = declarer
@@ -427,7 +434,7 @@ class Recreation:
         return item.state
 
     def _check(self, confirm: Confirm) -> None:
-        """Everything that can be known to go wrong is asked for before anything is changed."""
+        """Check for every foreseeable failure before anything is changed."""
         holding = watch(self._session, self._declarer.inspector, [self._name]).get(self._name)
         if holding is None:
             return
@@ -447,18 +454,18 @@ class Recreation:
             confirm(UNSEEN)
 
     def _try_out(self) -> None:
-        """A queue with the new arguments under another name: what the broker refuses, it refuses now."""
+        """Declare the new arguments on a queue with another name: invalid ones are refused before any change."""
         trial = replace(self._wanted, name=self._name + TRIAL)
         self._session.ask(declaring(trial, wanted(trial)))
         self._session.ask(lambda channel, done: channel.queue_delete(trial.name, callback=done))
 
     def _empty(self) -> None:
-        """Everything into the queue aside, and the old one gone."""
+        """Move all messages to the ``.moving`` queue, and delete the old queue."""
         quorum = self._wanted.arguments.get("x-queue-type") == "quorum"
         kind = {"x-queue-type": "quorum", "x-delivery-limit": NO_LIMIT} if quorum else {}
         keep = QueueDeclaration(name=self._aside, arguments=kind)
         self._session.ask(declaring(keep, wanted(keep)))
-        # First the one, then not the other: in between a message is doubled, and never lost.
+        # Bind the new queue before unbinding the old one: in between, a message is duplicated instead of lost.
         self._bind(self._aside, self._bindings)
         self._unbind(self._name, self._bindings)
         while True:
@@ -470,7 +477,7 @@ class Recreation:
         delete_empty(self._declarer, self._name)
 
     def _fill(self) -> int:
-        """The new queue, and everything back into it."""
+        """Create the new queue, and move all messages back into it."""
         self._session.ask(declaring(self._wanted, wanted(self._wanted)))
         self._bind(self._name, self._bindings)
         if self._look(self._aside) is None:
@@ -495,7 +502,7 @@ class Recreation:
 
 
 def _feeders(topology: Topology, queue: str) -> list[QueueDeclaration]:
-    """Queues that give messages up to this one by its name, and do not ask whether it is there."""
+    """Return the queues that dead-letter to this one at most once: they lose messages while it does not exist."""
     return [
         one
         for one in topology.queues.values()

@@ -1,4 +1,4 @@
-"""Errors of the broker: refused declarations, lost connections and cancelled subscriptions, with their meaning."""
+"""Errors of the broker: what refused declarations, lost connections and cancelled subscriptions mean."""
 
 import re
 from collections.abc import Callable
@@ -40,16 +40,16 @@ class BrokerUnreachable(RmqRetryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unequal:
-    """The one argument that a refused declaration names, and the value it has on the broker."""
+    """The one argument that a refused declaration names, and its value on the broker."""
 
     argument: str
     value: object = None
     told: bool = True
-    """False where the broker's sentence, at most 255 bytes long, ends before the value."""
+    """False if the broker's text, at most 255 bytes long, is cut off before the value."""
 
 
 class Refusal(RmqRetryError):
-    """The broker's answer is no: the channel is closed, or the whole connection."""
+    """The broker refused a request and closed the channel, or the whole connection."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -58,7 +58,7 @@ class Refusal(RmqRetryError):
 
     @property
     def away(self) -> bool:
-        """It is there, but on a node that is not: a declaration must not take it for missing."""
+        """True if the queue exists on a node that is down: a declaration must not treat it as missing."""
         return self.code == MISSING and any(word in self.text for word in _AWAY)
 
     @property
@@ -80,7 +80,7 @@ class Refusal(RmqRetryError):
         return Unequal(argument=found["argument"], value=_value(current))
 
     def sentence(self, right: Callable[[str, str], str] = lambda *_: "configure") -> str:
-        """What an operator can do something with; ``right`` tells what was needed, where the broker does not."""
+        """Return a sentence for an operator; ``right`` names the missing permission if the broker does not."""
         found = _ACCESS.search(self.text) if self.code == FORBIDDEN else None
         if found is not None:
             needed = found["right"] or right(found["what"], found["name"])
@@ -107,7 +107,7 @@ def _value(current: str) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
-# The broker names these in its text only, of which the end may be missing: it sends at most 255 bytes.
+# The broker names these causes only in its text, which may be cut off: it sends at most 255 bytes.
 _PUBLISH_CAUSES = (
     (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
     (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
@@ -117,18 +117,18 @@ _TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
 
 
 def limit_in(text: str) -> int | None:
-    """Return the largest body, where the broker names it in its refusal."""
+    """Return the broker's body limit in bytes; None if its refusal does not name one."""
     found = _TOO_LARGE.search(text)
     return int(found["limit"]) if found else None
 
 
 def above(size: int, limit: int) -> str:
-    """What is said of a body that is larger than the broker takes."""
+    """Return the description of a body above the broker's limit."""
     return f"{size} bytes are above the broker's {limit}"
 
 
 def channel_closed(code: int, text: str, *, message: Message) -> PublishResult:
-    """Return what a closed channel says of a message that was unconfirmed on it."""
+    """Return the result of a message that was unconfirmed on a channel that the broker closed."""
     missing = _NO_EXCHANGE.search(text)
     if missing is not None and missing["exchange"] == message.exchange:
         gone = f"exchange {message.exchange!r} does not exist"
@@ -144,7 +144,7 @@ ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 def cause_of(error: object) -> object:
-    """What lies under the exceptions in which pika wraps the end of a connection attempt."""
+    """Return the error inside the exceptions in which pika wraps the end of a connection attempt."""
     while True:
         inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
         if isinstance(inner, (list, tuple)):
@@ -157,7 +157,7 @@ def cause_of(error: object) -> object:
 
 
 def refusal_in(error: object) -> str:
-    """What no waiting mends: wrong credentials, no such virtual host, not an AMQP server."""
+    """Return the reason if a retry cannot help (credentials, virtual host, no AMQP server); else an empty string."""
     if isinstance(error, ProbableAuthenticationError) or _code(error) == ACCESS_REFUSED:
         return "it refused the user name or password"
     if denied(error):
@@ -185,7 +185,7 @@ def words_of(error: object) -> str:
 
 
 def hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
-    """What is wrong and what to do, where subscribing again would change nothing; None where it may."""
+    """Return the problem and the fix if subscribing again cannot help; None if it may."""
     if not isinstance(reason, ChannelClosedByBroker) or granted:
         return None
     text = reason.reply_text
@@ -199,7 +199,10 @@ def hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] |
 
 
 def ended(reason: BaseException | str) -> bool:
-    """Whether the queue itself may be gone: it was cancelled, or not found. Otherwise only its channel is."""
+    """True if the queue may be gone: the subscription was cancelled, or the queue was not found.
+
+    For other reasons only the channel is gone.
+    """
     return not isinstance(reason, ChannelClosedByBroker) or reason.reply_code == MISSING
 
 

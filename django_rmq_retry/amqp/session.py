@@ -1,6 +1,6 @@
-"""Short sessions with a broker: one question at a time, with a timeout.
+"""Short sessions with a broker, for commands: one request at a time, with a timeout.
 
-For commands. It runs an event loop on the caller's thread and reconnects after a refusal that cost the connection.
+A session runs an event loop on the caller's thread and reconnects after a refusal that closed the connection.
 """
 
 import time
@@ -23,11 +23,14 @@ Done = Callable[[Any], None]
 Question = Callable[[Channel, Done], object]
 
 PATIENCE = 30.0
-"""Seconds for one answer; a cluster without a majority never gives it."""
+"""Seconds to wait for one answer; a cluster without a majority never answers."""
 
 
 class Session:
-    """``session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))``."""
+    """A connection for requests that are made one after the other.
+
+    ``session.ask(lambda channel, done: channel.queue_declare(name, passive=True, callback=done))``.
+    """
 
     def __init__(self, access: Access, *, purpose: str = "command", patience: float = PATIENCE) -> None:
         self.access = access
@@ -38,7 +41,7 @@ class Session:
         self._ends: dict[object, BaseException] = {}
 
     def __enter__(self) -> Self:
-        # A refusal is an answer here; pika would log each one as a warning, and a lost connection with its traceback.
+        # A refusal is a normal answer here, but pika logs each one as a warning, and lost connections with a traceback.
         hush()
         try:
             self._connection = self._open()
@@ -62,7 +65,7 @@ class Session:
         return self._connection
 
     def ask(self, question: Question) -> Any:
-        """One question on a channel that nothing else depends on; a refusal costs that channel."""
+        """Make a request and return its answer, on a channel with no other use: a refusal closes it."""
         answers: list[Any] = []
         channel = self.channel()
         question(channel, answers.append)
@@ -70,7 +73,7 @@ class Session:
         return answers[0]
 
     def channel(self) -> Channel:
-        """The open channel, or a new one where the last was refused something."""
+        """Return the open channel, or a new one if a refusal closed it."""
         if self._channel is None or not self._channel.is_open or self._connection is None:
             self._channel = self.new_channel()
         return self._channel
@@ -83,7 +86,11 @@ class Session:
         return channel
 
     def wait(self, ready: Callable[[], object], channel: Channel | None = None) -> None:
-        """Run the loop until it is ready; a channel or connection that ends meanwhile is a Refusal."""
+        """Run the loop until ``ready()`` is true.
+
+        Raise a Refusal if the broker closes the channel or connection meanwhile, and BrokerUnreachable if the
+        connection is lost or the answer takes too long.
+        """
         connection = self.connection
         loop = connection.ioloop
         deadline = time.monotonic() + self.patience
@@ -100,7 +107,7 @@ class Session:
             loop.remove_timeout(alarm)
 
     def _check(self, connection: Connection, channel: Channel | None) -> None:
-        # A lost connection ends its channels as well, with the same reason.
+        # A lost connection also ends its channels, with the same reason.
         for end in (connection, channel):
             error = self._ends.get(end)
             if error is None:
@@ -135,7 +142,7 @@ class Session:
             on_close_callback=self._ends.__setitem__,
             custom_ioloop=loop,
         )
-        # pika's own deadline for the whole of dialling ends this.
+        # pika's own deadline for the whole connection attempt ends this loop.
         while not results:
             loop.poll()
             loop.process_timeouts()
@@ -161,11 +168,11 @@ class Session:
 
 Named = ExchangeDeclaration | QueueDeclaration
 OWN = ("type", "durable", "exclusive", "auto_delete", "internal")
-"""What is no argument of the table but a field of the method; refusals and the management API name them alike."""
+"""Properties that are fields of the method, not arguments; refusals and the management API use these names, too."""
 
 
 def wanted(declaration: Named) -> dict[str, object]:
-    """Everything that a declaration says."""
+    """Return the properties and arguments of a declaration in one mapping."""
     if isinstance(declaration, QueueDeclaration):
         own = {name: getattr(declaration, name) for name in ("durable", "exclusive", "auto_delete")}
         return {**own, **declaration.arguments}
@@ -174,7 +181,7 @@ def wanted(declaration: Named) -> dict[str, object]:
 
 
 def declaring(declaration: Named, said: Mapping[str, object]) -> Question:
-    """Declare it with what is said, which need not be what the declaration says; None leaves an argument out."""
+    """Return a request to declare a queue or exchange with the values in ``said``; None leaves an argument out."""
     own: dict[str, Any] = {name: value for name, value in said.items() if name in OWN}
     arguments = {name: value for name, value in said.items() if name not in OWN and value is not None}
     name = declaration.name
@@ -186,7 +193,7 @@ def declaring(declaration: Named, said: Mapping[str, object]) -> Question:
 
 
 def passively(declaration: Named) -> Question:
-    """Ask whether it is there. The arguments play no part."""
+    """Return a request that succeeds if the queue or exchange exists, with any arguments."""
     name = declaration.name
     if isinstance(declaration, QueueDeclaration):
         return lambda channel, done: channel.queue_declare(name, passive=True, callback=done)
@@ -212,8 +219,8 @@ def unbinding(said: BindingDeclaration) -> Question:
 
 
 def right_for(declaration: Named | BindingDeclaration, what: str, name: str) -> str:
-    """The right that a refused declaration needed, where an old broker names only the thing."""
+    """Return the permission that a refused declaration needs; older brokers name only the queue or exchange."""
     if isinstance(declaration, BindingDeclaration):
         return "read" if what == "exchange" and name == declaration.source else "write"
-    # Dead letters and alternates are written to an exchange, by the right of whoever declares.
+    # Dead letters and alternates are written to an exchange with the declaring user's permission.
     return "configure" if name == declaration.name else "write"

@@ -1,4 +1,4 @@
-"""Settlements, carried out on the I/O thread: the copy is confirmed before the original is acked."""
+"""Settlements, sent on the I/O thread: a copy is confirmed before its original is acked."""
 
 import logging
 import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """Of one connection, on its I/O thread."""
+    """The copies of one connection that are in flight. Used on its I/O thread only."""
 
     def __init__(self) -> None:
         self._sent = 0
@@ -29,13 +29,13 @@ class Copies:
         return len(self._under_way)
 
     def begin(self) -> int:
-        """One is sent; its number."""
+        """Count one more copy as in flight; return its number."""
         self._sent += 1
         self._under_way.add(self._sent)
         return self._sent
 
     def end(self, number: int) -> None:
-        """It is stored, or was refused, or nobody will ever know."""
+        """Count a copy as ended: stored, refused, or with an unknown result."""
         self._under_way.discard(number)
 
     @property
@@ -43,11 +43,11 @@ class Copies:
         return bool(self._awaiting)
 
     def wait(self, then: Callable[[], None]) -> None:
-        """For those that are under way now; later ones keep nobody waiting."""
+        """Register ``then``, to call once all copies now in flight have ended; later copies do not delay it."""
         self._awaiting.append((set(self._under_way), then))
 
     def go_on(self) -> None:
-        """Call whoever waits for none any more."""
+        """Run the callbacks whose copies have all ended."""
         awaiting, self._awaiting = self._awaiting, []
         for copies, then in awaiting:
             if copies & self._under_way:
@@ -60,19 +60,19 @@ log = logging.getLogger("django_rmq_retry")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 LARGE_PAUSE = 300.0
-"""Seconds until a copy that is too large for the broker is tried again: only a changed broker will take it."""
+"""Seconds until a copy above the broker's size limit is tried again: it fails until that limit is raised."""
 SPREAD = 0.25
-"""By so much of itself a pause is shorter or longer: copies that failed together are not to come together again."""
+"""Jitter, as a fraction of the pause: copies that failed together are retried at different times."""
 
 
 class Sender(Protocol):
-    """Where answers leave."""
+    """The part of a publisher that sends answers."""
 
     def send(self, message: Message, done: Done, /) -> None: ...
 
 
 class Settler:
-    """Takes settlements from any thread; what concerns a channel happens on the I/O thread."""
+    """Accepts settlements from any thread; channels are used on the I/O thread only."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Settler:
 
     @property
     def copying(self) -> bool:
-        """Whether copies are under way: until the last is confirmed, nothing may be closed."""
+        """True while copies are in flight: no channel or connection may be closed before the last one ends."""
         return bool(self._copies)
 
     def when_copied(self, then: Callable[[], None]) -> None:
-        """Go on when no copy that is under way now is so any more, and what was confirmed is acknowledged."""
+        """Call `then` once all copies now in flight have ended and the originals of confirmed ones are acked."""
         self._copies.wait(then)
         self.flush()
 
@@ -110,7 +110,7 @@ class Settler:
         self._io.call(self.flush)
 
     def stop(self) -> None:
-        """Hold nothing any longer: what waits in hand goes back, and its next attempt is somebody else's."""
+        """End all waits: messages that wait unacked are requeued, so another process makes the next attempt."""
         self._stopping = True
         held, self._held = self._held, {}
         for delivery, (timer, _settlement) in held.items():
@@ -118,7 +118,7 @@ class Settler:
             self._give_back(delivery)
 
     def let_go(self, line: OpenLine) -> None:
-        """What waits in hand for another attempt goes back, for its line is paused; what leaves as a copy stays."""
+        """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
         for delivery, (timer, settlement) in list(self._held.items()):
             if _line(delivery) is line and settlement.tell is Tell.AGAIN:
                 del self._held[delivery]
@@ -126,7 +126,7 @@ class Settler:
                 self._give_back(delivery)
 
     def flush(self) -> None:
-        """Carry out everything handed over since the last turn; plain acks of one channel leave in one write."""
+        """Send all settlements passed in since the last flush; plain acks of one channel are sent in one write."""
         acks: dict[OpenLine, list[Delivery]] = {}
         handed = self._handed
         while handed:
@@ -178,7 +178,7 @@ class Settler:
             self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
 
     def _copy(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
-        """Publish the copy until the broker confirms it; only then is the delivery given up."""
+        """Publish the copy until the broker confirms it; only then settle the delivery."""
 
         number = self._copies.begin()
 
@@ -188,7 +188,7 @@ class Settler:
             if not line.open:
                 return
             if result.confirmed and settlement.tell is Tell.ACK:
-                # Confirms come many at a time: their acks leave as one, in a moment.
+                # Confirms arrive many at a time: queue their acks, to send them together.
                 self.settle(delivery, DONE)
                 return
             if result.confirmed:
@@ -220,7 +220,7 @@ class Settler:
             self._copy(delivery, settlement, copy, pause)
 
     def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
-        """Stored under an older limit: within the broker it can still move, where its queue has a way to be parked."""
+        """Handle a message stored under a higher limit: the broker can park it if its queue dead-letters rejects."""
         line = _line(delivery)
         if line.line.parks and rejectable(delivery):
             log.error(
@@ -244,7 +244,7 @@ class Settler:
         self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
 
     def _ack_first(self, delivery: Delivery, tell: Tell, copy: Message) -> None:
-        """Of a delivery whose ack the broker did not hear, a copy would be the second."""
+        """Ack the delivery, then publish the copy, but only if the broker has the ack: otherwise it is a duplicate."""
         number = self._copies.begin()
 
         def done(result: PublishResult) -> None:
@@ -274,7 +274,7 @@ class Settler:
             self._io.call(self.flush)
 
     def _give_back(self, delivery: Delivery) -> None:
-        """A line in order keeps its messages until its channel closes: a nack may move one behind others."""
+        """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""
         line = _line(delivery)
         if line.line.in_order:
             line.drop()

@@ -1,4 +1,4 @@
-"""The consuming connection: subscribes to queues, delivers messages, and resubscribes after a failure."""
+"""The consuming connection: subscribes to queues, passes on deliveries, and resubscribes after a failure."""
 
 import logging
 import time
@@ -22,18 +22,18 @@ log = logging.getLogger("django_rmq_retry")
 
 RESUBSCRIBE = 0.5
 MOST_TRIES = 8
-"""So often in a row a queue may refuse a subscription that it once granted: its leader may be moving."""
+"""Tries in a row at subscribing to a queue that once granted it: its leader may be moving."""
 LOOK = 0.05
 LAST_ANSWERS = 2.0
-"""Seconds that answers have at the end to be confirmed."""
+"""Seconds to wait at the end for answers to be confirmed."""
 LOOK_AGAIN = 30.0
-"""Seconds after which a patient source looks again for a queue that cannot be consumed."""
+"""Seconds after which a patient source tries again to consume a queue that it could not consume."""
 DEAF = 120
-"""So often in a row, twice a second, the I/O thread may leave the question unanswered whether it still turns."""
+"""Checks in a row, two a second, that the I/O thread may leave unanswered before the source counts as dead."""
 
 
 class PikaSource:
-    """Consumes over one connection with a channel for each queue; publishes copies over the publisher's own."""
+    """Consumes over one connection with a channel for each queue; copies use the publisher's connection."""
 
     def __init__(
         self,
@@ -46,7 +46,10 @@ class PikaSource:
     ) -> None:
         self._io = io
         self._needs = tuple(needs)
-        """What must be there before anything is consumed; asked for once, for what vanishes later may come back."""
+        """The queues and exchanges that must exist before consuming starts.
+
+        They are checked until all were found once; one that vanishes later may come back.
+        """
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = Answers(io, access, publisher)
         self._settler = Settler(
@@ -60,12 +63,12 @@ class PikaSource:
         self._tries: dict[str, int] = {}
         self._granted: set[str] = set()
         self._named: dict[str, str] = {}
-        """What the broker calls the queues of this connection: they outlive a pause, and end with the connection."""
+        """The broker's names of this connection's own queues: they outlive a pause, and end with the connection."""
         self._patient = patient
-        """Whether a queue that cannot be consumed is looked for again, instead of ending the work."""
+        """True if a queue that cannot be consumed is tried again instead of ending the consumer."""
         self._unusable: set[str] = set()
         self._awaited: set[str] = set()
-        """Of those the ones for which a timer runs; a connection made anew looks for all at once as well."""
+        """The unusable queues with a running timer; a new connection also tries all of them immediately."""
         self._pauses = Pauses(io)
         self._forgotten: Counter[str] = Counter()
         self._quiet = False
@@ -84,34 +87,35 @@ class PikaSource:
         self._settler.settle(delivery, settlement)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Return deliveries that no attempt was made of."""
+        """Return to their queue the deliveries that were not attempted."""
         returned = list(deliveries)
         self._io.call(lambda: self._return(returned))
 
     def pause(self, queue: str) -> None:
-        """Take nothing more of this queue; what is in hand can still be settled."""
+        """Stop consuming this queue; unacked deliveries can still be settled."""
         self._io.call(lambda: self._pause(queue))
 
     def resume(self, queue: str, *, prefetch: int | None = None) -> None:
-        """Take of it again, at most so many at once."""
+        """Consume this queue again with this prefetch at most."""
         self._io.call(lambda: self._resume(queue, prefetch))
 
     def quiesce(self) -> None:
-        """No further arrivals; what is in hand can still be settled."""
+        """Stop all deliveries; unacked ones can still be settled."""
         self._io.call(self._quiesce)
 
     def stop(self) -> None:
-        """Settle what was handed over, then close."""
+        """Send the settlements that were passed in, then close."""
         self._io.call(self._stop)
 
     def empty(self, told: Callable[[bool], None]) -> None:
-        """Tell whether every queue is empty and nothing is in hand."""
+        """Call back with True if every queue is empty and no message is unacked."""
         self._io.call(lambda: self._look(told))
 
     def arrived(self, delivery: Delivery) -> None:
         line: OpenLine = delivery.channel
         if line.line.alone:
-            # It may be the copy of a message that we still have: if it kills us before our ack is heard, there are two.
+            # It may be the copy of a message whose ack is still pending: if the copy kills this process before the
+            # broker receives the ack, both remain.
             self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
         elif self._receiver is not None:
             self._receiver.arrived(delivery)
@@ -130,11 +134,11 @@ class PikaSource:
             self._named[line.line.queue] = line.name
 
     def forgot(self, queue: str) -> None:
-        """A message that would go back is lost, for the broker has forgotten it."""
+        """Count a lost message: it cannot be requeued, because the broker acknowledged it when it sent it."""
         self._forgotten[queue] += 1
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
-        """The broker ended a subscription: an error to be mended, never the end of the work."""
+        """Subscribe again after the broker ended a subscription; fail only if subscribing again cannot help."""
         queue = line.line.queue
         if ended(reason):
             self._named.pop(queue, None)
@@ -195,12 +199,12 @@ class PikaSource:
         line = self._lines.get(queue)
         shaped = {self._pauses.shaped(one).prefetch for one in self._wanted if one.queue == queue}
         if line is not None and line.line.prefetch not in shaped:
-            # A prefetch is a subscription's, and cannot be changed (docs/consumer-prefetch).
+            # A prefetch applies to new subscriptions only and cannot be changed later (docs/consumer-prefetch).
             self._pauses.retire(self._lines.pop(queue))
         self._reopen(queue)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
-        """Give an ordered line's message back, in its place, and take it again when its wait is over."""
+        """Return an ordered line's message to its place in the queue, and consume it again after its wait."""
         line: OpenLine = delivery.channel
         line.close()
         self._lines.pop(line.line.queue, None)
@@ -249,7 +253,7 @@ class PikaSource:
     def _stop(self) -> None:
         if not self._quiet:
             self._quiesce()
-        # What was confirmed a moment ago is to be acknowledged before its channel closes, or it comes again.
+        # Ack the originals of confirmed copies before their channel closes, or they are redelivered.
         self._settler.flush()
         open_lines = [line for line in self._lines.values() if line.open]
         if (self._settler.copying or not all(line.quiet for line in open_lines)) and self._link.connection is not None:
@@ -278,7 +282,7 @@ class PikaSource:
             self._receiver.drained()
 
     def _look(self, told: Callable[[bool], None]) -> None:
-        # A queue that cannot be consumed holds nothing up.
+        # A queue that cannot be consumed does not count.
         usable = [line for line in self._wanted if line.queue not in self._unusable]
         if self._patient and not usable:
             told(self._link.connection is not None)
