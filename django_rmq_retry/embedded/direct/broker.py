@@ -1,4 +1,4 @@
-"""One virtual host in this process, with a topology declared in it."""
+"""The virtual host of a test, in its process, with a topology declared in it."""
 
 import threading
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from django_rmq_retry.topology.versions import Server
 
 
 class DirectBroker:
-    """A broker for one test. Nothing happens by itself: time passes where ``advance`` says so."""
+    """A broker for one test. Nothing happens by itself: time passes only through ``advance``."""
 
     def __init__(self, behaviour: Behaviour = V4_0, *, epoch: float) -> None:
         names = count(1)
         self.lock = threading.RLock()
-        """Held while something is published or asked: async code does so from threads of its own."""
+        """Held during a publish or call: async code makes them in other threads."""
         self.clock = Clock(epoch=epoch)
         self.vhost = Vhost("/", self.clock, behaviour, chance=lambda: f"direct-{next(names)}")
         self.server = Server(product="RabbitMQ", version=tuple(map(int, behaviour.version.split("."))))
 
     def declare(self, topology: Topology) -> None:
-        """Make what is missing; also what belongs to somebody else, for here nobody else makes it."""
+        """Create what is missing, also queues and exchanges of other owners, which do not exist in a test."""
         session = self.vhost.connect()
         channel = session.channel(1)
         for exchange in topology.exchanges.values():
@@ -48,15 +48,15 @@ class DirectBroker:
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self.clock.now
 
     def today(self) -> int:
-        """Milliseconds of the epoch."""
+        """Return the time in milliseconds since the epoch."""
         return round((self.clock.now + self.clock.epoch) * 1000)
 
     def next_due(self) -> float | None:
-        """When something will happen by itself; None: never."""
+        """Return the time of the next timer; None if there is none."""
         return self.vhost.next_due()
 
     def advance(self, now: float) -> None:
@@ -69,12 +69,12 @@ class DirectBroker:
         return self.vhost.router.queues.get(name)
 
     def lying(self, name: str) -> list[Delivery]:
-        """What waits in a queue for somebody to take it, in order, without taking it."""
+        """Return the ready messages of a queue in order, without removing them."""
         queue = self.queue(name)
         return [] if queue is None else [seen(entry, name) for entry in queue.ready]
 
     def takers(self, message: Message) -> list[str]:
-        """The queues that a message goes to."""
+        """Return the names of the queues to which a message is routed."""
         exchange = self.vhost.router.exchanges.get(message.exchange)
         if exchange is None:
             return []
@@ -83,7 +83,7 @@ class DirectBroker:
 
 
 def seen(entry: Entry, queue: str) -> Delivery:
-    """A message in a queue as a delivery that nobody can settle."""
+    """Return a message in a queue as a delivery that cannot be settled."""
     message = entry.message
     return Delivery(
         queue=queue,

@@ -1,4 +1,4 @@
-"""The publishing connection in process, and calls over it."""
+"""The publishing connection and the RPC client of the in-process broker."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, encode_properties
 
 Meddler = Callable[[Message], Outcome | None]
-"""May give a publish an end of its own: UNKNOWN stores the message all the same, every other end does not."""
+"""A test's choice of a publish's end; None leaves it to the broker. Only with UNKNOWN is the message stored."""
 
 
 class DirectPublisher:
-    """Publishes with confirms; `sent` is told of what a queue has stored."""
+    """Publishes with confirms; `sent` is called with each confirmed message."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class DirectPublisher:
         self._channel: Channel | None = None
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
-        """Return when the broker has confirmed, else raise what became of it."""
+        """Return when the broker has confirmed the message, else raise the PublishError for its end."""
         with self._lock:
             result = self._end_of(message)
         if not result.confirmed:
             raise result.error(message)
 
     def publish_many(self, messages: Iterable[Message], *, window: int = 1000, timeout: float | None = None) -> int:
-        """Publish one after the other; the first failure is raised."""
+        """Publish one message after the other; raise the first failure."""
         if window < 1:
             raise ValueError(f"The window of a batch is a whole number from 1, not {window!r}.")
         confirmed = 0
@@ -52,7 +52,7 @@ class DirectPublisher:
         return confirmed
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
-        """``done`` is called before this returns."""
+        """Publish a message and call ``done`` before returning."""
         with self._lock:
             result = self._end_of(message)
         done(result)
@@ -79,7 +79,7 @@ class DirectPublisher:
 
     def _store(self, message: Message, raw: bytes) -> PublishResult:
         channel = self._open()
-        # Whoever the settings name was compared with this when the message was made.
+        # The message's user_id was compared with the user of the settings when the message was made.
         channel.user = message.properties.user_id or channel.user
         try:
             channel.publish(message.exchange, message.routing_key, raw, message.body, mandatory=message.mandatory)
@@ -102,7 +102,7 @@ class DirectPublisher:
 
 
 def _check(message: Message, raw: bytes) -> None:
-    """Refuse what cannot be written into a frame."""
+    """Raise HeadersTooLarge or ValueError if a message cannot be written as frames."""
     marshal_publish(
         1,
         raw,
@@ -122,17 +122,17 @@ FORCED = {
 
 
 def forced(kind: Outcome) -> PublishResult:
-    """Return the result of a publish whose end a test chose."""
+    """Return the result of a publish whose end was chosen by a test."""
     scope, cause = FORCED[kind]
     return PublishResult(kind=kind, scope=scope, cause=cause, text="the test asked for it")
 
 
 RunUntil = Callable[[Callable[[], bool], float], None]
-"""Runs handlers until what it is given is true, or so many seconds are over."""
+"""Runs handlers until the given function returns True, or this many seconds have passed."""
 
 
 class DirectCaller:
-    """Asks, and has the handlers run meanwhile."""
+    """An RPC client that runs the handlers while it waits for an answer."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class DirectCaller:
         self._returned = ""
 
     def call(self, message: Message, *, timeout: float) -> Delivery:
-        """The answer to a message; time is the broker's."""
+        """Return the answer to a message; the timeout is in the broker's virtual time."""
         with self._lock:
             return self._call(message, timeout)
 
@@ -212,6 +212,6 @@ class DirectCaller:
 
 
 def asked_for(message: Message, end: Outcome) -> CallUnanswered:
-    """How a call fails whose question has an end that a test asked for."""
+    """Return the error of a call whose end was chosen by a test."""
     sent = end is not Outcome.UNSENT
     return CallUnanswered(message.routing_key, timeout=0, sent=sent, reason="the test asked for it")

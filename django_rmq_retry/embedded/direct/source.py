@@ -1,4 +1,4 @@
-"""The consuming connection in process."""
+"""The consuming connection of the in-process broker."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from django_rmq_retry.messages.message import Delivery, Settlement, Tell
 
 
 class DirectLine:
-    """One queue on one channel."""
+    """A queue consumed on its own channel."""
 
     since = float("inf")
 
@@ -37,7 +37,7 @@ class DirectLine:
         return b""
 
     def send(self, frames: bytes) -> None:
-        """Said already."""
+        """Do nothing: ``ack`` has already settled the deliveries."""
 
     def tell(self, delivery: Delivery, tell: Tell) -> None:
         if not self.open or self.deaf:
@@ -52,7 +52,7 @@ class DirectLine:
             self._channel.nack(token[1], requeue=tell is Tell.REQUEUE)
 
     def when_heard(self, heard: Callable[[bool], None]) -> None:
-        """At once: whatever was told has been heard, unless the connection is as good as lost."""
+        """Call back immediately: settlements take effect during the call, unless a test drops them."""
         heard(self.open and not self.deaf)
 
     def quiesce(self) -> None:
@@ -64,7 +64,7 @@ class DirectLine:
         self.quiesce()
 
     def drop(self) -> None:
-        """It goes back, in its place, when the channel ends."""
+        """Leave a delivery unsettled: the broker returns it to its place in the queue when the channel ends."""
         self.in_hand -= 1
 
     def close(self) -> None:
@@ -76,15 +76,15 @@ RECONNECT = 0.25
 
 
 class DirectSource:
-    """A consuming connection without a thread: ``poll`` hands over what has arrived."""
+    """A consuming connection without a thread: ``poll`` passes on the deliveries that have arrived."""
 
     alive = True
 
     def __init__(self, broker: DirectBroker, publisher: Publisher) -> None:
         self._broker = broker
-        # The Settler asks these two for a few methods only, and they have them.
+        # _Loop and DirectLine have the few methods of IoThread and OpenLine that the Settler uses.
         io = cast(IoThread, _Loop(broker))
-        # A test gets round pauses.
+        # Without jitter, so that a test gets pauses of round numbers.
         self._settler = Settler(io, publisher, again=self._hand_over, renew=self._renew, chance=lambda: 0.5)
         self._session: Session | None = None
         self._open: dict[int, DirectLine] = {}
@@ -110,12 +110,12 @@ class DirectSource:
                 line.tell(delivery, Tell.REQUEUE)
 
     def empty(self, told: Callable[[bool], None]) -> None:
-        """Whether the queues are empty and nothing is in hand."""
+        """Call back with True if the queues are empty and no message is unacked."""
         queues = (self._broker.queue(line.queue) for line in self._wanted if line.queue not in self._paused)
         told(not any(queue is not None and (queue.ready.count or queue.held) for queue in queues))
 
     def pause(self, queue: str) -> None:
-        """What is in hand is settled first; then the channel ends."""
+        """Stop consuming this queue; its channel ends once all unacked deliveries are settled."""
         self._paused.add(queue)
         for line in list(self._open.values()):
             if line.line.queue == queue and not line.retired:
@@ -146,25 +146,25 @@ class DirectSource:
             self._receiver.drained()
 
     def die(self) -> None:
-        """The process is gone: what is in hand goes back, and it will never connect again."""
+        """Act as if the process was killed: requeue the unacked messages, and never connect again."""
         self._receiver = None
         self._cut()
 
     def lose(self, reason: str) -> None:
-        """The connection breaks; it is opened anew a moment later."""
+        """Lose the connection, and open it again a moment later."""
         self._cut()
         if self._receiver is not None:
             self._receiver.lost(reason, RECONNECT)
         self._broker.later(RECONNECT, self._connect)
 
     def lose_ack(self, delivery: Delivery, settlement: Settlement) -> None:
-        """Settle, but the connection breaks before the broker hears the last word."""
+        """Settle, but lose the connection before the broker receives the settlement."""
         _line(delivery).deaf = True
         self.settle(delivery, settlement)
         self.lose("before the acknowledgement arrived")
 
     def poll(self) -> None:
-        """Hand over what has arrived since the last time."""
+        """Pass on the deliveries that have arrived since the last call."""
         session = self._session
         if session is None:
             return
@@ -208,7 +208,7 @@ class DirectSource:
 
     def _arrived(self, line: "DirectLine", event: Deliver) -> None:
         if line.retired:
-            # It came before the line was given up, and goes back with its channel.
+            # It was sent before the line was given up, and is requeued when the channel closes.
             return
         line.in_hand += 1
         message = event.message
@@ -228,12 +228,12 @@ class DirectSource:
             self._receiver.arrived(delivery)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
-        """No broker takes a message away here, so a line never has to be opened anew."""
+        """Fail: this broker has no consumer timeout, so a line never has to be opened again."""
         raise AssertionError(f"{delivery} was held for {hold} s on a line that has no limit")
 
 
 class _Loop:
-    """What a Settler needs of an I/O thread, on the broker's clock."""
+    """The methods of an I/O thread that a Settler uses, on the broker's clock."""
 
     def __init__(self, broker: DirectBroker) -> None:
         self._broker = broker
