@@ -1,1 +1,1 @@
-"""The consuming process. The web process never imports it."""
+"""The consuming process. The web process never imports this package."""

@@ -49,7 +49,7 @@ from django_rmq_retry.topology.queues import Queue
 from django_rmq_retry.topology.versions import Server
 
 LAST_WORDS = 5.0
-"""Seconds that the database has at the end to hear what was switched."""
+"""Seconds at the end of a run in which paused queues and breakers are still written to the database."""
 
 
 def consumer(
@@ -61,10 +61,10 @@ def consumer(
     limits: Limits,
     watchers: Watchers = Watchers(),  # noqa: B008 - a frozen value
 ) -> Consumer:
-    """A consumer with its connections; its handlers publish over the same I/O thread."""
+    """Build a consumer with its connections; its handlers publish over the same I/O thread."""
     now = settings()
     recorder = Recorder() if now.records else None
-    # A project with neither records nor breakers may well have none of our tables.
+    # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
     loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
     board = Board(intakes, Table(), now=_now, chance=random.random, who=me(), loud=loud)
     pace = Pace(intakes, MeterTable(), now=_now)
@@ -91,7 +91,7 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
     now = settings()
     return Surroundings(
         around=Around if recorder is None else Heard,
-        # Records before signals: whoever is told of an outcome may look at its record.
+        # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=(events,) if recorder is None else (recorder, events),
         clock=time.monotonic,
         today=_today,
@@ -108,7 +108,7 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
 
 
 class Recorded(Consumer):
-    """A consumer that follows what is switched, and whose attempts are remembered, if a recorder is given."""
+    """A consumer that follows pauses and breakers and, if given a recorder, records its attempts."""
 
     def __init__(self, *args: Any, recorder: Recorder | None, watch: Watch, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -125,7 +125,10 @@ class Recorded(Consumer):
 
 
 def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
-    """What a carrier needs that this broker, which is known only now, cannot do."""
+    """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None.
+
+    The version is known only once the consumer is connected.
+    """
     for intake in intakes:
         for subscription in intake.subscriptions:
             reason = subscription.policy.via.version_refusal(server)
@@ -135,31 +138,32 @@ def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
 
 
 def _now() -> float:
-    """By the clock of the database that all processes share."""
+    """Return the time in seconds by the clock of the database, which all processes share."""
     return clock.epoch(database())
 
 
 def _today() -> int:
-    """Milliseconds of the epoch. What a message is stamped with is compared with times of the database."""
+    """Return milliseconds since the epoch. Stamps of messages are compared with times of the database."""
     try:
         return int(_now() * 1000)
-    except Exception:  # noqa: BLE001 - a router of the project's: without a stamp no failure could be settled
+    except Exception:  # noqa: BLE001 - a project's database router may fail: without a time no failure can be settled
         return time.time_ns() // 1_000_000
 
 
 def _away(error: BaseException) -> bool:
-    """A database says of itself that it cannot, or of what it was given."""
+    """True if the error means that the database or the machine is unavailable, not that the data are invalid."""
     if isinstance(error, DatabaseError):
         return not isinstance(error, DataError | IntegrityError)
     return isinstance(error, InterfaceError | ImproperlyConfigured) or machine_fails(error)
 
 
 class _Thread(threading.local):
-    """Whether this thread has ever connected to a database: asking all of Django's connections costs more."""
+    """The state of one worker thread."""
 
     connects = False
+    """True once this thread has connected to a database: checking all of Django's connections costs more."""
     interrupted = False
-    """Whether a deadline has ended a handler here: a connection may wait for an answer that nobody will read."""
+    """True if a deadline has interrupted a handler here: a connection may hold an answer that was never read."""
 
 
 _thread = _Thread()
@@ -177,7 +181,7 @@ def _interrupted() -> None:
 
 
 class Around:
-    """Cares for Django's connections around one attempt, as a request does: old ones are closed before and after."""
+    """Close unusable and obsolete database connections before and after an attempt, as Django does for a request."""
 
     __slots__ = ()
 
@@ -197,7 +201,7 @@ class Around:
 
 
 class Heard(Around):
-    """The same, and what is logged meanwhile is kept until it is known how the attempt ends."""
+    """Like ``Around``; it also keeps the log lines of the attempt until its verdict is known."""
 
     __slots__ = ()
 
@@ -219,7 +223,7 @@ HOUR = 3600.0
 
 
 def parked_queues() -> tuple[str, ...]:
-    """All parked queues of the project, and of others where the settings name them; never one that handlers read."""
+    """Return the parked queues of the handlers and of the setting PARKED_QUEUES, without queues that handlers read."""
     intakes = registry.intakes()
     work = {intake.queue.name for intake in intakes}
     named = dict.fromkeys((*(intake.park for intake in intakes), *settings().parked_queues))
@@ -227,7 +231,7 @@ def parked_queues() -> tuple[str, ...]:
 
 
 def drainer() -> Drainer:
-    """A drainer with a connection of its own, on the I/O thread of the process."""
+    """Build a drainer with a connection of its own, on the I/O thread of the process."""
     access, opened = settings().access(port_of=Keeper().port), broker_connections.current
     means = Means(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
@@ -245,7 +249,7 @@ def drainer() -> Drainer:
 
 
 class PutAside:
-    """Copies into a queue beside the parked one, which is declared when it is first needed."""
+    """Copies messages into a second queue beside the parked one; declares that queue when it is first needed."""
 
     def __init__(self) -> None:
         self._declared: set[str] = set()
@@ -263,7 +267,7 @@ class PutAside:
 
 
 def declare(name: str) -> None:
-    """A queue that keeps what it gets, as safely as the broker can."""
+    """Declare a quorum queue, the broker's safest type, for messages that cannot be recorded."""
     declaration = QueueDeclaration(name=name, role=Role.PARKED, arguments=Queue(name).plain_arguments())
     with Session(settings().access(), purpose="drain", patience=PATIENCE) as session:
         Declarer(session).declare(Topology(queues={name: declaration}))

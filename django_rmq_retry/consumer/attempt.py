@@ -44,23 +44,23 @@ from django_rmq_retry.policies.policy import ACK, Failure, Kind, Policy, Verdict
 log = logging.getLogger("django_rmq_retry")
 
 MISHAPS = 3
-"""Failures beside its handler after which a message is parked for them."""
+"""Failures outside the handler (such as in a gate or the inbox) after which a message is parked."""
 AFTER_MISHAP = 5.0
-"""Seconds that a message stays unacked after such a failure."""
+"""Seconds for which a message stays unacked after a failure outside its handler."""
 SUSPICIOUS = 3
-"""Returns after which a message is tried in quarantine: a worker's orderly stop counts too (before 4.3)."""
+"""Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
 STOPS = 4
-"""Returns that weigh as much as one crash where stops count too and a message cannot be quarantined."""
+"""Factor on the crash limit where returns include orderly stops and the message cannot be quarantined."""
 
 
 def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *, movable: bool) -> Verdict | None:
-    """The verdict on a message that may have killed its worker: park or quarantine; None for any other.
+    """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
 
-    All unacked messages of such a worker come back with the same count, so a movable one is tried alone before it is
-    parked.
+    All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
+    moved is first processed alone, in quarantine, before it is parked.
     """
     came_back = returns(delivery.headers, redelivered=delivery.redelivered)
-    # A halted line gives its message back again and again, and never gives it up for that.
+    # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
     if limit is None or not came_back or subscription.policy.ordered:
         return None
     said = f"Came back {came_back} times from workers that stopped or went away while they held it"
@@ -69,7 +69,7 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
             return None
         return retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
     own = subscription.policy.via.returns(subscription.route, delivery)
-    # A line that keeps the order of keys gives back by closing its channel, which every version counts as a loss.
+    # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
     if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
         limit *= STOPS
     if own is None or came_back < limit + own:
@@ -79,41 +79,41 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
 
 @dataclass(slots=True, eq=False)
 class AttemptState:
-    """All that the attempts of one arrival learn until it is settled. Only the steps of the pipeline write it."""
+    """The state of one delivery from its arrival to its settlement. Only the steps of the pipeline write it."""
 
     arrival: Delivery
-    """As the source delivered it."""
+    """The delivery as the source passed it in."""
     delivery: Delivery
-    """As the handler gets it, once it is decoded."""
+    """The delivery as the handler receives it, once it is decoded."""
     earlier: int = 0
-    """Attempts already made of it while it was unacked."""
+    """Attempts already made while the message was unacked."""
     began: float = 0.0
     plain: bool = False
-    """Whether it is its first arrival, without headers: nothing about it has to be looked up."""
+    """True for a first arrival without headers: no count, stamp or condition has to be read."""
     subscription: Subscription | None = None
     number: int = 1
     data: object = None
     key: str | None = None
     fresh: bool = False
-    """Whether the data were decoded for the key, and no handler has had them yet."""
+    """True if the data were decoded to compute the ordering key and no handler has received them yet."""
     unreadable: UndecodableBody | NoKey | None = None
     once: OnceState | None = None
     outcome: tuple[object, BaseException | None] | None = None
-    """The handler's answer and error: where it is set, no failure may run the handler again."""
+    """The handler's answer and error. Once it is set, no later failure may run the handler again."""
     error: BaseException | None = None
-    """The error that the verdict is about."""
+    """The error that led to the verdict."""
     verdict: Verdict = ACK
     gates_left: tuple[int, Verdict] | None = None
-    """The first gate that has not heard of the verdict, and the verdict of those before it."""
+    """The index of the first gate that has not seen the verdict, and the verdict after the gates before it."""
     settlement: Settlement = DONE
     settled: bool = False
-    """Whether the settlement is final: no later failure changes it."""
+    """True if the settlement is final: no later failure changes it."""
     mishaps: int = 0
-    """Failures beside the handler that the message itself may have caused."""
+    """Failures outside the handler that the message itself may have caused."""
 
 
 class Attempts:
-    """Makes attempts; shared by all worker threads. Keeps the state of each message that stays unacked."""
+    """Make attempts and keep the state of each message that stays unacked. Shared by all worker threads."""
 
     def __init__(self, intakes: Sequence[Intake], surroundings: Surroundings) -> None:
         self.deadlines = Deadlines(surroundings.interrupted)
@@ -125,12 +125,15 @@ class Attempts:
         self._out = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
         self._halted: dict[str, tuple[bytes, str, int]] = {}
-        """The message at the head of an ordered line, and its attempts: it may come back by another channel."""
+        """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
+
+        The broker may redeliver that message over another channel, as a new delivery.
+        """
 
     def settlement(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
-        """Make the attempt and return how the message is settled; ``begin`` is called before a handler runs.
+        """Make the attempt and return the settlement of the message; ``begin`` is called before a handler runs.
 
-        What is raised is a failure beside the handler, for ``after_mishap``.
+        An exception raised here is a failure outside the handler; pass it to ``after_mishap``.
         """
         state = self._state(arrival)
         state.began = self._out.clock()
@@ -145,7 +148,7 @@ class Attempts:
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
-        """The handler and the ordering key of a message; None where its order counts for nothing, or is unknown."""
+        """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
         state = self._state(arrival)
         self._keep(state)
         try:
@@ -159,9 +162,11 @@ class Attempts:
         return subscription.name, state.key or ""
 
     def after_mishap(self, arrival: Delivery, mishap: BaseException) -> Settlement:
-        """How a message is settled whose attempt failed beside its handler: a few tries, unless all would fare as ill.
+        """Return the settlement of a message after a failure outside its handler.
 
-        It stays unacked, for a return would count as a crash; and it was no attempt of the message's.
+        The message stays unacked and is attempted again, because a return to the queue would count as a crash; the
+        failure is not counted as an attempt. After three failures the message is parked. Failures that would hit any
+        message, such as a lost database, do not count towards the three.
         """
         state = self._state(arrival)
         if state.settled:
@@ -171,24 +176,24 @@ class Attempts:
         if state.mishaps >= MISHAPS:
             try:
                 return self._end(state, self._give_up(state, mishap))
-            except BaseException as another:  # noqa: BLE001 - whatever it is, the worker must live on
+            except BaseException as another:  # noqa: BLE001 - no error may end the worker thread
                 mishap = another
         tell_mishap(mishap, AFTER_MISHAP)
         self._keep(state)
         return Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
 
     def abandoned(self, run: Run) -> Settlement:
-        """How a message is settled whose handler hangs: as if that had raised DeadlineExceeded."""
+        """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded."""
         state = AttemptState(run.delivery, run.delivery)
         state.subscription, state.outcome = run.subscription, (None, run.error())
         state.began = self._out.clock() - HUNG * run.seconds
         with self._out.around():
             settlement = self._attempt(state, None)
-        # The process ends: a copy that would have waited here leaves now, or its attempt would not be counted.
+        # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
 
     def _attempt(self, state: AttemptState, begin: Callable[[Delivery], None] | None) -> Settlement:
-        """The steps of an attempt; one that was interrupted after its handler had run resumes behind that."""
+        """Run the steps of an attempt. An attempt interrupted after its handler returned resumes after that step."""
         subscription = state.subscription
         assert subscription is not None  # noqa: S101 - identified before
         if state.outcome is None:
@@ -206,7 +211,7 @@ class Attempts:
         return self._settle(state, subscription)
 
     def _identify(self, state: AttemptState) -> Settlement | None:
-        """Find the handler and number the attempt; or settle a message of which no attempt is to be made."""
+        """Find the handler and number the attempt, or settle a message that must not be attempted."""
         try:
             subscription = self._find(state)
         except UndecodableHeaders as error:
@@ -223,7 +228,10 @@ class Attempts:
         return None
 
     def _find(self, state: AttemptState) -> Subscription | None:
-        """The handler that takes the message; its properties are only read where that, or its past, may matter."""
+        """Return the handler that takes the message.
+
+        The message's properties are read only if they can decide the handler or hold a history of earlier attempts.
+        """
         arrival = state.arrival
         subscription = self._only.get(arrival.queue) if arrival.plain else None
         state.plain = subscription is not None
@@ -237,10 +245,10 @@ class Attempts:
         return subscription
 
     def _returned(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
-        """Quarantine or park a message that may have killed its worker."""
+        """Quarantine or park a message that may have killed its worker; return None for any other message."""
         delivery = state.delivery
         lane = None if delivery.quarantined else self._intakes[delivery.queue].quarantine
-        # Where order counts, a message that waits for another one is not parked for its returns.
+        # With order_by, a message that only waits behind another one must not be parked because of its returns.
         verdict = None if subscription.order_by else self._crashed(delivery, subscription, movable=lane is not None)
         if verdict is None:
             return None
@@ -257,19 +265,19 @@ class Attempts:
         return crashed(delivery, subscription, self._out.crash_limit, movable=movable)
 
     def _number(self, state: AttemptState, subscription: Subscription, *, crash: bool = False) -> int:
-        """The number of this attempt: after those that its carrier counts, and those made while it was unacked."""
+        """Return the number of this attempt, after those that the carrier counts and those made while unacked."""
         if crash:
-            # Not as its carrier counts: to one that counts returns, stops and crashes are attempts.
+            # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
             return ended(state.delivery) + 1
         if state.plain:
             return state.earlier + 1
         return state.earlier + subscription.policy.via.attempt(subscription.route, state.delivery)
 
     def _decode(self, state: AttemptState, subscription: Subscription) -> None:
-        """Make the delivery that the handler gets."""
+        """Make the delivery that the handler receives."""
         state.unreadable = None
         if state.fresh:
-            # Once: a handler may change the data, and its next attempt gets them anew.
+            # Use the decoded data only once: a handler may change them, so its next attempt decodes the body again.
             state.fresh = False
         else:
             try:
@@ -285,7 +293,7 @@ class Attempts:
             state.key = key_of(subscription.order_by, state.delivery.ready(attempt=state.number, data=state.data))
 
     def _enter(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
-        """Ask the gates; how the message is settled where one of them turns it away, which is no attempt."""
+        """Enter the gates; return the settlement of the first gate that refuses the message (no attempt), or None."""
         state.gates_left = None
         for gate in self._out.gates:
             settlement = gate.enter(state.delivery, subscription)
@@ -294,7 +302,7 @@ class Attempts:
         return None
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
-        """Run the handler, and keep its answer or what it raised."""
+        """Run the handler and keep its answer or its exception."""
         crash = self._crashed(state.delivery, subscription, movable=False) if subscription.order_by else None
         if crash is not None:
             state.number = self._number(state, subscription, crash=True)
@@ -321,36 +329,36 @@ class Attempts:
         state.outcome = outcome
 
     def _judge(self, state: AttemptState, subscription: Subscription) -> None:
-        """The verdict on what was raised, and its settlement."""
+        """Set the verdict on the handler's exception, and the settlement that follows from it."""
         error = state.unreadable if state.outcome is None else state.outcome[1]
         state.verdict, state.settlement, state.error = ACK, DONE, error
         if error is None:
             return
         if isinstance(error, Instead):
-            # The handler was not run: the verdict stands for itself.
+            # The handler was not run: use the verdict that came in its place.
             state.verdict, state.error = error.verdict, None
         else:
             state.verdict = feasible(self._judged(state.delivery, subscription, error), state.delivery, subscription)
-        # Before anybody is told: what cannot be carried out is parked, and only that is noted.
+        # Before gates and journals see the verdict: one that cannot be carried out becomes a park, the only one noted.
         self._carry_out(state, subscription)
 
     def _leave(self, state: AttemptState, subscription: Subscription) -> None:
-        """Tell the gates how the attempt ends; each may change the verdict."""
+        """Pass the verdict to the gates; each may change it."""
         verdict = self._told_gates(state, subscription, state.verdict, state.error)
         if verdict is not state.verdict:
             state.verdict = verdict
             self._carry_out(state, subscription)
 
     def _record(self, state: AttemptState) -> None:
-        """Note the attempt; a first one that has succeeded only where somebody wants to know."""
+        """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
         first = (state.plain and state.number == 1) or not storied(state.delivery)
-        # Asked at every message: a generator would take three times as long.
+        # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._out.journals])  # noqa: C419
         if wanted:
             self._note(state, state.verdict, since=state.began)
 
     def _settle(self, state: AttemptState, subscription: Subscription) -> Settlement:
-        """The settlement, with the answer that a caller waits for; it is final."""
+        """Return the final settlement, with the answer that a caller waits for."""
         answer: object = state.error
         if answer is None and state.outcome is not None:
             answer = state.outcome[0]
@@ -362,7 +370,7 @@ class Attempts:
         return state.settlement
 
     def _state(self, arrival: Delivery) -> AttemptState:
-        """The state of a message that stayed unacked, or a new one."""
+        """Return the state of a message that stayed unacked, or a new state."""
         state = self._unacked.get(arrival) if self._unacked else None
         if state is None:
             state = AttemptState(arrival, arrival)
@@ -379,7 +387,7 @@ class Attempts:
             self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
 
     def _end(self, state: AttemptState, settlement: Settlement) -> Settlement:
-        """Keep the state of a message that stays unacked, for its next attempt."""
+        """Keep the state of a message that stays unacked for its next attempt; drop the state of any other."""
         if settlement.tell is Tell.AGAIN:
             state.outcome, state.error, state.settled = None, None, False
             self._keep(state)
@@ -390,7 +398,11 @@ class Attempts:
     def _told_gates(
         self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        """The verdict once each gate has heard of it; one that has heard is not told again after another's failure."""
+        """Return the verdict after each gate has seen it.
+
+        If a gate raises, the next call resumes at that gate: gates that have already seen the verdict are not called
+        again.
+        """
         first, verdict = state.gates_left or (0, verdict)
         for number, gate in enumerate(self._out.gates[first:], first):
             try:
@@ -404,19 +416,19 @@ class Attempts:
     def _told_caller(self, state: AttemptState, subscription: Subscription, answer: object) -> Settlement:
         try:
             return self._answered(state.settlement, state.delivery, subscription, answer)
-        except BaseException:  # noqa: BLE001 - the handler has done its work: it must not be done again
+        except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
             tell_failed("The answer cannot be written; its message is settled without it")
             return state.settlement
 
     def _carry_out(self, state: AttemptState, subscription: Subscription) -> None:
-        """Make the settlement of the verdict; a message that keeps it from being made is parked."""
+        """Make the settlement of the verdict; if the message makes that fail, park the message."""
         verdict, delivery = state.verdict, state.delivery
         if verdict.kind is Kind.PARK:
             verdict = state.verdict = grouped(verdict, delivery, subscription, state.error)
         try:
             settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
             state.settlement = self._writable(settlement)
-        except Exception as broken:  # noqa: BLE001 - whatever a message holds, it must not stay
+        except Exception as broken:  # noqa: BLE001 - no content of a message may keep it in the queue
             self._park_in_bytes(state, _unsettled(broken, verdict), subscription.park)
 
     def _park_in_bytes(self, state: AttemptState, verdict: Verdict, park: str) -> None:
@@ -437,7 +449,7 @@ class Attempts:
         tell_each([journal.note for journal in self._out.journals], finished)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
-        """The policy's verdict; a policy that fails itself costs no message, and no policy makes a body readable."""
+        """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
         if isinstance(error, UndecodableBody):
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
         if isinstance(error, NoKey):
@@ -447,11 +459,11 @@ class Attempts:
         failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
         try:
             return _judged(subscription.policy, failure)
-        except BaseException as broken:  # noqa: BLE001 - a predicate or back-off of the project's
+        except BaseException as broken:  # noqa: BLE001 - a predicate or back-off function of the project may raise
             return park(Reason.PERMANENT, f"The policy failed on {ErrorNote.of(error)}", ErrorNote.of(broken))
 
     def _unattempted(self, state: AttemptState, verdict: Verdict) -> Settlement:
-        """Park a message of which no attempt is made."""
+        """Park a message that is not attempted."""
         intake = self._intakes[state.arrival.queue]
         if intake.lossy:
             state.verdict, state.settlement = lost(verdict), DONE
@@ -468,13 +480,13 @@ class Attempts:
         return state.settlement
 
     def _writable(self, settlement: Settlement) -> Settlement:
-        """Checked here: a copy that fails in the connection would be tried again without an end."""
+        """Check that the copy can be sent: a copy that fails in the connection would be retried without end."""
         if settlement.copy is not None:
             self._out.check(settlement.copy)
         return settlement
 
     def _give_up(self, state: AttemptState, mishap: BaseException) -> Settlement:
-        """Park, as it came, what can be neither attempted nor settled otherwise."""
+        """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
         began = self._out.clock()
         intake = self._intakes[state.arrival.queue]
         subscription = state.subscription = _taker(intake, state.delivery)
@@ -493,7 +505,7 @@ class Attempts:
         return state.settlement
 
     def _leave_for_good(self, state: AttemptState, subscription: Subscription) -> None:
-        """Have those of its key wait behind it; where the message keeps the gates from that as well, they resume."""
+        """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
         state.gates_left = None
         try:
             self._told_gates(state, subscription, state.verdict, state.error)
@@ -508,7 +520,7 @@ class Attempts:
     def _answered(
         self, settlement: Settlement, delivery: Delivery, subscription: Subscription, answer: object
     ) -> Settlement:
-        """The settlement with an answer, if somebody waits for one and may be answered."""
+        """Return the settlement with an answer, if the message names a reply queue that the settings allow."""
         to = delivery.reply_to
         if not to or (isinstance(answer, BaseException) and not subscription.policy.answers):
             return settlement
@@ -527,14 +539,14 @@ def _unhandled(delivery: Delivery) -> Verdict:
 
 
 def _unsettled(broken: Exception, verdict: Verdict) -> Verdict:
-    """The verdict on a message whose verdict cannot be carried out."""
+    """Return the verdict that parks a message whose own verdict cannot be carried out."""
     wanted = verdict.error or verdict.detail or verdict.kind.value
     said = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
     return replace(park(Reason.UNSETTLED, said, ErrorNote.of(broken)), counted=verdict.counted)
 
 
 def _begun(state: AttemptState) -> str:
-    """The outcome of the handler of a message that is given up."""
+    """Return a sentence on how the handler ended, for a message that is given up."""
     error = Instead(ACK) if state.outcome is None else state.outcome[1]
     if error is None:
         return "Its handler succeeded, but what follows cannot be done"
@@ -546,7 +558,7 @@ def _begun(state: AttemptState) -> str:
 def _taker(intake: Intake, delivery: Delivery) -> Subscription | None:
     try:
         return intake.choose(delivery)
-    except Exception:  # noqa: BLE001 - this may be what is wrong with it
+    except Exception:  # noqa: BLE001 - the headers that decide the handler may be the reason for giving up
         return None if intake.dispatches else intake.subscriptions[0]
 
 

@@ -24,17 +24,17 @@ from django_rmq_retry.topology.versions import Server
 
 Job = TypeVar("Job")
 LOOK = 0.5
-"""Seconds between two looks at what hangs: nothing announces that."""
+"""Seconds between two checks for hung handlers: no event reports a hang."""
 
 
 class Workers(Generic[Job]):
-    """A fixed number of threads and one queue of jobs, filled by one other thread."""
+    """A fixed number of threads that take jobs from one queue, which another thread fills."""
 
     def __init__(self, threads: int, run: Callable[[Job], None], *, name: str = "rmq-worker") -> None:
         self._run = run
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
-        # Released to wake one thread; held while all are awake or one wake-up is on its way.
+        # Released to wake one thread; locked while all threads are awake or one wake-up is pending.
         self._gate = threading.Lock()
         self._gate.acquire()
         self._idle = threads
@@ -52,7 +52,7 @@ class Workers(Generic[Job]):
 
     @property
     def dead(self) -> list[str]:
-        """The names of threads that have ended though nobody stopped them."""
+        """The names of threads that have ended without a call of stop()."""
         return [thread.name for thread in self._threads if not thread.is_alive() and not self._stopping]
 
     @property
@@ -69,7 +69,7 @@ class Workers(Generic[Job]):
             self._wake()
 
     def take_back(self, wanted: Callable[[Job], bool] = lambda _job: True) -> list[Job]:
-        """The jobs that no thread has begun; they are no longer anybody's. Those that are not wanted stay."""
+        """Remove the wanted jobs that no thread has begun from the queue and return them; other jobs stay."""
         taken: list[Job] = []
         with suppress(IndexError):
             while True:
@@ -80,7 +80,7 @@ class Workers(Generic[Job]):
         return [job for job in taken if wanted(job)]
 
     def wait_quiet(self, timeout: float, *, hung: Callable[[], int] = lambda: 0) -> bool:
-        """Wait until no thread runs a job, but for those that hang; tell whether that came about."""
+        """Wait until no thread runs a job, except for hung ones; return False on timeout."""
         end = time.monotonic() + timeout
         with self._quiet:
             while self._jobs or self._busy > hung():
@@ -91,7 +91,7 @@ class Workers(Generic[Job]):
         return True
 
     def stop(self) -> None:
-        """Let the threads end as they become idle."""
+        """End each thread as soon as it is idle."""
         self._stopping = True
         self._wake()
 
@@ -114,7 +114,7 @@ class Workers(Generic[Job]):
                 self._busy -= 1
                 self._idle += 1
                 self._quiet.notify_all()
-            # A job that came after the last look and before idle was counted has woken nobody.
+            # A job added after the queue was found empty and before this thread counted as idle has woken no thread.
             if (self._jobs or self._stopping) and not self._waking:
                 self._wake()
 
@@ -129,12 +129,12 @@ class Workers(Generic[Job]):
                 self._wake()
             try:
                 run(job)
-            except BaseException:  # noqa: BLE001 - a job handles its own errors; this is the last net
+            except BaseException:  # noqa: BLE001 - a job handles its own errors; this one must not end the thread
                 tell_failed("A worker thread met an error outside any handler")
 
 
 class Valves:
-    """May be used from any thread, also before the consumer starts."""
+    """Pause and resume work queues. Usable from any thread, also before the consumer starts."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class Valves:
         self._workers = workers
         self._sequencer = sequencer
         self.able = able
-        """Whether messages can come at all: there is a broker, and the consumer does not stop."""
+        """True if messages can arrive: the broker is connected and the consumer is not stopping."""
         self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
         self._asked = asked(intakes)
-        # What the broker has forgotten cannot go back: it is handled here.
+        # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
         self._own = self._keyed | {intake.queue.name for intake in intakes if intake.lossy}
         self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}
 
@@ -162,14 +162,14 @@ class Valves:
         return tuple(self._lanes)
 
     def shut(self, queue: str) -> None:
-        """Take nothing more; what has begun ends, and the rest goes back once."""
+        """Pause a queue: running attempts finish; unacked messages that have not begun return to the broker once."""
         lanes = self._lanes.get(queue, ())
         for name in lanes:
             self._source.pause(name)
         if queue in self._asked:
             return
-        # Where keys are kept in order, what waits for a thread only stands for one of those that wait for their turn:
-        # it stays, for one of them that has come again goes on, and without a thread its channel would never close.
+        # With order_by, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
+        # a message kept for its next attempt still needs a thread, and without one its channel would never close.
         plain = self._workers.take_back(lambda one: one.queue in lanes and one.queue not in self._own)
         self._source.give_back([*plain, *self._sequencer.give_up(lanes)])
 
@@ -178,23 +178,23 @@ class Valves:
             self._source.resume(name)
 
     def try_one(self, queue: str) -> None:
-        """One message at a time; messages in quarantine stay in their queue."""
+        """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
         self._source.resume(queue, prefetch=1)
 
 
 def asked(intakes: Sequence[Intake]) -> frozenset[str]:
-    """The queues whose messages all come to a gate, which has them go back without a return that queues count."""
+    """Return the queues whose messages all pass a gate, which returns them as copies: queues do not count those."""
     gated = (intake for intake in intakes if all(one.gated for one in intake.subscriptions) and not intake.in_place)
     return frozenset(intake.queue.name for intake in gated)
 
 
 def lanes_of(intake: Intake) -> tuple[str, ...]:
-    """The queues that are consumed for the handlers of one."""
+    """Return the queues that are consumed for the handlers of one work queue: itself and its quarantine."""
     return (intake.queue.name,) if intake.quarantine is None else (intake.queue.name, intake.quarantine)
 
 
 def lines_of(intake: Intake, prefetch: int) -> list[Line]:
-    """The work queue, and where what may have stopped a worker is tried alone."""
+    """Return the lines to consume: the work queue and, if it has one, its quarantine queue."""
     work = Line(
         queue=intake.queue.name,
         prefetch=1 if intake.ordered else prefetch,
@@ -212,7 +212,7 @@ def lines_of(intake: Intake, prefetch: int) -> list[Line]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a consumer ends by itself; None is never."""
+    """The conditions under which a consumer ends by itself; None means that a limit is not set."""
 
     burst: bool = False
     messages: int | None = None
@@ -220,7 +220,7 @@ class Limits:
     fail_fast: bool = False
     shutdown: float = 30.0
     also: Sequence[Callable[[], str | None]] = ()
-    """Further reasons to stop, asked for at every tick."""
+    """Functions called at every tick; one that returns a reason stops the consumer."""
 
 
 log = logging.getLogger("django_rmq_retry")
@@ -231,26 +231,29 @@ LAST_ATTEMPTS = 5.0
 """Seconds to record the attempts of handlers that hang."""
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
-"""Exit codes, the same as every command's."""
+"""Exit codes, the same for all commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
-    """Functions that a consumer calls as it goes on."""
+    """Functions that a consumer calls while it runs."""
 
     reached: Callable[[], None] = lambda: None
-    """Called when the broker is reached."""
+    """Called each time the consumer has connected to the broker."""
     ticked: Callable[[], None] = lambda: None
-    """Called at every tick while all is well, for a liveness file and the like."""
+    """Called at every tick until the consumer stops, for example to write a liveness file."""
     beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003 - the answer
-    """Asked when every queue is empty, before a burst ends: whether what runs beside has done its work as well."""
+    """Called when every queue is empty, before a burst ends.
+
+    It calls its argument with True if the threads beside the consumer, such as the drainer, have no work left.
+    """
 
 
 class Consumer:
     """One consuming process. ``run`` returns its exit code."""
 
     hung = False
-    """Whether it ends because of a handler that its deadline could not end: its thread may never end."""
+    """True if the process ends because a deadline could not end a handler, whose thread may never end."""
 
     def __init__(
         self,
@@ -265,7 +268,7 @@ class Consumer:
         watchers: Watchers = Watchers(),
     ) -> None:
         most = limits.messages
-        # More than may be run would only go back, and a queue may count that as if its worker had gone away.
+        # Do not prefetch more than may be run: the rest would be returned, and a queue may count a return as a crash.
         held = prefetch if most is None else min(prefetch, most)
         self._quota = None if most is None else Quota(most, last=self._last_begun)
         self._lines = tuple(line for intake in intakes for line in lines_of(intake, held))
@@ -278,21 +281,21 @@ class Consumer:
         self._refusal = refusal
         self._workers: Workers[Delivery] = Workers(threads, self._work)
         self._over = False
-        # A SimpleQueue, for stop() is called by signal handlers: setting an Event there may wait for itself for ever.
+        # A SimpleQueue, because signal handlers call stop(): Event.set() there could deadlock on its own lock.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._drained = threading.Event()
         self._code, self._lost_at, self._tries = STOPPED, 0.0, 0
-        # Those that hang: whose message is settled, and those that are in the log with their place.
+        # Hung handlers: the tokens of messages settled without them, and the runs whose location is in the log.
         self._abandoned, self._located = set[Hashable](), set[Run]()
         self.why = ""
-        """Why it stops, once it does."""
+        """The reason why the consumer stops; empty while it runs."""
         self.server: Server | None = None
         self.online = False
         able = lambda: self.online and not self._over  # noqa: E731
         self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
 
     def run(self) -> int:
-        """Consume until told to stop, or a limit is reached, or nothing can be done any more."""
+        """Consume until stop() is called, a limit is reached or the consumer cannot continue."""
         began = time.monotonic()
         self._workers.start()
         self._source.start(self._lines, self)
@@ -304,7 +307,7 @@ class Consumer:
         return self._wind_down()
 
     def stop(self, why: str, code: int = STOPPED) -> None:
-        """End in good order; the first reason is the one that counts."""
+        """Stop in good order; a second call is ignored, so the first reason and exit code stand."""
         if self._over:
             return
         self.why, self._code, self._over = why, code, True
@@ -318,12 +321,12 @@ class Consumer:
 
     @property
     def running(self) -> int:
-        """Messages that handlers work on."""
+        """The number of messages that handlers work on."""
         return self._workers.running
 
     @property
     def waiting(self) -> int:
-        """Messages that wait here for a thread."""
+        """The number of messages that wait in this process for a thread or for their turn."""
         return self._workers.waiting + self._sequencer.waiting
 
     def arrived(self, delivery: Delivery) -> None:
@@ -370,13 +373,14 @@ class Consumer:
         if delivery.queue not in self._keyed:
             self._make(delivery)
             return
-        # It stands for one arrival, whichever is the next. Who has done with a message goes on with those behind it.
+        # With order_by the job is only a token: the sequencer chooses the message. The thread that is done with a
+        # message continues with the messages that waited behind it.
         turn = self._sequencer.take()
         while turn is not None:
             turn = self._make(turn)
 
     def _make(self, delivery: Delivery) -> Delivery | None:
-        """Make an attempt and have it settled; what waited for it, where its order counts."""
+        """Make an attempt and settle it; return the next message that waited behind it, or None."""
         quota = self._quota
         if quota is not None and not quota.admits(delivery):
             following = self._sequencer.keep(delivery)
@@ -385,12 +389,12 @@ class Consumer:
             return following
         try:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
-        except BaseException as mishap:  # noqa: BLE001 - whatever it is, the worker must live on
+        except BaseException as mishap:  # noqa: BLE001 - no error may end the worker thread
             if delivery.token in self._abandoned:
                 return None
             settlement = self._attempts.after_mishap(delivery, mishap)
         stays = settlement.tell is Tell.AGAIN
-        # Before it can come again.
+        # Call keep() before settle(), after which the message may be attempted again in another thread.
         keyed = delivery.queue in self._keyed
         following = self._sequencer.keep(delivery) if stays and keyed else None
         self._source.settle(delivery, settlement)
@@ -404,7 +408,11 @@ class Consumer:
         return following
 
     def _last_begun(self) -> None:
-        """Before it is acknowledged: what the broker would send in its place could only go back."""
+        """Stop the flow of messages as the last run begins.
+
+        This happens before that message is acked, because the broker would then send another one in its place, which
+        could only be returned.
+        """
         self._source.quiesce()
         self._give_back_rest()
 
@@ -446,7 +454,7 @@ class Consumer:
 
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
-            # Only now: what was parked last has left its work queue, and lies in the parked one.
+            # Check the drainer only now: the message parked last has left its work queue and is in the parked queue.
             self._watchers.beside_empty(self._all_empty)
 
     def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
@@ -454,7 +462,7 @@ class Consumer:
             self.stop("every queue is empty")
 
     def _abandon_all(self, runs: Sequence[Run]) -> None:
-        """Settle the messages of handlers that hang; a database that does not answer must not keep the process."""
+        """Settle the messages of hung handlers, within a time limit: a hanging database must not block the exit."""
         if not runs:
             return
         self._code, self.hung = self._code or BROKEN, True
@@ -464,7 +472,7 @@ class Consumer:
         threads = [threading.Thread(target=self._abandon, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
         end = time.monotonic() + LAST_ATTEMPTS
         with suppress(RuntimeError):
-            # Where no thread can be started, the message returns to its queue.
+            # If no thread can be started, the message returns to its queue.
             for thread in threads:
                 thread.start()
         for thread in threads:
@@ -477,10 +485,10 @@ class Consumer:
             )
 
     def _abandon(self, run: Run) -> None:
-        """Settle the message of a handler that hangs; what that does afterwards counts for nothing."""
+        """Settle the message of a hung handler; the result that the handler may still return is ignored."""
         self._abandoned.add(run.delivery.token)
         if not self._attempts.deadlines.abandon(run):
-            # It has ended in this moment, and its worker settles the message.
+            # The handler has ended in the meantime, so its worker thread settles the message.
             self._abandoned.discard(run.delivery.token)
             return
         try:
@@ -499,7 +507,7 @@ class Consumer:
         log.info("Stopping%s: %s", why, what, extra={"event": "stopping"})
 
     def _wind_down(self) -> int:
-        """Finish what has begun, give the rest back, tell the broker, close."""
+        """Finish running attempts, return other messages, flush the acks to the broker and close."""
         self._say_stopping()
         self._source.quiesce()
         self._give_back_rest()
@@ -517,7 +525,7 @@ class Consumer:
 
 
 def _located(run: Run) -> str:
-    """That it hangs, and where in the code."""
+    """Return the sentence that a handler hangs, with its place in the code."""
     error = run.error()
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" It is at {place[0].filename}:{place[0].lineno} ({place[0].name})." if place else ""

@@ -1,4 +1,4 @@
-"""Deadlines of handlers, raised in the handler's thread and never after it has returned."""
+"""Deadlines of handlers: an exception raised in the handler's thread, never after the handler has returned."""
 
 import ctypes
 import logging
@@ -18,13 +18,13 @@ from django_rmq_retry.messages.message import Delivery
 log = logging.getLogger("django_rmq_retry")
 
 HUNG = 2
-"""Times its deadline after which a handler that is still running counts as hung."""
+"""A handler that still runs after this many times its deadline counts as hung."""
 SHORTEST, IDLE = 0.01, 1.0
-"""Seconds: the shortest sleep of the watcher, and how long it lives without a handler to watch."""
+"""Seconds: the shortest sleep of the watcher thread, and its lifetime without a handler to watch."""
 
 
 class HandlerAbandoned(BaseException):
-    """Raised where a handler returns although its message was settled without it: nothing may be committed."""
+    """Raised when a handler returns after its message was settled without it: nothing may be committed."""
 
 
 class Run:
@@ -39,7 +39,8 @@ class Run:
         self.due = math.inf
         self.thread = threading.get_ident()
         self.expired = self.over = False
-        # A bare lock, held until the exception was raised: only C code touches it, so no exception can leave it held.
+        # A bare lock, held until the watcher has raised the exception. Only C code touches it, so an asynchronous
+        # exception cannot leave it held.
         self.raised = threading.Lock()
         self.raised.acquire()
 
@@ -48,7 +49,7 @@ class Run:
         return time.monotonic() >= self.due + (HUNG - 1) * self.seconds
 
     def error(self) -> DeadlineExceeded:
-        """What the handler would have raised, with the place at which it is now."""
+        """Return the DeadlineExceeded of a hung handler, with a traceback to the line that it executes now."""
         return DeadlineExceeded(self.subscription.name, self.seconds, hung=True).with_traceback(self._place())
 
     def _place(self) -> TracebackType | None:
@@ -60,21 +61,24 @@ class Run:
 
 
 class Deadlines:
-    """Those of one process. A run is in one of two tables; taking it out of its table is what claims it."""
+    """The deadlines of one process.
+
+    A run is in one of two tables, armed or expired. The thread that takes it out of a table owns it from then on.
+    """
 
     def __init__(self, interrupted: Callable[[], None] = lambda: None) -> None:
         self._interrupted = interrupted
-        """Called in the thread of a handler that was interrupted, whatever it was doing."""
+        """Called in the handler's thread after a deadline has interrupted the handler."""
         self._armed: dict[Run, bool] = {}
         self._expired: dict[Run, bool] = {}
         self._shortest = math.inf
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._unwatched = False
-        """Whether it was logged that no watcher can be started."""
+        """True if the log already has the line that no watcher thread can be started."""
 
     def limited(self, intake: Intake) -> Intake:
-        """The same intake, with handlers that end at their deadline."""
+        """Return the intake with handlers that end at their deadline."""
         if all(one.timeout is None for one in intake.subscriptions):
             return intake
         return replace(intake, subscriptions=tuple(map(self._limited, intake.subscriptions)))
@@ -85,7 +89,7 @@ class Deadlines:
         return [run for run in self._expired.copy() if run.hung]
 
     def keep_watch(self) -> None:
-        """Replace a watcher that has died while handlers run; where no thread can be started, the next call tries."""
+        """Replace a watcher thread that died while handlers run; if no thread can be started, the next call retries."""
         armed = list(self._armed.copy())
         if not armed:
             return
@@ -100,7 +104,7 @@ class Deadlines:
             self._unwatched = False
 
     def abandon(self, run: Run) -> bool:
-        """Claim the message of a hung run; false where the handler has ended in this moment."""
+        """Claim the message of a hung run; return False if the handler has ended in the meantime."""
         return self._expired.pop(run, None) is not None
 
     def _limited(self, subscription: Subscription) -> Subscription:
@@ -111,16 +115,19 @@ class Deadlines:
         return replace(subscription, run=lambda delivery: self.run(function, Run(delivery, subscription, seconds)))
 
     def run(self, function: Callable[[Delivery], object], run: Run) -> object:
-        """Call the function; at most one DeadlineExceeded is raised meanwhile, and none is on its way afterwards."""
+        """Call the function under its deadline.
+
+        At most one DeadlineExceeded is raised during the call, and none is pending in the thread afterwards.
+        """
         if any(other.thread == run.thread for other in (self._armed | self._expired)):
-            # A handler that is called by another one, as in a test, has the deadline of the outer one.
+            # A handler called by another handler, such as in a test, has the deadline of the outer handler.
             return function(run.delivery)
         try:
             try:
                 self._arm(run)
                 answer = function(run.delivery)
             finally:
-                # The exception may come in here as well: then it has come, and the second call finds nothing pending.
+                # The exception may also be raised in here; the second call of _end then finds nothing pending.
                 self._end(run)
         except BaseException as error:
             self._end(run)
@@ -141,7 +148,7 @@ class Deadlines:
     def _arm(self, run: Run) -> None:
         with self._lock:
             self._watched(run)
-            # Only now: to start a thread takes a while on a busy machine.
+            # Set only now, because starting a thread takes a while on a busy machine.
             run.due = time.monotonic() + run.seconds
             self._armed[run] = True
 
@@ -160,12 +167,12 @@ class Deadlines:
         return watcher
 
     def _end(self, run: Run) -> None:
-        """Let nothing be raised for this run any more."""
+        """Make sure that no exception is raised for this run from now on."""
         if run.over or run.due == math.inf:
             return
         try:
             if self._armed.pop(run, None) is None:
-                # The watcher was first. Once this lock is free the exception was raised here, or is about to be.
+                # The watcher took the run first. Once this lock is free, the exception is raised or pending here.
                 run.raised.acquire()
                 _raise_in(run.thread, None)
         except DeadlineExceeded:
@@ -188,7 +195,7 @@ class Deadlines:
             idle_since = now if armed else idle_since
             if now - idle_since > IDLE and self._ends():
                 return
-            # Whatever is armed meanwhile is due no sooner than after the shortest deadline.
+            # A run armed during the sleep is due after the shortest deadline at the earliest.
             nearest = min((run.due for run in armed if not run.expired), default=math.inf)
             time.sleep(max(SHORTEST, min(nearest - now, self._shortest, IDLE)))
 
@@ -204,12 +211,12 @@ class Deadlines:
             return
         run.expired = True
         self._expired[run] = True
-        # An async handler is cancelled in its own loop: its worker only waits for that.
+        # An async handler is cancelled in its own event loop; its worker only waits for that.
         if not run.subscription.asynchronous:
             _raise_in(run.thread, DeadlineExceeded)
         run.raised.release()
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Have a thread raise this at its next bytecode; None takes back what it has not raised yet."""
+    """Make a thread raise this exception at its next bytecode; None cancels an exception that is still pending."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind))

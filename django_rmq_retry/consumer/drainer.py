@@ -16,11 +16,11 @@ from django_rmq_retry.topology.versions import Server
 log = logging.getLogger("django_rmq_retry")
 
 STUCK = 30.0
-"""Seconds between two attempts while it fails: nobody waits for each message."""
+"""Seconds between two tries to put messages aside while that fails; messages in between do not try."""
 
 
 class Aside:
-    """Used by the drainer's thread."""
+    """Puts messages that cannot be stored into a queue of their own. Used only by the drainer's thread."""
 
     def __init__(self, put: Callable[[Delivery, str], None]) -> None:
         self._put = put
@@ -29,16 +29,16 @@ class Aside:
 
     @property
     def stuck(self) -> bool:
-        """Whether something is in hand that can be neither stored nor put aside."""
+        """True if an unacked message can be neither stored nor put aside."""
         return bool(self._stuck)
 
     def put(self, delivery: Delivery, why: str, session: int) -> bool:
-        """Put it aside; tell whether the broker has it there."""
+        """Put a message aside; return True once the broker has confirmed the copy."""
         said: object = "others could not be put aside a moment ago"
         if time.monotonic() >= self._until:
             try:
                 self._put(delivery, why)
-            except Exception as error:  # noqa: BLE001 - whatever keeps the broker from it
+            except Exception as error:  # noqa: BLE001 - any failure to publish leaves the message unacked
                 said = error
                 self._until = time.monotonic() + STUCK
             else:
@@ -53,35 +53,35 @@ class Aside:
         return False
 
     def due(self) -> list[tuple[int, Delivery]]:
-        """What is to be tried again now."""
+        """Return the messages to try again now, and forget them here."""
         if not self._stuck or time.monotonic() < self._until:
             return []
         stuck, self._stuck = self._stuck, []
         return stuck
 
     def forget(self) -> None:
-        """All of it returns to its queue."""
+        """Forget all messages: the broker returns them to their queues."""
         self._stuck.clear()
 
 
 SOON = 5.0
-"""Seconds until the next part of a chore that is not done."""
+"""Seconds until the next part of a chore that has more to do."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Chore:
-    """One of them; every process does it, so it must not mind being done twice."""
+    """A recurring task of the drainer. Each process runs it, so running it twice must be harmless."""
 
     name: str
     every: float
     run: Callable[[], bool]
-    """Does a part of it; tells whether there is more to do."""
+    """Does a part of the work; returns True if more is left."""
     due: float = 0.0
     failing: bool = False
 
 
 def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[object]]) -> None:
-    """Do what is due; what fails is tried again at its next time."""
+    """Run the chores that are due; a chore that fails is run again at its next time."""
     for chore in chores:
         now = time.monotonic()
         if now < chore.due:
@@ -91,7 +91,7 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
             with around():
                 more = chore.run()
         except Exception:
-            # Once: a database that is away for hours says the same each time.
+            # Log only the first failure: a database that is down for hours would raise the same error each time.
             if not chore.failing:
                 log.exception("%s failed; tried again every %g s", chore.name, chore.every)
             chore.failing = True
@@ -102,39 +102,42 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
 
 
 BATCH = 250
-"""Half of what a queue may have in hand: the next batch arrives while this one is stored."""
+"""Messages in one batch: half of a queue's prefetch, so that the next batch arrives while this one is stored."""
 BYTES = 4 * 1024 * 1024
-"""Of bodies in one batch: a statement of more is refused by a MariaDB of default settings."""
+"""Bytes of bodies in one batch: MariaDB with default settings refuses larger statements."""
 COLLECT = 0.05
 TICK = 1.0
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 GIVE_UP = 600.0
-"""Seconds without a database after which messages return to their queues. RabbitMQ counts every return."""
+"""Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
 LAST_WORDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a drainer works with."""
+    """The dependencies of a drainer."""
 
     source: Callable[[], Source]
-    """A new source; one that was stopped is not started again."""
+    """Makes a new source, because a stopped source cannot be started again."""
     parker: Parker
     aside: Callable[[Delivery, str], None]
-    """Puts a delivery where it bothers nobody, with the reason; returns when the broker has confirmed."""
+    """Copies a delivery, with the reason, into a queue for unrecorded messages; returns once the copy is confirmed."""
     around: Callable[[], AbstractContextManager[object]]
     chores: Sequence[Chore] = ()
 
 
 class Drainer:
-    """One for a process, on a thread of its own. Several processes may drain the same queues."""
+    """Moves parked messages into the database: one per process, on a thread of its own.
+
+    Several processes may drain the same queues.
+    """
 
     def __init__(self, lines: Sequence[Line], means: Means) -> None:
         self._lines = tuple(lines)
         self._means = means
         self._arrived: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
         self._session = 0
-        """Grows when the connection is lost: what came before is the broker's again."""
+        """Grows when the connection is lost: the broker then redelivers the messages of earlier sessions."""
         self._aside = Aside(means.aside)
         self._source: Source | None = None
         self._away = False
@@ -150,14 +153,14 @@ class Drainer:
         self._thread.start()
 
     def stop(self, *, timeout: float) -> bool:
-        """Finish the batch in hand and give the rest back; tell whether that was done in time."""
+        """Finish the current batch and return the other messages; return False if that took longer than ``timeout``."""
         self._over.set()
         self._arrived.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def empty(self, told: Callable[[bool], None]) -> None:
-        """Tell whether there is nothing to drain, or nothing can be."""
+        """Pass True to the callback if no message is left to drain or no message can be stored, else False."""
         source = self._source
         if self._away or not self._thread.is_alive():
             told(True)  # noqa: FBT003 - the answer
@@ -187,7 +190,7 @@ class Drainer:
                 try:
                     self._work()
                 except BaseException:
-                    # Whatever it is: it must not end the draining while the consumer goes on.
+                    # No error may end the draining while the consumer still runs.
                     log.exception("The drainer failed; it begins anew in %g s", LONGEST_WAIT)
                     self._close()
                     self._over.wait(LONGEST_WAIT)
@@ -196,7 +199,7 @@ class Drainer:
             self._means.parker.close()
 
     def _work(self) -> None:
-        """Wait for the database, then drain until told to stop or the database is away for too long."""
+        """Wait for the database, then drain until stop() is called or the database is down for too long."""
         if not self._ready():
             return
         self._drained.clear()
@@ -211,7 +214,7 @@ class Drainer:
         self._close()
 
     def _ready(self) -> bool:
-        """Until the database takes messages: before that none is taken from its queue."""
+        """Wait until the database can store messages, before any is consumed; return False if stopped meanwhile."""
         wait = FIRST_WAIT
         while not self._over.is_set():
             with self._means.around():
@@ -226,7 +229,7 @@ class Drainer:
         return False
 
     def _gathered(self) -> list[tuple[int, Delivery]]:
-        """What has arrived within a moment of the first, at most so many and so large."""
+        """Return the messages that arrive shortly after the first one, up to BATCH messages or BYTES of bodies."""
         batch: list[tuple[int, Delivery]] = []
         size, end = 0, time.monotonic() + TICK
         while len(batch) < BATCH and size < BYTES:
@@ -243,7 +246,7 @@ class Drainer:
         return batch
 
     def _kept(self, batch: Sequence[tuple[int, Delivery]]) -> bool:
-        """Have a batch stored, however long it takes; tell whether it still made sense to wait."""
+        """Store a batch, with retries; return False if the database was down for longer than GIVE_UP seconds."""
         since, wait = time.monotonic(), FIRST_WAIT
         left = self._ours(batch)
         while left and not self._over.is_set():
@@ -272,7 +275,10 @@ class Drainer:
         return True
 
     def _again(self, batch: Sequence[tuple[int, Delivery]], left: Sequence[Delivery]) -> list[Delivery]:
-        """What is still ours. It may have been stored although nobody heard of it, as if it were delivered twice."""
+        """Return the messages that are left and still unacked in this session, marked as redelivered.
+
+        The database may have stored them before its connection failed, as with a message that is delivered twice.
+        """
         waiting = {one.token for one in left}
         return [replace(one, redelivered=True) for one in self._ours(batch) if one.token in waiting]
 
@@ -280,7 +286,7 @@ class Drainer:
         return [delivery for session, delivery in batch if session == self._session]
 
     def _settle(self, stored: Mapping[Delivery, Stored]) -> None:
-        """Let the broker forget what is committed, and put aside what never will be."""
+        """Ack the messages whose records are committed; put aside those that cannot be stored."""
         source = self._source
         for delivery, one in stored.items():
             settled = not one.problem or self._aside.put(delivery, one.problem, self._session)
@@ -288,7 +294,7 @@ class Drainer:
                 source.settle(delivery, DONE)
 
     def _close(self) -> None:
-        """Tell the broker what was settled; the rest returns."""
+        """Flush the acks to the broker and close; unacked messages return to their queues."""
         source, self._source = self._source, None
         if source is None:
             return

@@ -22,20 +22,20 @@ _LEVELS = {
 
 
 MOST_PATTERNS = 100
-"""Patterns of refused addresses that are logged; senders choose the addresses, so there may be any number of them."""
+"""Limit on logged patterns of refused addresses: senders choose the addresses, so their number is unbounded."""
 
-# A part of a name that holds a digit is taken for a number or an id; such parts next to each other are one.
+# A part of a name that contains a digit is treated as a number or an id; adjacent parts of that kind count as one.
 _NUMBERED = re.compile(r"[^.:/_-]*\d[^.:/_-]*(?:[.:/_-][^.:/_-]*\d[^.:/_-]*)*")
 
 
 def pattern_of(address: str) -> str:
-    """The pattern for REPLY_TO that allows this address and others that differ in their numbers and ids."""
+    """Return the REPLY_TO pattern that allows this address and others that differ only in numbers and ids."""
     literal = re.sub(r"[*?[]", lambda special: f"[{special[0]}]", address)
     return _NUMBERED.sub("*", literal)
 
 
 class Events:
-    """A journal that logs one line per verdict and tells observers."""
+    """A journal that counts verdicts, logs one line for each and calls observers."""
 
     def __init__(self, clock: Callable[[], float], observers: Sequence[Callable[[FinishedAttempt], None]] = ()) -> None:
         self._clock = clock
@@ -45,11 +45,11 @@ class Events:
         self._lock = threading.Lock()
         self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self.counts_acks = False
-        """Whether successes are counted although nobody hears of each."""
+        """True if successes are counted even if no observer or log line needs them."""
         self.duplicates = 0
-        """So many of those acknowledged were not run, for they had been handled before."""
+        """Number of acknowledged messages that were not run because they had been handled before."""
         self.unanswered = 0
-        """Answers that were not sent because REPLY_TO does not allow their address."""
+        """Number of answers that were not sent because REPLY_TO does not allow their address."""
         self._patterns: set[str] = set()
 
     @property
@@ -58,7 +58,7 @@ class Events:
 
     @property
     def halts(self) -> tuple[Halt, ...]:
-        """The lines that stand still now."""
+        """The strict-order queues that are halted now."""
         with self._lock:
             return tuple(self._halts.values())
 
@@ -72,7 +72,7 @@ class Events:
             self._mark_halt(attempt)
 
     def refuse_answer(self, address: str) -> None:
-        """Count an answer that the settings do not allow, and log the first for each pattern of addresses."""
+        """Count an answer that the settings do not allow, and log the first one for each pattern of addresses."""
         pattern = pattern_of(address)
         with self._lock:
             self.unanswered += 1
@@ -82,7 +82,7 @@ class Events:
         log.warning(
             "The answer to %r was not sent: the setting REPLY_TO does not allow this queue. If callers of this project "
             "wait there, add %r to RMQ_RETRY['REPLY_TO']. Further answers to such addresses are counted, not logged.",
-            # A pattern that begins with * would allow queues that have nothing to do with this one.
+            # A pattern that begins with * would also allow unrelated queues.
             *(address, address if pattern.startswith("*") else pattern),
             extra={"event": "answer_refused", "reply_to": address},
         )
@@ -126,7 +126,7 @@ def _write(attempt: FinishedAttempt) -> None:
         "error": verdict.error.kind if verdict.error else None,
         "detail": verdict.detail or (str(verdict.error) if verdict.error else ""),
     }
-    # %r: whatever a sender or an exception put into these texts stays on one line.
+    # %r keeps text from a sender or an exception on one line.
     log.log(
         level,
         "%s %s%s id=%r attempt=%s/%s ms=%.1f%s%s",
@@ -147,12 +147,12 @@ ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, si
 
 
 def observers() -> Sequence[Callable[[FinishedAttempt], None]]:
-    """What to hand to Events; nothing where nobody listens, so that successes cost nothing."""
+    """Return the observers for Events; none if no signal has a receiver, so that successes cost nothing."""
     return (Announcer(),) if any(signal.receivers for signal in ALL) else ()
 
 
 class Announcer:
-    """An observer of attempts that knows which lines stood still before."""
+    """An observer that sends the signals of each attempt; it remembers which strict-order queues are halted."""
 
     def __init__(self) -> None:
         self._halted: set[str] = set()
@@ -178,5 +178,5 @@ class Announcer:
                 self._halted.discard(queue)
                 signals.resumed.send_robust(Delivery, **names)
         except BaseException:
-            # SystemExit and its like pass through send_robust; the message was handled all the same.
+            # send_robust lets SystemExit and KeyboardInterrupt through, and the message has been handled already.
             log.exception("A receiver of a signal raised what it should not")

@@ -35,7 +35,7 @@ from django_rmq_retry.publishing.relay_thread import Relaying
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The options of rmq_consume, with the settings where they say nothing."""
+    """The options of rmq_consume; an option that is not given is taken from the settings."""
 
     intakes: Sequence[Intake]
     threads: int
@@ -50,7 +50,7 @@ class Start:
     liveness_file: Path | None
     verbosity: int
     parks: bool = False
-    """Whether parked messages are taken into the database."""
+    """True if this process moves parked messages into the database."""
 
     @classmethod
     def of(cls, intakes: Sequence[Intake], options: Mapping[str, Any]) -> "Start":
@@ -72,7 +72,7 @@ class Start:
         )
 
     def lines(self, *, plain: bool) -> Iterator[str]:
-        """The banner: a line for each thing to know."""
+        """Return the lines of the banner: sizes, queues, broker and databases."""
         dot = ", " if plain else " · "
         sizes = [f"pid {os.getpid()}", counted(self.threads, "thread"), f"prefetch {self.prefetch}"]
         if self.processes > 1:
@@ -91,7 +91,7 @@ class Start:
         yield "Ctrl-C: finish and stop"
 
     def facts(self) -> dict[str, object]:
-        """The same for a log line."""
+        """Return the content of the banner as the fields of a log line."""
         from_all = [one.name for intake in self.intakes for one in intake.subscriptions]
         return {
             "queues": ",".join(intake.queue.name for intake in self.intakes),
@@ -107,7 +107,7 @@ class Start:
 
 
 def databases() -> Iterator[str]:
-    """``default postgresql bank@db``; nothing is connected to."""
+    """Return each database as ``default postgresql bank@db``, without connecting to it."""
     for alias in connections:
         connection = connections[alias]
         host = connection.settings_dict.get("HOST")
@@ -123,14 +123,14 @@ log = logging.getLogger("django_rmq_retry")
 
 EVERY = 1.0
 STALE = 15.0
-"""Seconds after which a process that has not written is taken for deaf."""
+"""Seconds without a write after which a process counts as not responding."""
 
 Call = Callable[[], None]
 Content = dict[str, object]
 
 
 class Liveness:
-    """Writes what ``content`` tells, each second, if who was asked has answered since the last time."""
+    """Writes ``content()`` to a file each second, if the callback given to ``ask`` was called since the last write."""
 
     def __init__(self, path: Path, content: Callable[[], Content], *, ask: Callable[[Call], None]) -> None:
         self._path = path
@@ -141,7 +141,7 @@ class Liveness:
         self._failing = False
 
     def beat(self) -> None:
-        """To be called again and again by the main thread."""
+        """Write the file if it is due, and ask again. The main thread calls this at every tick."""
         now = time.monotonic()
         if self._answered and now >= self._next:
             self._answered = False
@@ -150,7 +150,7 @@ class Liveness:
         self._ask(self._answer)
 
     def end(self) -> None:
-        """Remove the file: nobody is alive here any more."""
+        """Remove the file, because the process ends."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -162,14 +162,14 @@ class Liveness:
             write(self._path, self._content())
             self._failing = False
         except OSError as error:
-            # A full disk must not end the work; the file goes stale, and the probe decides.
+            # A full disk must not end the consumer; the file becomes stale, and the liveness probe decides.
             if not self._failing:
                 log.warning("The liveness file cannot be written: %s", error, extra={"event": "liveness"})
             self._failing = True
 
 
 def write(path: Path, content: Content) -> None:
-    """Replace a file as a whole: who reads it never sees half of it."""
+    """Replace a file atomically, so that its readers never see a part of it."""
     handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:
@@ -182,7 +182,7 @@ def write(path: Path, content: Content) -> None:
 
 
 def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
-    """What a consumer tells of itself."""
+    """Return the function that makes the content of a consumer's liveness file."""
 
     def content() -> Content:
         return {
@@ -210,7 +210,7 @@ def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
 
 
 def told_by_all(paths: Sequence[Path]) -> Callable[[], Content]:
-    """What the processes of a supervisor tell together."""
+    """Return the function that joins the liveness files of a supervisor's processes."""
 
     def content() -> Content:
         return {"processes": [json.loads(path.read_text()) for path in paths]}
@@ -219,7 +219,7 @@ def told_by_all(paths: Sequence[Path]) -> Callable[[], Content]:
 
 
 def fresh(paths: Sequence[Path]) -> bool:
-    """Whether each of these was written lately."""
+    """True if each of these files was written in the last STALE seconds."""
     try:
         return all(time.time() - path.stat().st_mtime < STALE for path in paths)
     except OSError:
@@ -231,7 +231,7 @@ STATM = Path("/proc/self/statm")
 
 
 def used() -> int:
-    """Bytes of resident memory; where the system does not tell, the most there ever was."""
+    """Return the bytes of resident memory, or the process's peak on a system without /proc."""
     try:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -240,7 +240,7 @@ def used() -> int:
 
 
 class Memory:
-    """Asked at every tick of a consumer: why to stop, if more than ``limit`` MB are in use."""
+    """A limit on memory: a consumer calls it at every tick and stops for the reason returned above ``limit`` MB."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -255,7 +255,7 @@ class Memory:
 
 
 TRACES = 2
-"""The verbosity from which failures are shown with their traceback."""
+"""The lowest verbosity at which failures are logged with their traceback."""
 
 
 class Process:
@@ -288,7 +288,7 @@ class Process:
 
     @property
     def why(self) -> str:
-        """Why it ended."""
+        """The reason why the consumer ended."""
         return self._consumer.why
 
     def run(self) -> int:
@@ -297,7 +297,7 @@ class Process:
         return self._consume()
 
     def run_reloadable(self) -> int:
-        """Consume in the thread of a reloader: as it exits, what is in hand is finished first."""
+        """Consume in a thread of Django's autoreloader; at its exit, unacked messages are finished first."""
         ended = threading.Event()
 
         def finish() -> None:
@@ -344,7 +344,7 @@ class Process:
             broker_connections.close()
             connections.close_all()
         if self._consumer.hung:
-            # Its thread can be neither ended nor waited for, which a regular exit would do.
+            # A regular exit would wait for the thread of the hung handler, which may never end.
             self._end_hung(code)
         exceeded = self._memory is not None and self._memory.exceeded
         return RENEW if self._number and not code and (self._signalled or exceeded) else code
@@ -365,7 +365,7 @@ class Process:
             self._live.beat()
 
     def _beside_empty(self, told: Callable[[bool], None]) -> None:
-        """The outbox last: the drainer's thread may have let a key go on."""
+        """Check the drainer, then the outbox: the drainer's thread may unblock a key, which adds outbox rows."""
         relaying = self._relaying
 
         def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
@@ -393,8 +393,8 @@ class Process:
 
 
 def supervised(start: Start) -> int:
-    """Run several processes; the liveness file is fresh while those of all of them are."""
-    # A connection that some system check has opened must not be shared by all children.
+    """Run several processes; the joint liveness file is fresh while the files of all of them are."""
+    # The children must not share a connection that a system check has opened.
     connections.close_all()
     live = _joint_liveness(start)
     supervisor = Supervisor(
@@ -426,12 +426,12 @@ def _joint_liveness(start: Start) -> Liveness | None:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """The liveness file of one process of several."""
+    """Return the path of the liveness file of one process of several."""
     return path.with_name(f"{path.name}.{number}")
 
 
 def trace(attempt: FinishedAttempt) -> None:
-    """Log where a handler failed; the verdict's own line is written already."""
+    """Log the traceback of a handler that failed; the line of the verdict is in the log already."""
     if attempt.error is not None:
         name = attempt.subscription.name if attempt.subscription else attempt.delivery.queue
         extra = {"event": "trace", "queue": attempt.delivery.queue}

@@ -1,6 +1,6 @@
-"""The order of deliveries, and the quota of messages.
+"""The order of deliveries within an ordering key, and the quota of messages.
 
-It must not know of databases: what holds a key after a failure is another's business.
+This module does not use the database: the package ``ordering`` blocks a key after a failure.
 """
 
 import threading
@@ -11,35 +11,39 @@ from django_rmq_retry.messages.message import Delivery
 
 Key = Hashable
 Keyed = Callable[[Delivery], Key | None]
-"""The key of a delivery; None for one that waits for nobody."""
+"""Returns the key of a delivery, or None if the delivery does not wait for others."""
 
 
 class Sequencer:
-    """Filled by the I/O thread, emptied by workers. A key is told under the lock, so that keys are known in order."""
+    """Lets the deliveries of one key run one after the other.
+
+    The I/O thread adds deliveries and worker threads take them. Keys are computed under the lock, so that deliveries
+    get their turns in order of arrival.
+    """
 
     def __init__(self, key_of: Keyed) -> None:
         self._key_of = key_of
         self._lock = threading.Lock()
         self._arrived: deque[Delivery] = deque()
         self._keys: dict[Delivery, Key] = {}
-        """Of those whose turn it is; each holds its key until it is done with."""
+        """The keys of the deliveries whose turn it is; each occupies its key until ``done``."""
         self._behind: dict[Key, deque[Delivery]] = {}
-        """The keys that are held, and what waits for each."""
+        """The occupied keys, and the deliveries that wait for each."""
         self._kept: set[Delivery] = set()
-        """Of those whose turn it is, the ones that wait in hand for their next attempt."""
+        """The deliveries that have their turn and wait, unacked, for their next attempt."""
         self._channels: dict[str, object] = {}
 
     @property
     def waiting(self) -> int:
-        """How many wait for another message of their key."""
+        """The number of deliveries that wait for another delivery of their key."""
         return sum(map(len, list(self._behind.values())))
 
     def add(self, delivery: Delivery) -> None:
-        """An arrival, or one that was kept and is to be attempted again."""
+        """Add a delivery that has arrived, or one that was kept and is due for its next attempt."""
         self._arrived.append(delivery)
 
     def take(self) -> Delivery | None:
-        """The next whose turn it is; None where the next arrival has to wait for another, or is gone."""
+        """Take the next arrival and return it if it is its turn; None if it must wait, or its channel has closed."""
         with self._lock:
             if not self._arrived:
                 return None
@@ -51,7 +55,7 @@ class Sequencer:
                 return None
             try:
                 key = self._key_of(delivery)
-            except BaseException:  # noqa: BLE001 - its attempt will meet the same, and say it
+            except BaseException:  # noqa: BLE001 - the attempt raises the same error and reports it
                 key = None
             if key is None:
                 return delivery
@@ -64,14 +68,14 @@ class Sequencer:
             return delivery
 
     def done(self, delivery: Delivery) -> Delivery | None:
-        """A message is done with; the next one of its key, whose turn it is now."""
+        """End the turn of a delivery; return the next one of its key, whose turn it is now, or None."""
         if delivery not in self._keys:
             return None
         with self._lock:
             return self._passed_on(delivery)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """A message stays in hand and keeps its key; one whose channel is gone is given up, as ``done``."""
+        """Keep a delivery unacked, with its turn; if its channel has closed, end its turn like ``done``."""
         with self._lock:
             if self._channels.get(delivery.queue) is not delivery.channel:
                 return self._passed_on(delivery)
@@ -80,25 +84,25 @@ class Sequencer:
             return None
 
     def give_up(self, queues: Collection[str]) -> list[Delivery]:
-        """What has not begun of these queues; it is no longer anybody's here."""
+        """Remove the deliveries of these queues that have not begun, and return them."""
         with self._lock:
             given: list[Delivery] = []
             for line in (self._arrived, *self._behind.values()):
-                # Taken out one by one: the I/O thread adds to it meanwhile.
+                # Take them out one by one, because the I/O thread adds to the deque at the same time.
                 found = [line.popleft() for _ in range(len(line))]
                 given += [one for one in found if one.queue in queues and one not in self._kept]
                 line.extendleft(reversed([one for one in found if one.queue not in queues or one in self._kept]))
             return given
 
     def clear(self) -> None:
-        """Forget whatever has not begun."""
+        """Forget all deliveries that have not begun."""
         with self._lock:
             self._arrived.clear()
             for behind in self._behind.values():
                 behind.clear()
 
     def _lives(self, delivery: Delivery) -> bool:
-        """Whether its channel is the newest of its queue; what came by an older one comes again by this."""
+        """True if the delivery came over its queue's newest channel; the broker redelivers those of older channels."""
         channel, known = delivery.channel, self._channels.get(delivery.queue)
         if channel is known:
             return True
@@ -109,7 +113,10 @@ class Sequencer:
         return True
 
     def _forget(self, queue: str, channel: object) -> None:
-        """What has not begun of older channels would run twice; what runs holds its key until it ends."""
+        """Forget deliveries of older channels that have not begun, as they would run twice.
+
+        A running one occupies its key until it ends.
+        """
         for behind in self._behind.values():
             left = [one for one in behind if one.queue != queue or one.channel is channel]
             behind.clear()
@@ -132,7 +139,10 @@ class Sequencer:
 
 
 class Quota:
-    """Shared by all worker threads. ``last`` is called as the last run begins, on its thread."""
+    """The limit on runs of handlers, shared by all worker threads.
+
+    ``last`` is called on the thread of the last run, as that run begins.
+    """
 
     def __init__(self, most: int, *, last: Callable[[], None]) -> None:
         self.most = most
@@ -145,16 +155,16 @@ class Quota:
 
     @property
     def begun(self) -> bool:
-        """Whether nothing more may be run."""
+        """True once the last allowed run has begun."""
         return self._begun >= self.most
 
     @property
     def used(self) -> bool:
-        """Whether every run that was asked for has come to its end."""
+        """True once all allowed runs have ended."""
         return self._ended >= self.most
 
     def admits(self, delivery: Delivery) -> bool:
-        """Whether it may be attempted; if not it is kept, for one of those under way may turn out to be no run."""
+        """Return True if the delivery may be attempted; else keep it, because another attempt may end without a run."""
         with self._lock:
             admitted = self._begun + len(self._looked_at) < self.most
             if admitted:
@@ -164,7 +174,7 @@ class Quota:
             return admitted
 
     def begin(self, delivery: Delivery) -> None:
-        """Its handler is about to run."""
+        """Count a run, just before the handler of the delivery is called."""
         with self._lock:
             self._looked_at.discard(delivery)
             self._begun += 1
@@ -173,7 +183,7 @@ class Quota:
             self._last()
 
     def end(self, delivery: Delivery) -> list[Delivery]:
-        """Its attempt is over; what may be attempted in its place if it was no run."""
+        """End an attempt; if its handler did not run, return the kept deliveries that may be attempted instead."""
         with self._lock:
             if delivery not in self._looked_at:
                 self._ended += 1
@@ -182,7 +192,7 @@ class Quota:
         return self.take_spare()
 
     def take_spare(self) -> list[Delivery]:
-        """What was kept; it is no longer."""
+        """Remove and return the deliveries that ``admits`` has kept."""
         with self._lock:
             spare, self._spare = self._spare, []
             return spare

@@ -16,32 +16,32 @@ from django_rmq_retry.policies.policy import Kind
 
 EVERY = 0.25
 BUSY = 0.05
-"""Seconds for which a row that was just drawn is not drawn again for a line above it."""
+"""Shortest time in seconds between two redraws of the row after lines printed above it."""
 SPAN = 5.0
-"""Seconds over which the pace is counted."""
+"""Seconds over which the pace is measured."""
 LAST_WORDS = 0.2
 USUAL_WIDTH = 80
 
 
 class LastRow:
-    """Everything for the terminal goes through ``write``; what ends without a new line is not drawn over."""
+    """The last row of a terminal. All output goes through ``write``; the row does not overwrite a partial line."""
 
     def __init__(self, stream: TextIO, *, escapes: bool = True, plain: bool = False) -> None:
         self._stream = stream
         self.plain = plain
-        """Whether the stream knows ASCII only."""
+        """True if the stream can encode only ASCII."""
         self.told: Callable[[], str] = str
         self._escapes = escapes
-        # A signal handler may log while its own thread writes.
+        # Reentrant, because a signal handler may log while the thread that it interrupted writes.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._shown = ""
         self._drawn_at = 0.0
         self._begun = False
-        """Whether somebody's line has begun and not ended yet."""
+        """True if the output above ends in a line without a newline."""
 
     def write(self, text: str, write: Callable[[str], Any]) -> Any:
-        """Text of others, with their own way to write it: above the row."""
+        """Write a text above the row with the given function, and return that function's result."""
         with self._lock:
             self._erase()
             done = write(text)
@@ -51,7 +51,7 @@ class LastRow:
             return done
 
     def keep(self) -> None:
-        """Draw it again and again, until the end."""
+        """Redraw the row when its text changes, until end() is called."""
         while not self._over.wait(EVERY):
             with self._lock:
                 if self._row() != self._shown:
@@ -59,7 +59,7 @@ class LastRow:
                     self._draw()
 
     def end(self) -> None:
-        """Leave an empty row; soon, although somebody may be stuck in writing."""
+        """Erase the row; wait only briefly for the lock, which a thread blocked in a write may hold."""
         self._over.set()
         if self._lock.acquire(timeout=LAST_WORDS):
             try:
@@ -69,7 +69,7 @@ class LastRow:
                 self._lock.release()
 
     def forget(self) -> None:
-        """In a child that was forked: the row is the parent's, and so is whoever held the lock."""
+        """Stop drawing in a forked child: the row belongs to the parent, and so does the thread that held the lock."""
         self._lock = threading.RLock()
         self._over.set()
         self._shown = ""
@@ -97,7 +97,7 @@ class LastRow:
 
 
 class Above:
-    """A stream whose text stands above the row."""
+    """A stream that writes its text above the row."""
 
     def __init__(self, stream: Any, row: LastRow) -> None:
         self._stream = stream
@@ -112,11 +112,11 @@ class Above:
 
 @contextmanager
 def last_row(row: LastRow, told: Callable[[], str]) -> Iterator[None]:
-    """Draw it, and have all that this process prints stand above it."""
+    """Draw the row and print all other output of this process above it."""
     row.told = told
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Above(stream, row) for stream in before)
-    # While DEBUG is on, Django writes its own records to the stream that it found at the start.
+    # With DEBUG on, Django logs to the stream that it found at the start.
     theirs = [one for one in logging.getLogger("django").handlers if getattr(one, "stream", None) is before[1]]
     for one in theirs:
         one.setStream(sys.stderr)  # type: ignore[attr-defined]  # it has a stream
@@ -146,14 +146,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Pace:
-    """Messages per second, over the last few seconds."""
+    """The number of messages per second over the last SPAN seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque()
 
     def at(self, count: int) -> float:
-        """The pace, now that so many are done in all."""
+        """Return the pace, given the total number of messages done until now."""
         now = self._clock()
         self._seen.append((now, count))
         while len(self._seen) > 2 and self._seen[1][0] <= now - SPAN:  # noqa: PLR2004 - the span's two ends
@@ -163,7 +163,7 @@ class Pace:
 
 
 def told_by(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
-    """``20/s · in hand 1 · ok 91,204 · retry 31 · parked 226 · Ctrl-C: finish and stop``."""
+    """Return the function that makes the text of the status line: pace, counts, halts and the effect of Ctrl-C."""
     pace = Pace()
 
     def told() -> str:

@@ -19,15 +19,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def ignore(_code: int) -> None:
-    """For ``at_once`` of a child: its supervisor decides, and both may have been sent the same signal."""
+    """Do nothing: ``at_once`` of a child, as its supervisor decides and both may have received the same signal."""
 
 
 def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._exit) -> None:
     """Call ``stop`` with the signal's name on the first signal; end the process on the second, whatever it does.
 
     After a second signal, unacked messages return to their queues, because the broker sees the connection close.
-    Signals that a supervisor blocked are delivered from now on. ``stop`` runs in a thread of its own: a handler of
-    signals interrupts the main thread anywhere, also where that holds the lock that ``stop`` needs.
+    Signals that a supervisor blocked are delivered from now on. ``stop`` runs in a thread of its own: a signal handler
+    interrupts the main thread at any point, even while that thread holds the lock that ``stop`` needs.
     """
     asked = False
 
@@ -41,7 +41,7 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
         try:
             _thread.start_new_thread(stop, (name,))
         except RuntimeError:
-            # The process may start no more threads; a lock of the main thread is the smaller risk.
+            # No more threads can be started: calling stop() here risks a deadlock, but the process must stop.
             stop(name)
 
     for number in SIGNALS:
@@ -52,27 +52,27 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
 log = logging.getLogger("django_rmq_retry")
 
 DONE = 74
-"""A child's exit code: it has done what was asked. Not 0, for with that a handler may end its process itself."""
+"""A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
 RENEW = 75
-"""A child's exit code: it has ended in good order, and a fresh one is wanted in its place."""
+"""A child's exit code after it has ended in good order and a fresh process must take its place."""
 UNASKED = 1
-"""The exit code that stands for a child's 0."""
+"""The exit code recorded for a child that exits with 0."""
 HOPELESS = (3, 4)
-"""Exit codes that no fresh process mends: no broker for one that waits for none, a queue that cannot be consumed."""
+"""Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
 QUICK = 10.0
-"""Seconds; a process that fails sooner has not worked at all."""
+"""Seconds: a process that ends sooner counts as one that failed to start."""
 MOST_QUICK = 5
 MOST_REACHED = 20
-"""The same of one that had reached its broker: a message may end several processes before it is parked."""
+"""Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
 FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
 TICK = 0.5
 GRACE = 15.0
-"""Seconds beyond the shutdown timeout after which a child that is still there is killed."""
+"""Seconds after the shutdown timeout before a child that still runs is killed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """A place for one process, and the process that has it now."""
+    """The place of one process, and the process that fills it now."""
 
     number: int
     pid: int = 0
@@ -84,7 +84,10 @@ class Child:
 
 
 class Supervisor:
-    """``run`` returns the exit code of the whole in the parent; in each child what it is to end with."""
+    """Starts, watches and replaces several processes.
+
+    ``run`` returns in the parent, with the exit code for all processes, and in each child, with the code of that child.
+    """
 
     def __init__(
         self,
@@ -103,20 +106,20 @@ class Supervisor:
         self._deadline: float | None = None
         self._worst = 0
         self._pid = os.getpid()
-        # Shared with the children: a byte for each, 1 once it has reached its broker.
+        # Shared with the children: one byte per child, set to 1 once that child has reached its broker.
         self._reached = mmap.mmap(-1, processes)
 
     @property
     def here(self) -> bool:
-        """Whether this is the supervisor itself and not one of its children."""
+        """True in the supervisor's own process, False in a child."""
         return os.getpid() == self._pid
 
     def reached(self, number: int) -> None:
-        """Called in a child: from now on it is what it meets there that ends it, and not how it was started."""
+        """Record, in a child, that it has reached the broker: a later quick end is not a failure to start."""
         self._reached[number - 1] = 1
 
     def run(self) -> int:
-        # Only the parent holds the writing end: when it is gone, however it went, each child reads the end of the file.
+        # Only the parent holds the writing end: when the parent ends for any reason, each child reads end of file.
         self._lifeline, self._holder = os.pipe()
         self._woken = self._listen()
         while not all(child.over for child in self._children):
@@ -135,11 +138,11 @@ class Supervisor:
         return not child.over and time.monotonic() >= child.due
 
     def _fork(self, child: Child) -> bool:
-        """Start a process in this place; tell whether this is it."""
+        """Start a process in this place; return True in the new process."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        # A signal before the child has handlers of its own would be lost in its copies of the parent's.
+        # A signal that arrives before the child has its own handlers would be lost in its copies of the parent's.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child.began = time.monotonic()
         self._reached[child.number - 1] = 0
@@ -150,7 +153,7 @@ class Supervisor:
         return not child.pid
 
     def _be(self, child: Child) -> int:
-        """In the child: live as long as the parent does. Its signals wait until ``work`` listens to them."""
+        """Run the child's work, and end when the parent does. Signals stay blocked until ``work`` listens to them."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._holder)
@@ -158,7 +161,7 @@ class Supervisor:
             os.close(end)
         threading.Thread(target=self._outlive_nobody, name="rmq-lifeline", daemon=True).start()
         code = self._work(child.number)
-        # The interpreter's end puts the default handlers back: a signal sent to all twice would then kill it.
+        # At its exit, the interpreter restores the default handlers: a second signal sent to all would kill the child.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         return code or DONE
