@@ -1,1 +1,1 @@
-"""Handlers: which function takes which message."""
+"""Handlers: the decorator, the registry, and the choice of the function that takes a message."""

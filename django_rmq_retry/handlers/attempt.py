@@ -20,7 +20,7 @@ log = logging.getLogger("django_rmq_retry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAttempt:
-    """One run of a handler, or the decision not to run one."""
+    """The result of one run of a handler, or of the decision not to run it."""
 
     delivery: Delivery
     verdict: Verdict
@@ -30,42 +30,42 @@ class FinishedAttempt:
 
 
 class Journal(Protocol):
-    """Told of every attempt, on the worker's thread, before the broker is."""
+    """Receives every attempt, on the worker's thread, before the message is settled on the broker."""
 
     @property
     def notes_acks(self) -> bool:
-        """Whether first attempts that succeeded are wanted as well: nothing is made of them otherwise."""
+        """True if the journal also wants successful first attempts; without such a journal they are not noted."""
         ...
 
     def note(self, attempt: FinishedAttempt) -> None: ...
 
 
 def tell_each(observers: Iterable[Callable[[FinishedAttempt], None]], attempt: FinishedAttempt) -> None:
-    """Call each observer. What one of them raises is logged, and fails neither the attempt nor the others."""
+    """Call each observer. An observer's exception is logged and fails neither the attempt nor the other observers."""
     for observer in observers:
         try:
             observer(attempt)
-        except BaseException:  # noqa: BLE001 - such as a logging filter of the project's
+        except BaseException:  # noqa: BLE001 - for example, a logging filter of the project may raise anything
             tell_failed("An attempt could not be noted; its message is settled all the same")
 
 
 def tell_failed(what: str, error: BaseException | None = None) -> None:
-    """Log an error beside an attempt; on stderr, if the project's logging fails as well."""
+    """Log an error outside a handler, or print it to stderr if the project's logging fails too."""
     try:
         log.error(what, exc_info=error or True)
-    except BaseException:  # noqa: BLE001 - no log line is worth a message
+    except BaseException:  # noqa: BLE001 - a log line that fails must not cost a message
         with suppress(BaseException):
             traceback.print_exc()
 
 
 def storied(delivery: Delivery) -> bool:
-    """Whether a message has failed or was requeued before: told of even if it now succeeds."""
+    """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
     return delivery.attempt > 1 or MARK in delivery.raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """An ordered line that stands still."""
+    """A halted strict-order queue."""
 
     queue: str
     since: float
@@ -75,31 +75,34 @@ class Halt:
 
 
 def message_id(attempt: FinishedAttempt) -> str | None:
-    """The message's own id, if its properties can be read at all."""
+    """Return the message's own id, or None if its properties cannot be read."""
     try:
         return attempt.delivery.id
-    except Exception:  # noqa: BLE001 - a log line is written of every message, however broken
+    except Exception:  # noqa: BLE001 - even a malformed message gets a log line
         return None
 
 
 class Gate(Protocol):
-    """Called on the worker's thread, inside ``around``, for subscriptions that are ``gated``, and for no other."""
+    """A check around each run of a handler, such as its breaker, rate or ordering key.
+
+    Called on the worker's thread, inside ``around``, only for subscriptions that are ``gated``.
+    """
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
-        """How the delivery is settled instead of being run now, which is no attempt; None where it may run.
+        """Return None if the handler may run now, else the settlement of the delivery, without an attempt.
 
-        What is raised keeps the message in hand, and no attempt is counted.
+        If this raises, the message stays unacked and no attempt is counted.
         """
         ...
 
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        """Told of every run that was let in, before the journal and the broker are; the verdict that counts.
+        """Return the final verdict on a run that was admitted; called before the journals and the settlement.
 
-        A run that could not begin is told as a retry that is not counted; its message stays in hand.
+        A run that never started is passed in as an uncounted retry; its message stays unacked.
 
-        What is raised keeps the message in hand, as above.
+        If this raises, the message stays unacked and no attempt is counted.
         """
         ...
 
@@ -107,7 +110,7 @@ class Gate(Protocol):
 def grouped(
     verdict: Verdict, delivery: Delivery, subscription: Subscription | None, error: BaseException | None
 ) -> Verdict:
-    """A verdict to park, with the group; nothing that goes wrong here keeps a message from being parked."""
+    """Return a verdict to park, with the failure's group; an error in the grouping does not prevent the parking."""
     reason = verdict.reason.value if verdict.reason else ""
     kind = verdict.error.kind if verdict.error else ""
     found = ruled(() if error is None else trace(error, projects_own), reason=reason, kind=kind, queue=delivery.queue)
@@ -116,17 +119,20 @@ def grouped(
 
 
 def ruled(causes: Sequence[Cause], *, reason: str, kind: str, queue: str) -> Grouping:
-    """The group by the rule; kind is the name of the error, for one that came through no code of the project's."""
+    """Return the group by the project-wide rule.
+
+    ``kind`` is the name of the error; it is used if the traceback holds no code of the project.
+    """
     return traced(causes, reason=reason) or untraced(kind, reason=reason, queue=queue)
 
 
 def named_by_handler(delivery: Delivery, subscription: Subscription, error: BaseException) -> str | None:
-    """The group that the handler names, if it names one."""
+    """Return the group that the handler's ``fingerprint`` function names, or None."""
     if subscription.fingerprint is None:
         return None
     try:
         name: object = subscription.fingerprint(delivery, error)
-    except BaseException as broken:  # noqa: BLE001 - a function of the project's
+    except BaseException as broken:  # noqa: BLE001 - a function of the project may raise anything
         log.warning(
             "fingerprint= of handler %s raised %s; the rule groups this failure",
             subscription.name,
@@ -138,7 +144,7 @@ def named_by_handler(delivery: Delivery, subscription: Subscription, error: Base
 
 
 class Instead(Exception):
-    """Raised by ``once`` where the handler is not to be run: the verdict that stands instead of its policy's."""
+    """Raised by ``once`` if the handler must not be run; it carries the verdict that replaces the policy's."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
@@ -146,21 +152,21 @@ class Instead(Exception):
 
 
 class Unready(Exception):
-    """Raised by ``once`` where nothing can be attempted now: the message stays in hand, and no attempt is counted."""
+    """Raised if no attempt is possible now: the message stays unacked, and no attempt is counted."""
 
 
 @dataclass(slots=True)
 class OnceState:
-    """What ``once`` learns of a message that stays unacked, for its next attempt."""
+    """The facts that ``once`` keeps about a message that stays unacked, for its next attempt."""
 
     begun: bool = False
-    """Whether a run of it has come to its commit."""
+    """True if a run for the message has reached its commit."""
     losses: int = 0
-    """How many runs in a row have lost a database that was there again at once."""
+    """The number of runs in a row that lost a database which was available again immediately."""
 
 
 def tell_mishap(mishap: BaseException, seconds: float) -> None:
-    """Something other than the handler has failed, and its message is attempted again after so many seconds."""
+    """Log a failure outside the handler; its message is attempted again after ``seconds``."""
     if isinstance(mishap, Unready):
         log.warning("%s The message stays in hand for %s s.", mishap, seconds, extra={"event": "unready"})
     else:
@@ -168,46 +174,46 @@ def tell_mishap(mishap: BaseException, seconds: float) -> None:
 
 
 def machine_fails(error: BaseException) -> bool:
-    """Whether it tells of what surrounds an attempt; no message is to blame for it."""
+    """True if an error comes from the machine or the network: the message did not cause it."""
     return isinstance(error, Unready | OSError)
 
 
 def no_inbox(subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
-    """Where no inbox is wired in, a handler that asks for it must not run as if it had one."""
+    """Raise an error: without an inbox, a handler with ``once`` must not run as if there were one."""
     raise RuntimeError(f"Handler {subscription.name} runs once for each message, and there is no inbox here.")
 
 
 def unheard(_address: str) -> None:
-    """Where nobody counts the answers that were not allowed."""
+    """Do nothing: the default callback for answers that the settings do not allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What an attempt needs from outside: clocks, chance, and the two openings to the project."""
+    """The dependencies of an attempt: clocks, random numbers, journals, gates and the inbox."""
 
     around: Callable[[], AbstractContextManager[object]]
     journals: Sequence[Journal]
     clock: Callable[[], float]
-    """Seconds that only go forward."""
+    """Seconds on a monotonic clock."""
     today: Callable[[], int]
-    """Milliseconds of the epoch."""
+    """Milliseconds since the epoch."""
     chance: Callable[[], float]
     check: Callable[[Message], None] = lambda _message: None
-    """Raises where the broker could not be sent such a copy."""
+    """Raises if the copy cannot be written to the broker."""
     away: Callable[[BaseException], bool] = machine_fails
-    """Whether what failed beside a handler would fail with any other message: then no message is given up for it."""
+    """True if a failure outside the handler would hit any other message too: then no message is given up for it."""
     crash_limit: int | None = 5
-    """So often a message may come back from a worker that went away; then it is parked unseen."""
+    """Number of returns by crashed workers after which a message is parked without another attempt."""
     reply_to: Sequence[str] = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
-    """Queues that may be answered, as patterns: a sender must not choose where we write with our rights."""
+    """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
     refused: Callable[[str], None] = unheard
-    """Called with each address that an answer would have gone to, were it allowed."""
+    """Called with the address of each answer that the settings do not allow."""
     gates: Sequence[Gate] = ()
-    """Asked in their order before each run of a subscription that is gated."""
+    """Entered in their order before each run of a gated subscription."""
     interrupted: Callable[[], None] = lambda: None
-    """Called in the thread of a handler that its deadline has interrupted: its connections may be in any state."""
+    """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
-    """Runs the handlers that ask for ``once``; raises what they raise, or Instead, or Unready."""
+    """Runs the handlers with ``once``; raises their exceptions, Instead or Unready."""
 
 
 MOST = 20
@@ -215,17 +221,17 @@ LIMIT = 255
 
 
 def texts(told: str | Iterable[object]) -> list[str]:
-    """At most 20, each once."""
+    """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
     named = [told] if isinstance(told, str) else islice(told, MOST)
     return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))
 
 
 def key_of(attempt: FinishedAttempt) -> str:
-    """The first; none where the handler names none, or its function fails."""
+    """Return the message's first business key, or an empty text if there is none or the handler's function fails."""
     subscription = attempt.subscription
     if subscription is None or subscription.keys is None or isinstance(attempt.error, UndecodableBody):
         return ""
     try:
         return next(iter(texts(subscription.keys(attempt.delivery))), "")
-    except BaseException:  # noqa: BLE001 - a function of the project's: a log line is written of every message
+    except BaseException:  # noqa: BLE001 - a function of the project may fail, but every message gets its log line
         return ""

@@ -27,12 +27,12 @@ WRITTEN = (
     *("once", "using", "order_by", "rate", "breaker", "timeout", "ack"),
 )
 PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
-"""What can only be kept for messages that the broker still has."""
+"""Options that work only while the broker still has the message, so not with ``ack="auto"``."""
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
 
 
 class Handler(Generic[R]):
-    """A decorated function. Called directly, as in a test, it is the function itself."""
+    """A decorated function. Called directly, for example in a test, it behaves like the plain function."""
 
     __name__: str
     __wrapped__: Callable[[Any], R]
@@ -48,7 +48,7 @@ class Handler(Generic[R]):
 
     @property
     def subscription(self) -> Subscription:
-        """The function with its queue and policy, as the consumer sees it."""
+        """The function with its queue and policy, in the form that the consumer uses."""
         return registry.subscription(self.name)
 
     @property
@@ -57,13 +57,13 @@ class Handler(Generic[R]):
 
     @property
     def destination(self) -> Destination:
-        """Where its messages go; derived once, and again after a change of handlers or settings."""
+        """The destination of the handler's messages, computed again only after a change of handlers or settings."""
         if self._destination is None or self._version is not registry.version:
             self._version, self._destination = registry.version, destination_of(self.subscription)
         return self._destination
 
     def message(self, data: object, *, exchange: str = "", routing_key: str = "", **options: Any) -> Message:
-        """Data as a message to this handler, for ``publish_many``; options as of ``publish``."""
+        """Return a message to this handler, for ``publish_many``; the options are those of ``publish``."""
         return message_of(
             data,
             exchange=exchange,
@@ -85,9 +85,9 @@ class Handler(Generic[R]):
 
         Options are ``headers``, ``type``, ``priority``, ``expiration``, ``correlation_id``, ``message_id``,
         ``reply_to``, ``content_type``, ``content_encoding``, ``timestamp``, ``app_id``, ``user_id``, ``delay``,
-        ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is a row of the
-        transaction and leaves when that has committed; without ``outbox`` it leaves on commit, and with ``immediate``
-        now.
+        ``order_key``, ``exchange`` and ``routing_key``. Inside ``transaction.atomic()`` the message is stored as a row
+        of the transaction and sent after the commit. With ``outbox=False`` it is sent on commit without a row; with
+        ``immediate=True`` it is sent now.
         """
         return dispatch(self.message(data, **options), timeout=timeout, immediate=immediate, outbox=outbox)
 
@@ -95,14 +95,17 @@ class Handler(Generic[R]):
         self,
         data: object,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+        timeout: float | None = None,  # noqa: ASYNC109 - another thread waits for the broker's confirm
         **options: Any,
     ) -> str:
-        """As ``publish``, without blocking the event loop; it leaves at once."""
+        """Publish like ``publish``, without blocking the event loop.
+
+        The message is sent immediately; in a handler with ``once``, it is a part of that handler's transaction.
+        """
         return await adispatch(self.message(data, **options), timeout=timeout)
 
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
-        """Publish, and wait for what the function returns: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
+        """Publish and return the handler's answer: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
         said = options_of(options)
         return call(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
 
@@ -110,11 +113,11 @@ class Handler(Generic[R]):
         self,
         data: object,
         *,
-        timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+        timeout: float = 5.0,  # noqa: ASYNC109 - it limits the thread that waits for the answer
         exclusive: bool = False,
         **options: Any,
     ) -> Any:
-        """As ``call``, without blocking the event loop."""
+        """Publish and return the handler's answer, like ``call``, without blocking the event loop."""
         said = options_of(options)
         return await acall(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
 
@@ -123,7 +126,7 @@ class Handler(Generic[R]):
 
 
 def destination_of(subscription: Subscription) -> Destination:
-    """Where the messages of a handler go."""
+    """Return the destination of a handler's messages."""
     match = subscription.match
     return Destination(
         handler=subscription.name,
@@ -159,11 +162,15 @@ def handler(
 ) -> Callable[[Callable[[Any], R]], Handler[R]]:
     """Make a function the handler of a queue: ``@handler("payments.charge", policy=RetryThenPark(attempts=5))``.
 
-    The function takes the message. It may be ``async def``. With ``type``, ``routing_key`` or ``headers`` it takes only
-    such messages of its queue; ``routing_key`` may hold ``*`` for one word and ``#`` for any number. What its policy
-    gives up goes to the queue ``park``, by default the queue's own name with ``.parked``. ``keys`` names what operators
-    find it by, ``fingerprint`` the group of its failure. A ``breaker`` pauses it while what it needs is down, and
-    ``rate`` bounds its runs. With ``once=True`` what it does in the database ``using`` happens once for each message.
+    The function takes the message; it may be ``async def``. With ``type``, ``routing_key`` or ``headers`` it takes only
+    the matching messages of its queue; in ``routing_key``, ``*`` matches one word and ``#`` any number of words.
+
+    Messages that the policy gives up go to the queue ``park``, by default the queue's name with ``.parked``. ``keys``
+    returns the business keys by which operators find a message, ``fingerprint`` the group of its failure. With
+    ``order_by``, a failed message blocks later messages with the same ordering key. A ``breaker`` pauses the handler
+    while a service that it needs is down, and ``rate`` limits its runs per second. With ``once=True``, its changes to
+    the database ``using`` happen once for each message. A run is ended after ``timeout`` seconds. With ``ack="auto"``
+    the broker drops each message as it sends it.
     """
     values = (queue, policy, park, codec, keys, fingerprint, once, using, order_by, _paced(rate), breaker, timeout, ack)
     written = dict(zip(WRITTEN, values, strict=True))
@@ -195,7 +202,7 @@ def _registration(function: Callable[[Any], Any], name: str | None, **written: A
         execution=getattr(inspect.unwrap(function), "__globals__", {}).get("__spec__"),
         **written,
     )
-    # What cannot be meant is said here, where it is written; what the settings add to it is not known yet.
+    # Build a subscription now, to report invalid options where they are written; the settings are not known yet.
     made.joined(made.queue if isinstance(made.queue, Queue) else Queue(made.queue), RetryThenPark())
     return made
 
@@ -205,10 +212,10 @@ def _is_async(function: Callable[[Any], Any]) -> bool:
 
 
 def _run_of(function: Callable[[Any], Any], name: str, timeout: float | None) -> Callable[[Delivery], object]:
-    """What a worker thread calls for an async function, which gets a loop of its own there, cancelled at its timeout.
+    """Return the function with which a worker thread runs an async function, in an event loop of its own.
 
-    Django's async ORM runs its queries in the thread that waits for
-    ``async_to_sync``, so they use the connections that are cared for around each attempt.
+    The timeout cancels the async function in that loop. Django's async ORM runs its queries in the thread that waits
+    in ``async_to_sync``, so they use the connections that are renewed around each attempt.
     """
 
     async def awaited(message: Delivery) -> object:
@@ -252,7 +259,7 @@ def _check_match(headers: object, **texts: object) -> None:
 
 
 def _check(written: Mapping[str, Any], headers: object, **texts: object) -> None:
-    """What cannot be meant, before there is a function."""
+    """Raise ConfigurationError for invalid options, before the function is decorated."""
     _check_match(headers, **texts)
     for name, kind in GIVEN.items():
         check_value("handler", name, written[name], kind)

@@ -1,4 +1,4 @@
-"""From handlers to the topology that they need."""
+"""The topology that handlers need, computed from their subscriptions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +20,7 @@ from django_rmq_retry.topology.queues import NO_LIMIT, Exchange, Queue, matches
 
 
 def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
-    """The whole topology of a project, each name once; contradictions are refused with a sentence."""
+    """Return the whole topology of a project, each name once; raise ConfigurationError for contradictions."""
     parks = {intake.park for intake in intakes}
     written = [named for named in extra if isinstance(named, Queue) and named.name in parks]
     written += [one.parked for intake in intakes for one in intake.subscriptions if one.parked is not None]
@@ -46,7 +46,10 @@ def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ())
 
 
 def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
-    """What must be there before a message is taken: its queue, and wherever it may be carried to."""
+    """Return the queues and exchanges that must exist before messages are consumed.
+
+    These are the work queues and every queue and exchange into which a message may be copied.
+    """
     found = Topology()
     for intake in intakes:
         own = [intake.queue.name] if intake.queue.lasting else []
@@ -58,7 +61,7 @@ def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclar
 
 
 def temporary(intake: Intake) -> Topology | None:
-    """The queue and the bindings that a consumer makes for itself; None where the queue lasts."""
+    """Return the queue and bindings that a consumer declares for itself; None if the queue outlives its consumer."""
     if intake.queue.lasting:
         return None
     found, name = _of_intake(intake), intake.queue.name
@@ -67,7 +70,10 @@ def temporary(intake: Intake) -> Topology | None:
 
 
 def parks(intake: Intake) -> bool:
-    """Whether the broker parks what is rejected in the work queue; of one declared elsewhere nobody knows."""
+    """True if the broker parks messages rejected in the work queue; False if the queue is declared elsewhere.
+
+    The arguments of a queue declared elsewhere are unknown.
+    """
     if intake.queue.existing:
         return False
     arguments = _of_intake(intake).queues[intake.queue.name].arguments
@@ -76,7 +82,7 @@ def parks(intake: Intake) -> bool:
 
 
 def _bare(topology: Topology) -> Topology:
-    """Only the names, which is all that can be asked for: what they are is another question."""
+    """Return the topology reduced to names, because a consumer checks only that queues and exchanges exist."""
     return Topology(
         exchanges={name: ExchangeDeclaration(name=name) for name in topology.exchanges},
         queues={name: QueueDeclaration(name=name) for name in topology.queues},
@@ -107,7 +113,10 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: 
 
 
 def _quarantine(intake: Intake) -> Topology:
-    """Consumed one at a time: whoever stops a worker there takes nobody along into the parked queue."""
+    """Return the quarantine queue, which is consumed one message at a time.
+
+    Therefore a message that kills its worker there does not raise the crash count of any other message.
+    """
     if intake.quarantine is None:
         return Topology()
     alone = Queue(intake.quarantine)
@@ -116,16 +125,16 @@ def _quarantine(intake: Intake) -> Topology:
 
 
 def _parked(intake: Intake) -> Topology:
-    """The parked queue after its work queue, where the project does not write it out."""
+    """Return the parked queue, of the work queue's type, for a project that does not define the parked queue itself."""
     kind = {"x-queue-type": intake.queue.type} if intake.queue.type else {}
-    # The operators' queue takes whatever comes and gives nothing up: no length, no TTL, no limit that is ever met.
+    # The parked queue must accept and keep every message: no maximum length, no TTL, no effective delivery limit.
     limited = intake.queue.type == "quorum" and intake.queue.delivery_limit is not None
     arguments = {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
     return Topology(queues={intake.park: QueueDeclaration(name=intake.park, role=Role.PARKED, arguments=arguments)})
 
 
 def _check_way_in(topology: Topology, waiting: str) -> None:
-    """A retry waits in one queue; two that get it would each send it back."""
+    """Refuse bindings that copy a retry into more than one queue: each copy would come back."""
     for binding in topology.bindings:
         if binding.destination == waiting and not binding.to_exchange:
             others = _reached(topology, binding.source, binding.key) - {waiting}
@@ -134,7 +143,7 @@ def _check_way_in(topology: Topology, waiting: str) -> None:
 
 
 def _check_way_back(topology: Topology, waiting: QueueDeclaration) -> None:
-    """A retry returns to the one queue it came from, never to all that the original went to."""
+    """Refuse a return path that sends a retry to more than one queue, such as all queues that got the original."""
     back = str(waiting.arguments.get("x-dead-letter-exchange", ""))
     for key in _keys_back(topology, waiting) if back else ():
         reached = _reached(topology, back, key)
@@ -143,7 +152,7 @@ def _check_way_back(topology: Topology, waiting: QueueDeclaration) -> None:
 
 
 def _keys_back(topology: Topology, waiting: QueueDeclaration) -> set[str]:
-    """The keys with which retries come out of a waiting queue, as far as the bindings tell."""
+    """Return the routing keys with which retries leave a waiting queue, as far as the bindings show."""
     key = waiting.arguments.get("x-dead-letter-routing-key")
     if key is not None:
         return {str(key)}
@@ -158,7 +167,7 @@ def _keys_back(topology: Topology, waiting: QueueDeclaration) -> set[str]:
 
 
 def _reached(topology: Topology, exchange: str, key: str, *, seen: frozenset[str] = frozenset()) -> set[str]:
-    """The queues of ours to which an exchange sends a key; where headers decide, nobody can tell before."""
+    """Return the work and waiting queues to which an exchange routes a key; headers exchanges cannot be predicted."""
     found: set[str] = set()
     if exchange in seen:
         return found
@@ -191,7 +200,7 @@ def _doubled(exchange: str, key: str, queues: set[str]) -> ConfigurationError:
 
 
 def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
-    """The work queue of each waiting, quarantine and parked queue; one that serves several work queues is left out."""
+    """Return the work queue of each waiting, quarantine and parked queue; shared ones are left out."""
     served: dict[str, set[str]] = {}
     for intake in intakes:
         own = {intake.park, *({intake.quarantine} if intake.quarantine else ())}
@@ -203,7 +212,7 @@ def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
 
 
 def copies_of(intakes: Iterable[Intake]) -> list[Edge]:
-    """The edges along which consumers copy messages: to parked queues, quarantine and waiting queues."""
+    """Return the edges along which consumers copy messages: to parked, quarantine and waiting queues."""
     found = []
     for intake in intakes:
         work = (False, intake.queue.name)

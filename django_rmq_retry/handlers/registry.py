@@ -25,7 +25,7 @@ PARKED = ".parked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A handler as it was written down; what it leaves open is filled in from the settings and from other handlers."""
+    """A handler as its decorator defines it; missing options come from the settings and from other handlers."""
 
     name: str
     run: Callable[[Delivery], object]
@@ -46,7 +46,7 @@ class Registration:
     asynchronous: bool = False
     module: str = ""
     execution: object = field(default=None, compare=False, repr=False)
-    """What is one and the same while a module is executed, and another when it is reloaded."""
+    """An object that stays the same during one execution of a module and changes when the module is reloaded."""
 
     @property
     def queue_name(self) -> str:
@@ -55,7 +55,8 @@ class Registration:
     def joined(self, queue: Queue, policy: Policy) -> Subscription:
         policy = Unacked() if self.ack == "auto" else self.policy or policy
         if not queue.lasting and isinstance(policy, RetryThenPark) and policy.via == Ladder():
-            # What nobody wrote out: no waiting queue can send a retry back to a queue that ends with its consumer.
+            # The default carrier was not chosen by the project, and its waiting queues cannot send a retry back to a
+            # queue that ends with its consumer.
             policy = replace(policy, via=InPlace())
         return Subscription(
             name=self.name,
@@ -81,9 +82,9 @@ class Registration:
 
 _registrations: dict[str, Registration] = {}
 _subscriptions: dict[str, Subscription] = {}
-"""Made when first asked for, forgotten when a handler or the settings change."""
+"""A cache, filled on first use and cleared when a handler or the settings change."""
 version = object()
-"""Another object after each change: what was derived from a subscription is then derived anew."""
+"""A new object after each change, so that values derived from a subscription are computed again."""
 
 
 def _changed() -> None:
@@ -98,7 +99,7 @@ def autodiscover() -> None:
 
 
 def register(registration: Registration) -> None:
-    """Add a handler. A name stands for one handler; a module that is reloaded replaces all it had."""
+    """Add a handler. Names are unique; a module that is reloaded replaces all its handlers."""
     module, execution = registration.module, registration.execution
     for name, known in list(_registrations.items()):
         if known.module == module and known.execution is not execution:
@@ -114,7 +115,7 @@ def register(registration: Registration) -> None:
 
 
 def subscription(name: str) -> Subscription:
-    """The handler of this name, joined with its queue and policy."""
+    """Return the handler of this name, joined with its queue and policy."""
     found = _subscriptions.get(name)
     if found is None:
         registration = _registrations[name]
@@ -123,32 +124,32 @@ def subscription(name: str) -> Subscription:
 
 
 def subscriptions() -> tuple[Subscription, ...]:
-    """All handlers, in the order in which they were found."""
+    """Return all handlers, in the order in which they were registered."""
     return tuple(subscription(name) for name in _registrations)
 
 
 def intakes() -> tuple[Intake, ...]:
-    """The work queues, each with the handlers that share it."""
+    """Return the work queues, each with the handlers that share it."""
     return joining.intakes(subscriptions())
 
 
 def topology() -> Topology:
-    """Everything to declare: of the handlers, and what the settings add."""
+    """Return the topology to declare: that of the handlers, and the additions of the setting TOPOLOGY."""
     found = intakes()
     work = {intake.queue.name for intake in found}
-    # A work queue that TOPOLOGY writes out is already in its intake, with its dead-letter target.
+    # A work queue that TOPOLOGY defines is already in its intake, with its dead-letter target.
     extra = [one for one in settings().topology if not (isinstance(one, Queue) and one.name in work)]
     return layout(found, extra=extra)
 
 
 def registrations() -> Mapping[str, Registration]:
-    """The handlers as they were written down, by name."""
+    """Return the handlers by name, as their decorators define them."""
     return dict(_registrations)
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """For tests: no handlers at first, and afterwards those of before."""
+    """Empty the registry for a test, and restore its handlers afterwards."""
     kept = dict(_registrations)
     _registrations.clear()
     _changed()
@@ -161,7 +162,7 @@ def isolated() -> Iterator[None]:
 
 
 def _queue(registration: Registration) -> Queue:
-    """Of all that share a queue, one that keeps an order decides how it is consumed."""
+    """Return the queue of a handler; if any handler that shares it has ``order_by``, with a single active consumer."""
     queue = _written(registration)
     shared = [other for other in _registrations.values() if other.queue_name == queue.name]
     if queue.single_active_consumer or not any(other.order_by for other in shared):
@@ -170,7 +171,7 @@ def _queue(registration: Registration) -> Queue:
 
 
 def _written(registration: Registration) -> Queue:
-    """A queue given by its name is the one that another handler or the settings write out."""
+    """Return the queue of a handler; a bare name means the Queue that another handler or TOPOLOGY defines, if any."""
     if isinstance(registration.queue, Queue):
         return registration.queue
     written = [other.queue for other in _registrations.values()]

@@ -1,4 +1,4 @@
-"""From a verdict to its settlement. Pure; computed in a worker thread."""
+"""The settlement that carries out a verdict. Pure functions, called in a worker thread."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +30,7 @@ from django_rmq_retry.policies.policy import Kind, Verdict, discard, park
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
-    """Why a message is in the parked queue, beside its stamp."""
+    """Return the headers that say why a message was parked; the stamp is not included."""
     named = {
         "reason": verdict.reason.value if verdict.reason else "",
         "detail": verdict.detail,
@@ -46,13 +46,13 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
 
 
 HELD = 1.0
-"""Seconds for which what is to go back in its place stays in hand; as its line is paused, it goes back at once."""
+"""Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
 
 
 def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int, nonce: int = 0) -> Settlement:
-    """How this verdict is carried out for a delivery that a subscription took; now in milliseconds of the epoch.
+    """Return the settlement that carries out a verdict; ``now`` is in milliseconds since the epoch.
 
-    The nonce tells a parked message without an id from the next one with the same bytes.
+    The nonce distinguishes a parked message without an id from another one with the same bytes.
     """
     if verdict.kind is Kind.RETRY and not verdict.counted and not verdict.after:
         return put_back(delivery, subscription, in_place=False)
@@ -71,7 +71,11 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
 
 
 def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -> Verdict:
-    """The verdict as it can be carried out: headers that fill the frame leave no room to count attempts in."""
+    """Return the verdict, or a replacement if it cannot be carried out.
+
+    With ack="auto" the broker has dropped the message already. Headers that fill the AMQP frame leave no room for the
+    count of attempts, so the message is parked instead of retried.
+    """
     if subscription.ack == "auto" and verdict.kind in {Kind.PARK, Kind.RETRY, Kind.HALT}:
         return lost(verdict)
     if verdict.kind is not Kind.RETRY or len(delivery.raw) <= ROOM or not subscription.policy.via.stamps:
@@ -81,7 +85,7 @@ def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -
 
 
 def lost(verdict: Verdict) -> Verdict:
-    """What becomes of it where the broker has forgotten the message already."""
+    """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
     return discard(f"It is lost, for its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
 
 
@@ -91,10 +95,13 @@ def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:
-    """The next hop of a message that has not waited long enough yet; no attempt is made or counted."""
+    """Return the settlement that sends a message on its next hop if it has to wait longer, without an attempt.
+
+    Return None if its wait is over, or if the message cannot be copied.
+    """
     via = subscription.policy.via
     if MARK not in delivery.raw or len(delivery.raw) > ROOM or not via.stamps or not via.notes_rest:
-        # A message that cannot be copied would wait for ever: only a copy drops the note.
+        # A message that cannot be copied would wait forever, because only a copy removes the note of the rest.
         return None
     stamp = story(delivery)
     if not stamp.wait:
@@ -104,12 +111,15 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
 
 
 def set_apart(delivery: Delivery, quarantine: str) -> Settlement:
-    """A copy to where it is tried alone, with its story so far; how often it came back is counted anew there."""
+    """Copy a message, with its stamp, to a quarantine queue, where its returns are counted from zero."""
     return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=quarantine))
 
 
 def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
-    """To its queue again, with nothing counted by anybody; in its place it goes when its channel closes."""
+    """Return a message to its queue without any count: as a copy, or in place.
+
+    A message that returns in place stays unacked, and goes back to its position when its channel closes.
+    """
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM:
         return Settlement(tell=Tell.AGAIN, hold=HELD)
     lane = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
@@ -120,22 +130,22 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
 
 
 def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int, nonce: int = 0) -> Settlement:
-    """Parked without a handler: none takes it, or its headers keep us from asking. No attempt was made."""
+    """Park a message without an attempt, because no handler takes it or its headers cannot be read."""
     uncounted = replace(verdict, counted=False)
     return parked(uncounted, delivery, intake.park, handler="", now=now, nonce=nonce)
 
 
 def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
-    """A confirmed copy into the parked queue, then the ack."""
+    """Park a message: a confirmed copy into the parked queue, then the ack."""
     stamp = _after(verdict, delivery, now=now)
     if not verdict.counted:
-        # What the broker counted itself is not in its story.
+        # Add the attempts that only the broker has counted: the stamp does not include them.
         stamp = replace(stamp, attempts=ended(delivery))
     told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
     put = {**replace(stamp, wait=0).headers(), **told}
     try:
         known = delivery.properties
-        # A sender's own word for properties that we keep would be believed by whoever reads the copy.
+        # Drop headers with our names that a sender has set: readers of the copy would trust them.
         headers = known.headers.replacing(drop=BROKERS_OWN | OURS | KEPT, put=put)
         headers = with_brokers(headers, known.headers)
         properties = lasting(known, headers)
@@ -151,8 +161,8 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
 def parked_in_bytes(
     verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int
 ) -> Settlement:
-    """The same where something in the message keeps that from succeeding: none of its headers is looked into."""
-    # Texts as any header takes them: where they came from is what may be wrong with the message.
+    """Park a message whose content makes ``parked`` fail: its headers are copied as bytes and not decoded."""
+    # Shorten the texts so that they fit any header: an invalid exchange or key may be the reason for the failure.
     stamp = Stamp(
         attempts=min(delivery.attempt, MOST) if verdict.counted else 0,
         exchange=short(delivery.exchange, SHORT_STRING_LIMIT),
@@ -164,7 +174,7 @@ def parked_in_bytes(
 
 
 def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settlement:
-    """A copy of which the properties that came are one value among ours."""
+    """Return the settlement with a copy whose headers hold the original properties as one value of bytes."""
     kept, leading = kept_properties(delivery.raw)
     properties = Properties(delivery_mode=2, message_id=_id(delivery), headers=Headers.of({**put, **kept}))
     copy = Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
@@ -172,7 +182,7 @@ def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settl
 
 
 def with_brokers(made: Headers, came: Headers) -> Headers:
-    """With what the broker wrote into the headers that came, as one of ours; without it where there is no room."""
+    """Return the headers plus one header with the broker's own headers of the original, if there is room for it."""
     theirs = brokers_part(came)
     if not theirs:
         return made
@@ -181,7 +191,7 @@ def with_brokers(made: Headers, came: Headers) -> Headers:
 
 
 def ended(delivery: Delivery) -> int:
-    """How many attempts have failed before, counted by us or by the broker; none where that cannot be read."""
+    """Return the number of failed attempts, counted in the stamp or by the broker; 0 if the headers are unreadable."""
     try:
         return min(story(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
     except UndecodableHeaders:
@@ -189,7 +199,7 @@ def ended(delivery: Delivery) -> int:
 
 
 def _id(delivery: Delivery) -> str | None:
-    """By which a person finds the message again, where it can be read at all."""
+    """Return the message's id, by which an operator can find it, or None if it cannot be read."""
     try:
         return delivery.id
     except UndecodableHeaders:
@@ -197,7 +207,7 @@ def _id(delivery: Delivery) -> str | None:
 
 
 def answer_to(delivery: Delivery, answer: object, codec: Codec) -> Message:
-    """The message with the answer or the error that the caller of a delivery waits for."""
+    """Return the message with the answer or the error that the caller waits for."""
     to = delivery.reply_to or ""
     failed, content_type, body = _written(answer, codec)
     properties = Properties(
@@ -206,25 +216,25 @@ def answer_to(delivery: Delivery, answer: object, codec: Codec) -> Message:
         delivery_mode=2,
         headers=Headers.of({ANSWER: FAILED if failed else "ok"}),
     )
-    # Direct reply-to queues answer 'mandatory' wrongly: before RabbitMQ 4.1 they return what was delivered.
+    # Direct reply-to queues handle 'mandatory' wrongly: before RabbitMQ 4.1 they return messages that were delivered.
     mandatory = not to.startswith("amq.rabbitmq.reply-to.")
     return Message(body=body, routing_key=to, properties=properties, mandatory=mandatory)
 
 
 def _written(answer: object, codec: Codec) -> tuple[bool, str, bytes]:
-    """Whether it is an error, its content type, and its body. An error is JSON whatever codec a handler has."""
+    """Return True if the answer is an error, its content type and its body. Errors are JSON with any codec."""
     error = answer if isinstance(answer, BaseException) else None
     if error is None:
         try:
             return False, codec.content_type, codec.encode(answer)
-        except Exception as broken:  # noqa: BLE001 - the handler has done its work: it must not be done again
+        except Exception as broken:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
             error = broken
     note = ErrorNote.of(error)
     return True, JSON.content_type, JSON.encode({"error": {"type": note.kind, "message": note.text}})
 
 
 def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
-    """Its story with this attempt, if that counts."""
+    """Return the stamp with this attempt added, if the attempt counts."""
     stamp = _failed(delivery, now=now)
     if not verdict.counted:
         return stamp
@@ -233,7 +243,10 @@ def _after(verdict: Verdict, delivery: Delivery, *, now: int) -> Stamp:
 
 
 def _failed(delivery: Delivery, *, now: int) -> Stamp:
-    """Its story; a failure that was rejected has no stamp of ours, so the broker's x-death tells when it was."""
+    """Return the stamp, with the time of the first failure.
+
+    A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
+    """
     stamp = _story(delivery)
     if stamp.since:
         return stamp
@@ -245,14 +258,14 @@ def _failed(delivery: Delivery, *, now: int) -> Stamp:
 
 
 def _story(delivery: Delivery) -> Stamp:
-    """What the message tells of itself; where it first came in is written down before the first copy."""
+    """Return the stamp of the message; for its first copy, a stamp with its original exchange, key and queue."""
     try:
         stamp = story(delivery)
     except UndecodableHeaders:
         stamp = Stamp()
     if stamp.queue:
         return stamp
-    # Written out: dataclasses.replace() takes three times as long, at every first failure.
+    # No dataclasses.replace(), which takes three times as long, at every first failure.
     return Stamp(
         attempts=stamp.attempts,
         since=stamp.since,

@@ -23,7 +23,7 @@ BETWEEN = ":"
 
 
 class NoKey(RmqRetryError):
-    """A message whose key cannot be told, so that nobody knows what it must not pass."""
+    """A message whose ordering key cannot be computed, so its place in the order is unknown."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -31,7 +31,10 @@ class NoKey(RmqRetryError):
 
 
 def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
-    """What ``order_by`` says of a decoded message; NoKey where that is no text, number, date or UUID, or several."""
+    """Return the ordering key of a decoded message, computed by ``order_by``.
+
+    Raise NoKey unless the result is a text, a whole number, a Decimal, a date or a UUID, or a sequence of these.
+    """
     try:
         found = order_by(delivery)
     except BaseException as broken:
@@ -41,12 +44,12 @@ def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
     except NoKey:
         raise
     except Exception as broken:
-        # Lists as deep as a sender likes, numbers of too many digits, a __str__ of the project's.
+        # A sender can cause this with deeply nested lists or numbers of too many digits, the project with its __str__.
         raise NoKey(f"returned a {type(found).__name__} that makes no text: {short(broken)}") from broken
 
 
 def unordered(via: Carrier) -> str | None:
-    """Why retries by this carrier cannot keep an order of keys, as a sentence; None where they can."""
+    """Return a sentence that explains why this carrier's retries cannot keep the order of keys, or None."""
     name = type(via).__name__
     if isinstance(via, AckFirst):
         return f"order_by needs messages that are never lost, and {name} may lose one: all behind it would wait on."
@@ -79,16 +82,16 @@ QUARANTINE = ".quarantine"
 Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
 Named = Callable[[Delivery], object]
-"""Of a message what names it, or the key whose order counts."""
+"""Returns a value that identifies a message (``once``), or its ordering key (``order_by``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Which messages of a queue a handler takes; without a condition, all that no other handler takes."""
+    """The conditions on messages that a handler takes; without conditions, it takes all that no other handler takes."""
 
     type: str | None = None
     routing_key: str | None = None
-    """As in a topic exchange: ``*`` is one word, ``#`` any number of words."""
+    """A pattern like in a topic exchange: ``*`` is one word, ``#`` any number of words."""
     headers: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -105,7 +108,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What the runtime needs to know of one handler."""
+    """One handler with its queue, policy and options, in the form that the consumer uses."""
 
     name: str
     run: Callable[[Delivery], object]
@@ -113,32 +116,32 @@ class Subscription:
     policy: Policy
     park: str
     parked: Queue | None = None
-    """The queue ``park``, where the project writes it out."""
+    """The queue ``park``, if the project defines it as a Queue."""
     match: Match = Match()
     codec: Codec = JSON
     keys: Keys | None = None
-    """The business keys of a message, by which people find it."""
+    """Returns the business keys of a message, by which operators find it."""
     fingerprint: Fingerprint | None = None
-    """The handler's own way to say which failures have one cause."""
+    """Returns the group of a failure, in place of the project-wide rule."""
     once: bool | Named = False
-    """Whether it runs once for each message, whatever is delivered twice; or what names the message."""
+    """True to handle a message only once even if it is delivered twice; or a function that identifies the message."""
     using: str = ""
-    """The database in which the handler writes, of those that the project has; the default one where it is empty."""
+    """The alias of the database in which the handler writes; empty for the default database."""
     order_by: Named | None = None
-    """The key within which a message that has failed holds those after it."""
+    """Returns the ordering key: a failed message blocks later messages with the same key."""
     rate: float | None = None
-    """Runs per second, of all processes together."""
+    """Limit on runs per second, for all processes together."""
     ack: Ack = "manual"
-    """With ``auto`` the broker forgets a message as it sends it."""
+    """With ``auto`` the broker drops a message as it sends it."""
     timeout: float | None = None
     """Seconds after which a run is ended."""
     asynchronous: bool = False
-    """Whether it is a coroutine, which ends itself at its timeout."""
+    """True for a coroutine function, which is cancelled in its own event loop at its timeout."""
     breaker: Breaker | None = None
-    """When to stop for a while because what the handler needs is down."""
+    """The conditions under which the handler pauses because a service that it needs is down."""
     route: Route = field(init=False, repr=False)
     gated: bool = field(init=False, repr=False)
-    """Whether somebody is to be asked before each run."""
+    """True if gates are entered before each run."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.park)
@@ -153,7 +156,7 @@ class Subscription:
                 "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
             )
         route = Route(work=self.queue, park=self.park, attempts=self.policy.attempts, waits=self.policy.waits)
-        # Made once: it is asked for at every failure.
+        # Computed once, because each failure needs it.
         object.__setattr__(self, "route", route)
         gated = self.order_by is not None or self.rate is not None or self.breaker is not None
         object.__setattr__(self, "gated", gated)
@@ -171,7 +174,7 @@ class Subscription:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
 
     def _stops(self) -> str | None:
-        """Why its consumer may end its subscription for a while."""
+        """Return the reason why the consumer may stop consuming the queue for a while, or None."""
         if self.ack == "auto":
             return "ack='auto' stops consuming while too much waits here"
         if self.breaker is not None:
@@ -181,7 +184,7 @@ class Subscription:
         return None
 
     def _untenable(self) -> str | None:
-        """What is asked of a queue that ends with its consumer, and that such a queue cannot keep."""
+        """Return a sentence on an option that does not work with a queue that ends with its consumer, or None."""
         queue, via = self.queue, self.policy.via
         if queue.auto_delete and (stops := self._stops()):
             return (
@@ -215,7 +218,7 @@ class Intake:
 
     @property
     def lossy(self) -> bool:
-        """Whether the broker has forgotten a message when it arrives."""
+        """True if the broker drops messages as it sends them (``ack="auto"``), so that they can be lost."""
         return self.subscriptions[0].ack == "auto"
 
     @property
@@ -224,14 +227,15 @@ class Intake:
 
     @property
     def keyed(self) -> bool:
-        """Whether some of its messages are kept in order within a key."""
+        """True if a handler of the queue has ``order_by``."""
         return any(subscription.order_by is not None for subscription in self.subscriptions)
 
     @property
     def quarantine(self) -> str | None:
-        """The queue in which what may have stopped a worker is tried alone; None where it cannot be told or moved.
+        """The queue in which a message that may have killed its worker is processed alone; None if there cannot be one.
 
-        A classic queue counts no returns, a line must keep its order, and some carriers work on one queue only.
+        A classic queue does not count returns, an ordered queue must keep its order, and some carriers work only on
+        one queue.
         """
         movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
         movable = movable and not self.ordered and not self.keyed and not self.lossy
@@ -239,13 +243,17 @@ class Intake:
 
     @property
     def in_place(self) -> bool:
-        """Whether what goes back must go where it was, or is counted by a queue that a copy would mislead."""
+        """True if a message must return to its position in the queue, not as a copy.
+
+        A copy would break the order, reset the broker's counts that some carriers use, or be lost with a queue that
+        ends with its consumer.
+        """
         laned = all(subscription.policy.via.laned for subscription in self.subscriptions)
         return self.ordered or self.keyed or not laned or not self.queue.lasting
 
     @property
     def dispatches(self) -> bool:
-        """Whether a message must be looked at before it is known which handler takes it."""
+        """True if the properties of a message decide which handler takes it."""
         return len(self.subscriptions) > 1 or self.subscriptions[0].match.conditions > 0
 
     def choose(self, delivery: Delivery) -> Subscription | None:
@@ -256,7 +264,7 @@ class Intake:
 
 
 def intakes(subscriptions: Sequence[Subscription]) -> tuple[Intake, ...]:
-    """The subscriptions by queue, in the order in which the queues were first named."""
+    """Return the subscriptions grouped by queue, in the order in which the queues were first named."""
     shared: dict[str, list[Subscription]] = {}
     for subscription in subscriptions:
         shared.setdefault(subscription.queue.name, []).append(subscription)
@@ -280,7 +288,7 @@ def _intake(group: list[Subscription]) -> Intake:
                 f"Handlers {one.name} and {two.name} ask for the same messages of queue {first.queue.name!r}, "
                 "so the second would get none. Give them different conditions."
             )
-    # One without a condition takes the rest, wherever it stands.
+    # The handler without a condition comes last, because it takes the messages that the others do not.
     ranked = sorted(group, key=lambda subscription: not subscription.match.conditions)
     return Intake(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
 
@@ -301,14 +309,15 @@ def _agree(first: Subscription, other: Subscription) -> None:
 
 
 def in_work_queue(delivery: Delivery, work: str) -> Delivery:
-    """The delivery as one of its work queue, wherever it is tried."""
+    """Return the delivery with its work queue as its queue, also if it arrived by the quarantine queue."""
     return delivery if delivery.queue == work else replace(delivery, queue=work, quarantined=True)
 
 
 def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
-    """After a wait a message arrives by the default exchange; handlers see where it was first published to.
+    """Return the delivery with the exchange and routing key to which its message was first published.
 
-    One that came otherwise keeps the key it came by: a sender must not choose another handler by a header.
+    After a wait, a message arrives by the default exchange, and only then is its stamp used. Any other message keeps
+    the routing key of its delivery, because a sender must not choose another handler by a forged header.
     """
     stamp = story(delivery)
     if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:

@@ -1,7 +1,7 @@
 """Tickets: the signed header by which an attempt of a requeued copy finds its record.
 
-A sender could invent the header, so it is signed; a handler may copy it into another message, so it is signed for one
-message only.
+The header is signed because a sender could forge it. The signature is valid for one message only, because a handler may
+copy the header into another message.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ SALT = "django_rmq_retry.ticket"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """A record of a parked message, and the cycle of requeues in which a copy of it was sent."""
+    """The record of a parked message, and the requeue cycle in which a copy of the message was sent."""
 
     record: int
     cycle: int
 
     def signed(self, bearer: str) -> str:
-        """The text for the header of the copy."""
+        """Return the signed text for the header of the copy."""
         return _signer(bearer).sign(f"{self.record}.{self.cycle}")
 
     @classmethod
     def read(cls, text: object, bearer: str) -> "Ticket | None":
-        """The ticket in a header; None for one that this project did not sign, or signed for another message."""
+        """Return the ticket in a header; None if this project did not sign it, or signed it for another message."""
         if not isinstance(text, str) or not text:
             return None
         try:
@@ -38,7 +38,7 @@ class Ticket:
 
 
 def bearer(queue: str, message_id: str | None, body: bytes) -> str:
-    """The message for which a ticket is signed: in this queue, with this id and this body."""
+    """Return the identity of the message for which a ticket is signed: its queue, id and body."""
     return identity(queue, message_id or "", body)
 
 
@@ -50,7 +50,7 @@ TICKET_MARK = TICKET.encode()
 
 
 def ticket_of(delivery: Delivery) -> Ticket | None:
-    """The ticket of a requeued copy; None for any other message, even if that carries the same header."""
+    """Return the ticket of a requeued copy; None for any other message, even if it carries the same header."""
     if TICKET_MARK not in delivery.raw:
         return None
     try:
