@@ -1,4 +1,7 @@
-"""Codecs from body to data and back. JSON is the default, strict enough that two readers agree on one payment."""
+"""Codecs, which convert a message body to data and back.
+
+JSON is the default. It rejects ambiguous input, so that two readers of one payment get the same data.
+"""
 
 import datetime
 import json
@@ -15,14 +18,14 @@ from django_rmq_retry.messages.tracebacks import ErrorNote
 SHOWN = 80
 DEPTH_LIMIT = 64
 MAGNITUDE_LIMIT = 308
-"""Powers of ten that every reader's floating point number can hold."""
+"""The largest decimal exponent, up or down, that a 64-bit floating point number of any reader can hold."""
 ENCODINGS = frozenset({"", "utf-8", "utf8", "identity"})
-# A string is skipped whole, even an unfinished one, so that no text is looked at twice.
+# One match skips a whole string, even an unterminated one, so that the scan stays linear.
 _BRACKETS = re.compile(r'[\[{]|[\]}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class Codec(Protocol):
-    """How one handler's bodies are written and read."""
+    """The interface that encodes and decodes the message bodies of a handler."""
 
     content_type: str
 
@@ -32,7 +35,7 @@ class Codec(Protocol):
 
 
 class Json:
-    """UTF-8 JSON; numbers with a point are read as Decimal; NaN, doubled keys and compressed bodies are refused."""
+    """UTF-8 JSON. Numbers with a fraction are read as Decimal. NaN, duplicate keys and compressed bodies are errors."""
 
     content_type = "application/json"
 
@@ -57,7 +60,7 @@ class Json:
 
 
 class Raw:
-    """Bytes as they are."""
+    """The codec that passes bytes through unchanged."""
 
     content_type = "application/octet-stream"
 
@@ -71,12 +74,12 @@ class Raw:
 
 
 ENCODED = 0x40
-"""The flag of the property content-encoding, in the first byte of the properties."""
+"""The bit in the first byte of the encoded properties that is set if content-encoding is present."""
 
 
 def decoded(delivery: Delivery, codec: Codec) -> object:
-    """The data of a message; UndecodableBody where the codec cannot read the body, which no retry will mend."""
-    # Properties are decoded only for a body that says it is encoded: most messages are never asked for them.
+    """Return the data of a message. Raise UndecodableBody, which is not retried, if the codec cannot read the body."""
+    # Decode the properties only if they include a content-encoding: most messages never need them decoded.
     properties = delivery.properties if delivery.raw[0] & ENCODED else None
     try:
         return codec.decode(delivery.body, properties)
@@ -104,7 +107,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _too_deep(text: str) -> bool:
-    """Looked at before parsing: parsers go down by recursion, and so does whatever handles what they return."""
+    """True if the text is nested deeper than DEPTH_LIMIT.
+
+    Checked before parsing, because the parser, and code that walks the parsed data, recurse once per level.
+    """
     if text.count("[") + text.count("{") <= DEPTH_LIMIT:
         return False
     depth = 0
@@ -121,7 +127,7 @@ def _number(text: str) -> Decimal:
         number = Decimal(text)
     except ArithmeticError:
         raise ValueError("a number has too large an exponent") from None
-    # Others would read infinity, and an int() of 1e999999999 would take all memory.
+    # Other readers would turn such a number into infinity, and int() of 1e999999999 would exhaust the memory.
     if abs(number.adjusted()) > MAGNITUDE_LIMIT:
         raise ValueError("a number has too large an exponent")
     return number

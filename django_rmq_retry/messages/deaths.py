@@ -1,4 +1,4 @@
-"""Dead-letter arguments and the ``x-death`` header, which a sender can forge."""
+"""Dead-letter queue arguments, and the broker's ``x-death`` header, which a sender can forge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from django_rmq_retry.messages.message import Delivery
 
 
 class Reason(StrEnum):
-    """Why a message is parked; machine values that stay English."""
+    """The reason for parking a message. The values are stored and compared by programs, so they are not translated."""
 
     EXHAUSTED = "retries_exhausted"
     PERMANENT = "permanent"
@@ -47,14 +47,17 @@ BROKERS_OWN = frozenset(
         "BCC",
     }
 )
-"""Never republished: x-death can get a message dropped as a cycle before RabbitMQ 4, CC would send copies elsewhere."""
+"""Headers that the broker sets or acts on. They are never republished.
+
+RabbitMQ before version 4 may drop a message as a dead-letter cycle because of its x-death; CC sends copies elsewhere.
+"""
 _KEYS = frozenset(name.encode() for name in BROKERS_OWN)
 _LIST = "x-death"
 _TOLD = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
-"""The names of what the broker goes by in each entry, as they stand there."""
+"""The encoded keys of the fields in an x-death entry that the broker itself reads."""
 
 OLDEST = 365 * 86_400_000
-"""Milliseconds: a time further back than this was not written by a broker on which the message still waits."""
+"""In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
 
 _REASONS = {
     "expired": Reason.EXPIRED,
@@ -66,7 +69,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One entry of x-death: how often a message left one queue for one reason."""
+    """One entry of x-death: the number of times a message was dead-lettered from one queue for one reason."""
 
     queue: str
     reason: str
@@ -74,39 +77,42 @@ class Death:
     exchange: str = ""
     keys: tuple[str, ...] = ()
     at: int = 0
-    """When it first did, in milliseconds of the epoch; brokers tell it by the second."""
+    """The time of the first of these deaths, in epoch milliseconds. Brokers record whole seconds."""
     expiration: str = ""
-    """In milliseconds, where the message had one of its own; the broker takes it off."""
+    """The message's own expiration in milliseconds, if it had one. The broker removes it from the message."""
 
 
 def dead_letter(exchange: str, key: str | None = None, *, safe: bool = False) -> dict[str, object]:
-    """The arguments that send what a queue gives up to an exchange; safe: at least once (quorum queues only)."""
+    """Return the queue arguments that dead-letter to an exchange.
+
+    `safe` selects the at-least-once strategy, which only quorum queues support.
+    """
     found: dict[str, object] = {"x-dead-letter-exchange": exchange}
     if key is not None:
         found["x-dead-letter-routing-key"] = key
     if safe:
-        # Without reject-publish the broker falls back to at-most-once without a word (docs/quorum-queues).
+        # Without reject-publish the broker silently falls back to at-most-once (rabbitmq.com/docs/quorum-queues).
         found |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     return found
 
 
 def well_formed(headers: Headers) -> bool:
-    """Whether the broker can add to x-death: a malformed one crashes its queue on RabbitMQ 3."""
+    """True if x-death is absent or valid. On RabbitMQ 3, adding to a malformed x-death crashes the queue."""
     return _deaths(headers) is not None
 
 
 def comes_back(headers: Headers, queue: str) -> bool:
-    """Whether a rejected message may expire its way back to this queue.
+    """True if a rejected message can return to this queue after expiring in a waiting queue.
 
-    RabbitMQ 3 drops it as a cycle if the first entry of x-death that names the queue is no rejection, and the order of
-    the entries changes with every death: any such entry counts.
+    RabbitMQ 3 drops the message as a cycle if the first x-death entry for the queue has another reason than
+    "rejected". Every death reorders the entries, so one such entry in any place makes this False.
     """
     found = _deaths(headers)
     return found is not None and not any(death.queue == queue and death.reason != "rejected" for death in found)
 
 
 def rejectable(delivery: Delivery) -> bool:
-    """Whether it may be left to the broker: some headers make one lose or multiply what is rejected."""
+    """True if the message can be rejected safely: with some headers the broker loses or multiplies it."""
     try:
         return well_formed(delivery.headers) and "CC" not in delivery.headers
     except UndecodableHeaders:
@@ -114,29 +120,32 @@ def rejectable(delivery: Delivery) -> bool:
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:
-    """What x-death says, or nothing when it is not what a broker writes."""
+    """Return the entries of x-death, or no entries if the header is not in the form that a broker writes."""
     return _deaths(headers) or ()
 
 
 def rejections(headers: Headers, queue: str) -> int:
-    """How often this queue, and not another in x-death, gave the message back for retry."""
+    """Return the number of times the message was rejected from this queue, ignoring other queues in x-death."""
     return sum(death.count for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
 
 
 def first_rejected(headers: Headers, queue: str, *, now: int) -> int:
-    """When this queue first gave the message back, in milliseconds of the epoch; 0 where no believable time says it."""
+    """Return the epoch milliseconds of the first rejection from this queue; 0 if x-death has no plausible time."""
     told = (death.at for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
     return min((at for at in told if max(now - OLDEST, 0) < at <= now), default=0)
 
 
 def reason_of(headers: Headers) -> Reason | None:
-    """Why the broker moved the message; only the first entry is the newest on every version."""
+    """Return the reason why the broker dead-lettered the message last, or None.
+
+    Only the first entry is read: it is the newest on every RabbitMQ version; the order of the others differs.
+    """
     found = deaths(headers)
     return _REASONS.get(found[0].reason, Reason.REJECTED) if found else None
 
 
 def brokers_part(headers: Headers) -> bytes:
-    """Those of the broker's own that are there, as the bytes they came in."""
+    """Return the raw bytes of the header entries whose names are in BROKERS_OWN."""
     if BROKERS_OWN.isdisjoint(headers):
         return b""
     raw = headers.raw
@@ -144,7 +153,10 @@ def brokers_part(headers: Headers) -> bytes:
 
 
 def told_of_broker(told: object) -> bytes:
-    """Such bytes read back from a header that anybody may have written: nothing where they hold anything else."""
+    """Return bytes made by `brokers_part` and read back from a header.
+
+    The header can be forged: the result is empty unless the bytes hold only headers named in BROKERS_OWN.
+    """
     try:
         return told if isinstance(told, bytes) and BROKERS_OWN.issuperset(Headers(told)) else b""
     except UndecodableHeaders:
@@ -152,10 +164,11 @@ def told_of_broker(told: object) -> bytes:
 
 
 def returns(headers: Headers, *, redelivered: bool) -> int:
-    """How often the queue took the message back from a consumer that went away.
+    """Return the number of times the queue took the message back from a consumer that disconnected.
 
-    Publishers can forge both counts on a first delivery; RabbitMQ 4.3's second count also grows when a worker that
-    stops gives untouched messages back, so the lower of the two is meant.
+    Publishers can forge both counts on a first delivery, so the result is 0 unless the message is redelivered.
+    RabbitMQ 4.3 adds a second count, x-acquired-count. It also grows when a stopping worker returns messages that no
+    handler has seen, so the lower of the two counts is returned.
     """
     if not redelivered:
         return 0
@@ -165,7 +178,7 @@ def returns(headers: Headers, *, redelivered: bool) -> int:
 
 
 def counts_losses_only(headers: Headers) -> bool:
-    """Whether these returns were none of a worker that stopped in good order: RabbitMQ 4.3 counts those apart."""
+    """True if `returns` excludes workers that stopped cleanly: RabbitMQ 4.3 counts those in x-acquired-count."""
     return "x-acquired-count" in headers
 
 
@@ -182,7 +195,7 @@ def _deaths(headers: Headers) -> tuple[Death, ...] | None:
 
 
 def _ambiguous(headers: Headers, count: int) -> bool:
-    """Whether a name stands twice, in the headers or in an entry: the broker goes by the first, a dict by the last."""
+    """True if x-death or a key in one of its entries is duplicated: the broker reads the first, a dict the last."""
     raw = headers.raw
     places = [(at, stop) for key, _, at, stop in entries(raw, 0, len(raw)) if key == _LIST.encode()]
     at, stop = places[0]
@@ -193,7 +206,7 @@ def _death(entry: object) -> Death | None:
     if not isinstance(entry, Mapping):
         return None
     queue, reason, count, keys = (entry.get(name) for name in ("queue", "reason", "count", "routing-keys"))
-    # No broker counts below 0: a forged one would buy attempts without end.
+    # Brokers never count below 0. A forged negative count would allow an unlimited number of attempts.
     if not isinstance(queue, str) or not isinstance(reason, str) or type(count) is not int or count < 0:
         return None
     time = entry.get("time")

@@ -1,4 +1,4 @@
-"""JSON texts for display: fields hidden or lines indented, with every other character unchanged."""
+"""JSON texts prepared for display: fields masked or lines indented, with every other character unchanged."""
 
 import json
 import re
@@ -13,20 +13,20 @@ HIDDEN = "•••"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _PLAIN = re.compile(r"[\w$-]+")
 DEEPEST = 100
-"""Levels of a text that are told apart; a place in a deeper one would be as long as the text itself."""
+"""The deepest nesting that is parsed. The path of a field in a deeper text could be as long as the text itself."""
 _REMEMBERED = 100
-"""Letters of a field whose fit is remembered: longer ones would fill the memory."""
+"""The longest field name, in characters, whose match is cached: longer names could fill the memory."""
 Steps = tuple[tuple[str, ...], ...]
-"""What is left of each pattern after the fields so far; an empty one has been met."""
+"""The parts of each pattern that remain to be matched after the fields so far. An empty tuple is a full match."""
 
 
 def masked(
     data: bytes | str, content_type: str, paths: Sequence[str], *, shown: Collection[str] = ()
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The text without what `paths` hide, and where something is hidden, such as ``cards[0].pan``.
+    """Return the text with the fields matching `paths` masked, and their places, such as ``cards[0].pan``.
 
-    Those places that `shown` names stay legible. None instead of a text that is no JSON object or array: what cannot be
-    told apart can only be hidden whole, and so is one of more than `DEEPEST` levels.
+    Places in `shown` are listed but stay readable. The text is None if it is not a JSON object or array or has more
+    than `DEEPEST` levels: its fields cannot be separated, so the caller must hide it completely.
     """
     text = data if isinstance(data, str) else decoded(data, content_type)
     if text is None or not is_json(text):
@@ -46,7 +46,7 @@ def masked(
 
 
 def hides(parts: Sequence[str], paths: Sequence[str]) -> bool:
-    """Whether a field is hidden, whatever the case of its letters; places in lists count for nothing."""
+    """True if the field at `parts` is hidden. Case is ignored. `parts` contains no list positions."""
     steps = _first_steps(tuple(paths))
     for part in parts:
         steps = _step(steps, part)
@@ -54,7 +54,7 @@ def hides(parts: Sequence[str], paths: Sequence[str]) -> bool:
 
 
 def without(value: Any, fields: Sequence[str], paths: Sequence[str]) -> Any:
-    """A value of tables and lists that stands under these fields, such as a header's, without what is hidden in it."""
+    """Return a value of tables and lists, such as a header's, with hidden fields masked; `fields` is the path to it."""
     if hides(fields, paths):
         return HIDDEN
     if isinstance(value, Mapping):
@@ -63,7 +63,7 @@ def without(value: Any, fields: Sequence[str], paths: Sequence[str]) -> Any:
 
 
 def decoded(data: bytes, content_type: str) -> str | None:
-    """The text of a body, by its charset or else as JSON is written; None where it is none."""
+    """Return the text of a body, decoded by its charset or by the detected JSON encoding; None if that fails."""
     try:
         return data.decode(_charset(content_type) or json.detect_encoding(data)) if data else ""
     except (UnicodeDecodeError, LookupError):
@@ -71,13 +71,13 @@ def decoded(data: bytes, content_type: str) -> str | None:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is a JSON object or array. Its numbers are not looked at, so none is too long."""
+    """True if a text is a JSON object or array. Numbers are not converted, so they can have any length."""
     if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
         return False
     try:
         json.loads(text, strict=False, parse_int=str, parse_float=str)
     except RecursionError:
-        # Python before 3.13 reads about a thousand levels. Readers of deep texts have a limit of their own.
+        # Python before 3.13 parses about 1000 levels. Accept the text: the callers have their own limit, DEEPEST.
         return True
     except ValueError:
         return False
@@ -85,29 +85,29 @@ def is_json(text: str) -> bool:
 
 
 def tokens(text: str) -> Iterator[tuple[str, int, int]]:
-    """The words and marks of a JSON text, with where each stands."""
+    """Yield each token of a JSON text with its start and end."""
     return ((found.group(), found.start(), found.end()) for found in _TOKEN.finditer(text))
 
 
 class TooDeep(ValueError):
-    """A JSON text of more levels than are told apart."""
+    """The error for a JSON text with more than DEEPEST levels."""
 
 
 @dataclass(slots=True)
 class _Level:
-    """An object or array that is open: the field that comes next, or the place."""
+    """An object or array that is being read, with the current field or list position."""
 
     listed: bool
     outside: Steps
     inside: Steps
-    """The same at the value that comes next: beyond the field of it."""
+    """The remaining patterns after the current field, which apply to its value."""
     key: str | None = None
     index: int = 0
 
 
 @dataclass(slots=True)
 class _Walk:
-    """Where in the text one is."""
+    """The current position in the text: the objects and arrays that enclose it."""
 
     levels: list[_Level] = field(default_factory=list)
 
@@ -163,14 +163,14 @@ def _first_steps(paths: tuple[str, ...]) -> Steps:
 
 
 def _step(steps: Steps, part: str) -> Steps:
-    """What is left of the patterns behind one more field."""
+    """Return the parts of the patterns that remain after matching one more field."""
     short = len(part) <= _REMEMBERED
     return (_known_step if short else _known_step.__wrapped__)(steps, part.casefold())
 
 
 @lru_cache(maxsize=4096)
 def _known_step(steps: Steps, part: str) -> Steps:
-    # A star before other parts stands for any number of fields: it stays where it is.
+    # A star followed by other parts matches any number of fields, so it stays in the remaining pattern.
     return _from_here(
         left if _any(left) else left[1:] for left in steps if left and (_any(left) or fnmatchcase(part, left[0]))
     )
@@ -181,7 +181,7 @@ def _any(left: tuple[str, ...]) -> bool:
 
 
 def _from_here(lefts: Iterable[tuple[str, ...]]) -> Steps:
-    """Each of them, and what stands behind the star that it begins with, which may also stand for no field."""
+    """Return the patterns and, for each with leading stars, also the rest, because a star may match no field."""
     found: dict[tuple[str, ...], None] = {}
     for left in lefts:
         found[left] = None
@@ -203,9 +203,10 @@ STEP = "  "
 
 
 def indented(text: str, *, most: int) -> str | None:
-    """A line for each entry. The text is JSON: whoever calls has made sure of it.
+    """Return the text with one line per entry. The text must be JSON; the caller checks it.
 
-    None where it has more than `DEEPEST` levels, or would grow longer than `most`: each level indents all lines inside.
+    None if it has more than `DEEPEST` levels, or if the result would exceed `most` characters: every level indents all
+    lines inside it.
     """
     pieces: list[str] = []
     depth, length, before = 0, 0, ""

@@ -1,6 +1,7 @@
 """A published message, one delivery of it, and the settlement that ends a delivery.
 
-A Delivery is made for every message on the hot path: it keeps the broker's bytes and decodes a property when asked.
+The consumer creates a Delivery for every message, so speed counts: it keeps the broker's bytes and decodes properties
+on first access.
 """
 
 from collections.abc import Hashable
@@ -14,7 +15,7 @@ from django_rmq_retry.messages.properties import HEADERS, Properties, decode_pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Bytes on their way to an exchange."""
+    """A message to publish: body, properties, and the exchange and routing key to send it to."""
 
     body: bytes
     properties: Properties = Properties()
@@ -22,7 +23,7 @@ class Message:
     routing_key: str = ""
     mandatory: bool = True
     order_key: str = ""
-    """In the outbox: messages with the same one leave one after the other."""
+    """The outbox's ordering key: the relay sends messages with the same ordering key one after the other."""
 
     @property
     def headers(self) -> Headers:
@@ -31,7 +32,7 @@ class Message:
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class _Fields:
-    """The fields of a Delivery while it is made."""
+    """The fields of a Delivery, still mutable while it is created."""
 
     queue: str
     body: bytes
@@ -41,21 +42,21 @@ class _Fields:
     routing_key: str = ""
     redelivered: bool = False
     quarantined: bool = False
-    """Whether it arrived in the queue where messages that may have killed their worker are tried alone."""
+    """True if it arrived from the quarantine queue, which holds messages that may have killed their worker."""
     token: Hashable = field(default_factory=object)
-    """Identifies the arrival, whichever Delivery describes it; a source puts the channel first."""
+    """The identity of the arrival, shared by all its Delivery objects. A source's token is a tuple, channel first."""
     attempt: int = 1
     data: Any = None
     key: str | None = None
     """The ordering key."""
     decoded: Properties | None = None
-    """The decoded properties, once they were asked for."""
+    """The decoded properties, cached on first access."""
 
 
 class _Freezing(type):
-    """Makes an instance by the fields' own constructor and freezes it.
+    """The metaclass that creates a Delivery with the constructor of `_Fields` and then changes its class to freeze it.
 
-    The constructor of a frozen dataclass takes four times as long, and each message needs two.
+    The constructor of a frozen dataclass takes four times as long, and each message needs two Delivery objects.
     """
 
     def __call__(cls, **fields: Any) -> Any:
@@ -76,8 +77,8 @@ class Delivery(_Fields, metaclass=_Freezing):
         raise FrozenInstanceError(f"A Delivery is immutable: {name} cannot be deleted.")
 
     def ready(self, *, attempt: int, data: object, key: str | None = None) -> "Delivery":
-        """The same arrival as a handler gets it."""
-        # Written out: dataclasses.replace() takes three times as long, for every message.
+        """Return a copy of the delivery with the attempt, data and ordering key that the handler needs."""
+        # Not dataclasses.replace(): it takes three times as long, and this runs for every message.
         made: Any = _Fields(
             queue=self.queue,
             body=self.body,
@@ -101,13 +102,13 @@ class Delivery(_Fields, metaclass=_Freezing):
         found = self.decoded
         if found is None:
             found = decode_properties(self.raw)
-            # A cache, no part of the value.
+            # A cache, not part of the immutable value.
             object.__setattr__(self, "decoded", found)
         return found
 
     @property
     def plain(self) -> bool:
-        """Whether it is a first arrival without headers; told from the first byte of the undecoded properties."""
+        """True if it is a first delivery without headers, read from the first byte of the undecoded properties."""
         return not self.redelivered and (not self.raw or self.raw[0] & HEADERS == 0)
 
     @property
@@ -132,7 +133,7 @@ class Delivery(_Fields, metaclass=_Freezing):
 
     @property
     def channel(self) -> Any:
-        """The channel it arrived by, another one after each connection; None where no source made it."""
+        """The channel of the delivery, a new one for each connection; None if no source created the delivery."""
         return self.token[0] if isinstance(self.token, tuple) else None
 
     def __repr__(self) -> str:
@@ -140,27 +141,30 @@ class Delivery(_Fields, metaclass=_Freezing):
 
 
 class Tell(Enum):
-    """What the broker is told of a delivery."""
+    """The settlement method sent to the broker for a delivery."""
 
     ACK = "ack"
     REJECT = "nack, not to be requeued"
     REQUEUE = "nack, to be requeued"
     COUNTED_REQUEUE = "reject, to be requeued"
-    """Counted by quorum queues on every version, which a nack is not from 4.3 on."""
+    """Quorum queues count it on every version. From RabbitMQ 4.3 they do not count a nack with requeue."""
     AGAIN = "nothing: it stays in hand and is attempted again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The copies are confirmed before the broker is told, unless ack_first; until then the message is still ours."""
+    """The way to end a delivery: what to publish, and how to settle.
+
+    The copies are confirmed before the delivery is settled, unless ack_first. Until then the message stays unacked.
+    """
 
     tell: Tell
     copy: Message | None = None
     answer: Message | None = None
-    """Sent once, as well as it goes: an answer that nobody takes never holds the message up."""
+    """The answer to the caller, sent once without a retry: an answer that cannot be delivered never delays settling."""
     ack_first: bool = False
     hold: float = 0.0
-    """Seconds to keep the message in hand before any of this."""
+    """Seconds to keep the message unacked before publishing and settling."""
 
 
 DONE = Settlement(tell=Tell.ACK)

@@ -1,8 +1,9 @@
-"""Parked messages as they lie in a parked queue: read back, identified, and copied for a requeue.
+"""Parked messages in a parked queue: reading, identifying and copying them for a requeue.
 
-Everything here may be forged or broken by whoever wrote it: what cannot be read is left out, nothing is refused.
+Any client of the broker can write such a message, so its headers may be forged or malformed. Unreadable parts are left
+out; no message is refused.
 
-It must not know of records; what it is made of is handed in as bytes.
+This module must not import the database records; callers pass it bytes.
 """
 
 import hashlib
@@ -29,17 +30,20 @@ from django_rmq_retry.messages.stamp import BROKERS, OURS, PREFIX, Stamp
 from django_rmq_retry.messages.tracebacks import short
 
 KEPT_RAW = PREFIX + "properties"
-"""Properties that cannot be read, or leave no room for ours, travel to the parked queue as bytes under this name."""
+"""The header with the original properties, as bytes, if they are unreadable or leave no room for our headers."""
 KEPT_PACKED = PREFIX + "properties-zlib"
 KEPT_LEADING = PREFIX + "properties-leading"
-"""So many bytes at the beginning of the body are the properties."""
+"""The header with the length in bytes of the original properties, if they are put in front of the body."""
 KEPT = frozenset({KEPT_RAW, KEPT_PACKED, KEPT_LEADING})
 ROOM = 120_000
-"""Of the 131 072 bytes of a frame; more than this leaves no room for headers of ours."""
+"""In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
 
 
 def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
-    """Properties as one header; or, where they fit into none, as what leads the body, which no frame limits."""
+    """Return headers that carry the properties, and bytes to put in front of the body.
+
+    Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
+    """
     if len(raw) <= ROOM:
         return {KEPT_RAW: raw}, b""
     packed = zlib.compress(raw)
@@ -49,21 +53,24 @@ def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
 
 
 TICKET = PREFIX + "ticket"
-"""What a requeued copy carries to its record's outcome; kept by every retry, and by the parked copy."""
+"""The header that links a requeued copy to its record, to report the result. Retries and the parked copy keep it."""
 UNPACKED_LIMIT = 1024 * 1024
-"""Properties travel in one frame, of 128 kB by default: what unpacks to more than this is a bomb, and kept packed."""
+"""In bytes. Properties fit one frame (128 kB by default), so a larger result of unpacking is a decompression bomb.
+
+Such a header stays packed.
+"""
 UNRECORDED = PREFIX + "unrecorded"
+"""The header with the reason why a parked message could not be recorded."""
 UNRECORDED_QUEUE = ".unrecorded"
-"""What the queue is called, after a parked queue, that keeps what no database takes."""
-"""Why a parked message could not be recorded."""
+"""The suffix of the queue, named after a parked queue, for messages that the database cannot store."""
 COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
-"""What the broker changes in a message that it delivers again."""
+"""The headers that the broker changes when it redelivers a message."""
 FOREIGN = "foreign"
-"""The reason of what somebody else put into a parked queue without saying why."""
+"""The reason recorded for a message that another client put into a parked queue without a reason."""
 
 
 class By(StrEnum):
-    """Who parked a message."""
+    """The party that parked a message."""
 
     CONSUMER = "consumer"
     BROKER = "broker"
@@ -72,16 +79,16 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """One message out of a parked queue, as it was before it was parked."""
+    """One message from a parked queue, restored to its state before it was parked."""
 
     body: bytes
     raw: bytes
-    """Its properties, in the broker's bytes, without what was added to park it."""
+    """Its encoded properties, without the headers that were added to park it."""
     properties: Properties
-    """Empty where they cannot be decoded."""
+    """The decoded properties; empty if they cannot be decoded."""
     parked_in: str
     queue: str
-    """The work queue in which it failed; empty where nobody knows."""
+    """The work queue in which it failed; empty if unknown."""
     exchange: str
     routing_key: str
     by: By
@@ -95,15 +102,16 @@ class Parked:
     culprit: str = ""
     ticket: str = ""
     parked_at: int = 0
-    """Milliseconds of the epoch by the clock of whoever parked it; 0 where it does not say."""
+    """The parking time in epoch milliseconds, by the clock of the consumer or broker that parked it; 0 if unknown."""
     copy: str
-    """A digest of this very copy: one that is delivered again has the same."""
+    """The digest of this copy. It stays the same when the copy is redelivered."""
 
     @property
     def identity(self) -> str:
-        """The same for two arrivals of one message, however often it fails or is delivered.
+        """The identity of the message, the same for each of its failures and deliveries.
 
-        A message without an id is itself only: two with the same bytes may be two payments.
+        A message without an id is identified only by this copy, because two messages with the same bytes may be two
+        payments.
         """
         named = self.properties.message_id
         if not named:
@@ -112,7 +120,10 @@ class Parked:
 
 
 def identity(queue: str, message_id: str, body: bytes) -> str:
-    """Of a message with an id in one work queue; ids that a sender uses again for another body tell it apart."""
+    """Return the identity of a message with an id in one work queue.
+
+    It includes the body, so that two messages stay distinct if the sender uses one id for both.
+    """
     named = hashlib.sha256(message_id.encode("utf-8", "surrogateescape")).digest()
     return f"message:{hashlib.sha256(_of_queue(queue) + named + hashlib.sha256(body).digest()).hexdigest()}"
 
@@ -123,7 +134,10 @@ def _of_queue(queue: str) -> bytes:
 
 
 def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
-    """A delivery from a parked queue; ``homes`` names the work queue of each queue that belongs to one."""
+    """Read a delivery from a parked queue.
+
+    ``homes`` maps each queue that belongs to a work queue, such as its parked queue, to the name of the work queue.
+    """
     try:
         return _read(delivery, delivery.properties, homes)
     except UndecodableHeaders as error:
@@ -145,11 +159,14 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
 
 
 def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
-    """The copy of a parked message that cannot be recorded, for a queue where it bothers nobody."""
+    """Return the copy of a parked message that cannot be recorded, to be published to a separate queue.
+
+    There it does not block the messages of the parked queue behind it.
+    """
     put: dict[str, object] = {UNRECORDED: short(why)}
     try:
         known = delivery.properties
-        # Whoever puts it back finds its way by x-death; CC would send copies elsewhere.
+        # Keep x-death: it gives the origin of the message if an operator moves it back. CC would send copies elsewhere.
         headers = known.headers.replacing(drop=BROKERS_OWN - {"x-death"}, put=put)
         if len(headers.raw) <= ROOM:
             return Message(body=delivery.body, routing_key=queue, properties=lasting(known, headers))
@@ -164,7 +181,8 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
     headers = arrived.headers
     told = {name: _told(headers, name) for name in _TEXTS}
     story = Stamp.read(headers)
-    # Our copies bear no x-death: where there is one the broker came last, and what a sender wrote of us is made up.
+    # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
+    # headers in our name may come from the sender.
     died = deaths(headers)
     by = By.BROKER if died else By.CONSUMER if told["reason"] else By.OTHER
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
@@ -194,13 +212,16 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
 
 _TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
 ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
-"""What a record tells in columns of its own, so that neither it nor a requeued copy carries it on."""
+"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
 DROPPED = ADDED - KEPT
-"""The same where properties are kept by nobody of ours, or cannot be unpacked."""
+"""The headers to drop if the consumer stored no original properties in KEPT headers, or these cannot be unpacked."""
 
 
 def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[bytes, Properties, bytes]:
-    """The properties, in bytes and read, and the body as they were before they were parked."""
+    """Return the encoded properties, the decoded properties and the body of the message before it was parked.
+
+    `kept` is True if the consumer parked the message, so that headers in our name can be trusted.
+    """
     headers = arrived.headers
     whole, packed, leading = (headers.get(name) if kept else None for name in (KEPT_RAW, KEPT_PACKED, KEPT_LEADING))
     if isinstance(whole, bytes):
@@ -242,10 +263,10 @@ def _decoded(raw: bytes) -> Properties:
 def _origin(
     delivery: Delivery, story: Stamp, died: tuple[Death, ...], homes: Mapping[str, str]
 ) -> tuple[str, str, str]:
-    """The work queue, and the exchange and key by which the message first came."""
+    """Return the work queue, and the exchange and routing key to which the message was first published."""
     told = homes.get(story.queue, story.queue)
     if died:
-        # The newest death stands first; the way in is told by the oldest, where no stamp of this queue tells it.
+        # The newest death comes first. The oldest has the original exchange and key, unless this queue's stamp has.
         newest, oldest = died[0], died[-1]
         queue = homes.get(newest.queue, newest.queue)
         if told and told == queue:
@@ -258,7 +279,8 @@ def _origin(
 
 def _parked_at(headers: Headers, died: tuple[Death, ...]) -> int:
     if died:
-        # Of several deaths in one queue the broker tells the time of the first.
+        # x-death has the time of the first death only, so the time is unknown after several deaths in one queue.
+        # The broker cuts to whole seconds; 999 ms give the end of that second.
         newest = died[0]
         return newest.at + 999 if newest.at and newest.count == 1 else 0
     told = headers.get(PREFIX + "parked-at")
@@ -275,31 +297,31 @@ def _bytes_digest(raw: bytes, body: bytes) -> str:
 
 
 def _uncounted(raw: bytes, known: Properties) -> bytes:
-    """Without what the broker changes when it delivers once more."""
+    """Return the encoded properties without the headers that the broker changes on redelivery."""
     if not any(name in known.headers for name in COUNTS):
         return raw
     return encode_properties(replace(known, headers=known.headers.replacing(drop=COUNTS)))
 
 
 STRIPPED = BROKERS_OWN | ADDED | {TICKET}
-"""What tells of earlier failures stays in the record: the attempts of the copy are counted from 1."""
+"""The headers that a requeued copy omits. Earlier failures stay in the record; the copy's attempts start at 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """A parked message as its record has it: the first version, or the one that was edited last."""
+    """A parked message as stored in its record: the original version, or the last edited one."""
 
     body: bytes
     raw: bytes
-    """Its properties in the broker's bytes."""
+    """Its encoded properties."""
     exchange: str
     routing_key: str
     message_id: str = ""
-    """Kept where the properties cannot be read."""
+    """The message id, used if the properties cannot be decoded."""
 
     @property
     def properties(self) -> Properties:
-        """Read; where they cannot be, nothing but the id."""
+        """The decoded properties; if they cannot be decoded, only the message id."""
         try:
             return decode_properties(self.raw)
         except UndecodableHeaders:
@@ -307,9 +329,10 @@ class Original:
 
 
 def requeued(original: Original, *, queue: str, ticket: str) -> Message:
-    """The copy for one queue, and for no other that may be bound to the exchange it first came by.
+    """Return the copy to requeue, addressed to one queue by name.
 
-    The way in stands in its stamp, so that a handler that goes by the routing key is found again.
+    Other queues bound to its original exchange do not get it. The stamp carries the original exchange and routing
+    key, which are needed to select the handler by routing key.
     """
     stamp = Stamp(exchange=original.exchange, routing_key=original.routing_key, queue=queue)
     known = original.properties
@@ -323,17 +346,20 @@ _ADDED = OURS | BROKERS_OWN | KEPT | {PREFIX + "ticket", BARE}
 
 
 def name_of(delivery: Delivery) -> str:
-    """The same for every delivery and every retry of one message; two without an id may share one."""
+    """Return a name that is the same for each delivery and retry of one message.
+
+    It is the message id, or else a digest of the content, which two messages without an id may share.
+    """
     return delivery.id or NAMELESS + _digest(delivery)
 
 
 def nameless(name: str) -> bool:
-    """Whether a name was made of bytes, so that it may be another message's as well."""
+    """True if a name from `name_of` is a digest of the content, so that another message may have the same name."""
     return name.startswith(NAMELESS)
 
 
 def _digest(delivery: Delivery) -> str:
-    """Of all that a retry's copy keeps: its body, where it came in, what its sender said of it."""
+    """Return the digest of everything that the copy for a retry keeps: body, exchange, routing key and properties."""
     known = delivery.properties
     said = (
         *(delivery.exchange, delivery.routing_key, known.content_type, known.content_encoding, known.correlation_id),

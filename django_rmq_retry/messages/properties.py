@@ -1,4 +1,4 @@
-"""The fourteen AMQP properties of a message, between bytes and a value."""
+"""Encoding and decoding of the fourteen AMQP properties of a message."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -14,13 +14,19 @@ _SECONDS = struct.Struct(">Q")
 # RabbitMQ refuses a message with any of these set (rabbit_framing_amqp_0_9_1:decode_properties).
 _UNUSED_FLAGS = 0b11
 HEADERS = 0x20
-"""The flag of the header table, in the first byte of the properties."""
+"""The bit in the first byte of the encoded properties that is set if a header table is present."""
 
 
 DIRECT = "amq.rabbitmq.reply-to"
-"""Bare, it may be sent only by who consumes it: from anybody else it closes the channel (406)."""
+"""RabbitMQ's direct reply-to queue. Only its consumer may publish with this bare name in reply_to.
+
+The broker closes the channel of any other publisher (406).
+"""
 BARE = "rmq-retry-reply-to"
-"""Where copies of ours keep it. Brokers store it for senders by other protocols, such as AMQP 1.0."""
+"""The header in which our copies carry a bare direct reply-to.
+
+A stored message can have one, because the broker accepts it from senders using other protocols, such as AMQP 1.0.
+"""
 
 # Plain numbers: comparing enum members costs as much as decoding a field.
 _TEXT, _TABLE, _OCTET, _TIMESTAMP = range(4)
@@ -28,9 +34,10 @@ _TEXT, _TABLE, _OCTET, _TIMESTAMP = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties:
-    """What a message says about itself; text that is not UTF-8 is kept with surrogate escapes.
+    """The properties of a message. Text that is not UTF-8 is kept with surrogate escapes.
 
-    The shared `headers.EMPTY` stands for a message without a header table; any other empty Headers for an empty table.
+    The shared object `headers.EMPTY` means that the message has no header table; any other empty Headers object means
+    that its table is empty.
     """
 
     content_type: str | None = None
@@ -50,15 +57,15 @@ class Properties:
 
 
 def lasting(known: Properties, headers: Headers, *, expiration: str | None = None) -> Properties:
-    """As a copy of ours bears them: it outlives the broker, and does not expire with the original."""
+    """Return the properties for a copy: persistent, and without the original's expiration."""
     if known.reply_to == DIRECT:
         known, headers = replace(known, reply_to=None), headers.replacing(drop={BARE}, put={BARE: DIRECT})
-    # Written out: dataclasses.replace() takes twice as long, at every retry.
+    # Not dataclasses.replace(): it takes twice as long, and this runs at every retry.
     return Properties(
         content_type=known.content_type,
         content_encoding=known.content_encoding,
         headers=headers,
-        # Transient would be lost with the broker.
+        # Persistent: a transient copy would be lost when the broker restarts.
         delivery_mode=2,
         priority=known.priority,
         correlation_id=known.correlation_id,
@@ -67,7 +74,7 @@ def lasting(known: Properties, headers: Headers, *, expiration: str | None = Non
         message_id=known.message_id,
         timestamp=known.timestamp,
         type=known.type,
-        # A forwarded one must be the forwarder's own (406).
+        # The broker requires user_id to be the publisher's own user, else it closes the channel (406).
         user_id=None,
         app_id=known.app_id,
         cluster_id=known.cluster_id,
@@ -75,7 +82,7 @@ def lasting(known: Properties, headers: Headers, *, expiration: str | None = Non
 
 
 def reply_of(known: Properties) -> str | None:
-    """Where its sender wants the answer, whether or not this is a copy of ours."""
+    """Return the sender's reply_to, also from a copy of ours, which carries a direct reply-to in a header."""
     return DIRECT if known.reply_to is None and known.headers.get(BARE) == DIRECT else known.reply_to
 
 
@@ -98,12 +105,12 @@ _FIELDS = (
 
 
 def has_headers(raw: bytes) -> bool:
-    """Tell from the first byte whether a header table follows."""
+    """True if encoded properties contain a header table, read from their first byte."""
     return len(raw) > 0 and raw[0] & HEADERS != 0
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """Decode the bytes of a content header after its body size."""
+    """Decode the part of an AMQP content header that follows its body size."""
     try:
         flags = _FLAGS.unpack_from(raw)[0]
         if flags & _UNUSED_FLAGS:
@@ -144,7 +151,7 @@ def _decode_fields(raw: bytes, fields: tuple[tuple[str, int], ...]) -> tuple[dic
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Encode what stands in a content header after its body size."""
+    """Encode the part of an AMQP content header that follows its body size."""
     flags = 0
     pieces = [b""]
     for place, (name, kind) in enumerate(_FIELDS):
@@ -161,7 +168,10 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def with_headers(raw: bytes, known: Properties, headers: bytes) -> bytes:
-    """The same properties with another header table, or with none: cut out of their bytes, for that is far quicker."""
+    """Return encoded properties with the header table replaced, or removed if `headers` is empty.
+
+    It splices the bytes, which is much faster than encoding all properties again.
+    """
     if not has_headers(raw):
         return raw
     at = _FLAGS.size

@@ -6,7 +6,7 @@ import re
 from django_rmq_retry.errors import ConfigurationError
 
 LONGEST = 10 * 365 * 86400.0
-"""Ten years: the longest TTL a broker takes."""
+"""Ten years, in seconds: the longest TTL that the broker accepts."""
 
 
 def check_seconds(what: str, value: object) -> None:
@@ -15,7 +15,7 @@ def check_seconds(what: str, value: object) -> None:
 
 
 def milliseconds(seconds: float) -> int:
-    """Rounded up: a wait is never shorter than asked."""
+    """Convert seconds to whole milliseconds, rounded up, so that a wait is never shorter than requested."""
     return math.ceil(round(seconds * 1000, 6))
 
 
@@ -26,7 +26,7 @@ _SAID = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*([smhd])")
 
 
 def per_second(rate: object) -> float:
-    """``20`` and ``"20/s"`` are twenty each second, ``"20/m"`` twenty each minute."""
+    """Parse a rate: ``20`` and ``"20/s"`` are twenty per second, ``"20/m"`` is twenty per minute."""
     found: object = rate
     if isinstance(rate, str):
         said = _SAID.fullmatch(rate.strip())
@@ -40,7 +40,7 @@ def per_second(rate: object) -> float:
 
 
 def spelled(rate: float) -> str:
-    """For people: ``20 per second``, ``20 per minute``."""
+    """Format a rate for display: ``20 per second``, ``20 per minute``."""
     for unit, seconds in (("second", 1.0), ("minute", 60.0), ("hour", 3600.0)):
         if rate * seconds >= 1:
             return f"{rate * seconds:.4g} per {unit}"

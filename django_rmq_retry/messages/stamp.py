@@ -1,6 +1,7 @@
-"""The package's own headers, which travel with a message from attempt to attempt and into the parked queue.
+"""The package's own headers, carried by a message from attempt to attempt and into the parked queue.
 
-All are whole numbers or short texts: a client that republishes them cannot change them, and no frame overflows.
+All are integers or short texts, so that a client that republishes the message does not alter them, and so that they
+fit into a frame.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from django_rmq_retry.messages.tracebacks import short
 
 PREFIX = "rmq-retry-"
 ANSWER = PREFIX + "answer"
-"""Tells an answer from an error, so that data may look like either."""
+"""The header that marks a reply as an answer or an error, so that the data itself can have any form."""
 FAILED = "error"
 _STORY = [PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")]
 _ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STORY
 MARK = PREFIX.encode()
-"""Looked for in undecoded properties, so that a fresh message costs one search."""
+"""Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
 SUMMARY_LIMIT = 1000
 HANDLER_LIMIT = 255
 MOST = 2**31 - 1
@@ -29,14 +30,17 @@ LONGEST_WAIT = milliseconds(LONGEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """The story of a message so far."""
+    """The retry history of a message."""
 
     attempts: int = 0
-    """Attempts that counted and failed."""
+    """Failed attempts that count against the policy's limit."""
     since: int = 0
-    """When the first attempt failed, in milliseconds of the epoch; 0 before that."""
+    """The time of the first failed attempt, in epoch milliseconds; 0 before that."""
     wait: int = 0
-    """Milliseconds still to wait after the hop under way; no clock of a worker is trusted with a delay."""
+    """Milliseconds still to wait after the current waiting queue.
+
+    A remaining wait, not a time to wait until: the clocks of workers may differ.
+    """
     exchange: str = ""
     routing_key: str = ""
     queue: str = ""
@@ -44,16 +48,16 @@ class Stamp:
 
     @classmethod
     def read(cls, headers: Headers) -> "Stamp":
-        """What a message carries; what nobody here can have written counts as nothing."""
+        """Read the stamp from headers. Values that this package cannot have written are ignored."""
         return _read(headers)
 
     def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
-        """The story with one more failed attempt, described in one line."""
+        """Return the stamp with one more failed attempt, described in one line."""
         line = f"#{attempt} {failure}".replace("\n", " ")
         summary = _latest(f"{self.summary}\n{line}" if self.summary else line)
-        # Written out: dataclasses.replace() takes three times as long, at every failure.
+        # Not dataclasses.replace(): it takes three times as long, and this runs at every failure.
         return Stamp(
-            # A broker's forged counts add up to more than a header holds.
+            # Forged x-death counts can add up to more than an integer header holds.
             attempts=min(attempt, MOST),
             since=self.since or now,
             wait=self.wait,
@@ -64,7 +68,7 @@ class Stamp:
         )
 
     def headers(self) -> dict[str, object]:
-        """As headers; a part that says nothing is left out."""
+        """Return the stamp as headers, without the empty ones."""
         named = {
             _ATTEMPTS: self.attempts,
             _SINCE: self.since,
@@ -79,7 +83,7 @@ class Stamp:
 
 @lru_cache(maxsize=32)
 def _read(headers: Headers) -> Stamp:
-    """Asked for several times during one attempt, by those who each need a part of it."""
+    """Read the stamp, cached because several callers need it during one attempt."""
     return Stamp(
         attempts=_number(headers, _ATTEMPTS),
         since=_number(headers, _SINCE, most=2**62),
@@ -92,7 +96,7 @@ def _read(headers: Headers) -> Stamp:
 
 
 def story(delivery: Delivery) -> Stamp:
-    """What a message tells of itself here; what it went through in another queue counts for nothing in this one."""
+    """Return the stamp of a delivery. A stamp written in another queue is ignored, so attempts start again at 1."""
     if MARK not in delivery.raw:
         return UNTOLD
     stamp = Stamp.read(delivery.headers)
@@ -100,12 +104,15 @@ def story(delivery: Delivery) -> Stamp:
 
 
 UNTOLD = Stamp()
-"""The story of a message that comes for the first time."""
+"""The stamp of a message without a failed attempt."""
 
 
 _PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
 BROKERS = PREFIX + "broker"
-"""The broker's own headers, x-death above all, as bytes that it does not look into; only a record shows them."""
+"""The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
+
+Only records show them.
+"""
 OURS = frozenset({*_STORY, *(PREFIX + name for name in _PARKED), BROKERS})
 
 
@@ -115,7 +122,7 @@ def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
 
 
 def _name(headers: Headers, name: str) -> str:
-    """Of an exchange or a queue, or a key: what AMQP cannot carry as one was not written here."""
+    """Read the name of an exchange or queue, or a routing key; empty if it is too long for AMQP, and so forged."""
     text = _text(headers, name)
     return text if len(text.encode("utf-8", "surrogateescape")) <= SHORT_STRING_LIMIT else ""
 
@@ -128,7 +135,7 @@ def _text(headers: Headers, name: str) -> str:
 
 
 def _faithful(name: str) -> str | bytes:
-    """The broker takes names that are not UTF-8; they are kept as the bytes they are."""
+    """Return a name as a header value: bytes if it is not UTF-8, which the broker allows, else text."""
     if name.isascii():
         return name
     encoded = name.encode("utf-8", "surrogateescape")
@@ -139,7 +146,7 @@ def _faithful(name: str) -> str | bytes:
 
 
 def _latest(summary: str) -> str:
-    """The last lines that fit; a single one that does not is cut."""
+    """Return the last lines that fit SUMMARY_LIMIT; a single line that is too long is cut."""
     encoded = summary.encode()
     if len(encoded) <= SUMMARY_LIMIT:
         return summary
@@ -150,7 +157,7 @@ def _latest(summary: str) -> str:
 def copy_of(
     delivery: Delivery, stamp: Stamp, *, exchange: str, routing_key: str, expiration: int | None = None
 ) -> Message:
-    """A copy that keeps every foreign header byte for byte, and none of the broker's own."""
+    """Return a copy with the given stamp. Headers set by others are copied byte for byte, the broker's are dropped."""
     known = delivery.properties
     headers = known.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
     properties = lasting(known, headers, expiration=None if expiration is None else str(expiration))

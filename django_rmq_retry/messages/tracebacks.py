@@ -1,6 +1,6 @@
 """Exceptions as plain values, and the fingerprint that groups failures by cause.
 
-Nothing here raises, whatever an exception does; and nothing here knows which files are the project's: that is told.
+No function here raises, even if a method of the exception does. Callers pass the test for the project's own files.
 """
 
 import functools
@@ -22,7 +22,7 @@ TEXT_LIMIT = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorNote:
-    """The short form of an exception: short enough for a header, whatever the exception does."""
+    """The class and text of an exception, short enough for a header. Creating it never raises."""
 
     kind: str
     text: str
@@ -36,10 +36,13 @@ class ErrorNote:
 
 
 def short(value: object, limit: int = TEXT_LIMIT) -> str:
-    """A text that any header, log and database takes: at most so many bytes of UTF-8, no NUL, no lone surrogate."""
+    """Return a text that is safe for any header, log and database.
+
+    It has at most `limit` bytes of UTF-8, and no NUL or lone surrogate.
+    """
     try:
         text = str(value)
-    except BaseException as broken:  # noqa: BLE001 - whatever its __str__ does, the message must be parked
+    except BaseException as broken:  # noqa: BLE001 - any error of __str__ is caught, because the message must be parked
         text = f"(its text cannot be made: {type(broken).__name__})"
     if len(text) <= limit and text.isascii() and "\0" not in text:
         return text
@@ -51,20 +54,20 @@ def short(value: object, limit: int = TEXT_LIMIT) -> str:
 
 CAUSES = 20
 OUTERMOST, INNERMOST = 10, 40
-"""So many frames are kept at either end of a traceback."""
+"""The number of frames kept at the outer and the inner end of a traceback."""
 REMEMBERED = 512
-"""So many places in the code from which exceptions came are remembered."""
+"""The number of cached stacks, and of cached exception class names."""
 CLASS_LIMIT = 255
 TRACE_TEXT_LIMIT = 4000
 PLACE_LIMIT = 500
 
 Own = Callable[[str], bool]
-"""Whether a file is one of the project's."""
+"""The type of a function that returns True for a file of the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One call through which an exception came."""
+    """One frame of a traceback."""
 
     module: str
     function: str
@@ -74,22 +77,22 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """Where in the code, in words that a change elsewhere in the file leaves alone."""
+        """The module and function, without the line number, which changes when other code in the file changes."""
         return f"{self.module}:{self.function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
-    """The calls through which exceptions came from one and the same place; the same object for all of them."""
+    """The frames of a traceback. Exceptions raised at the same place through the same calls share one object."""
 
     frames: tuple[Frame, ...] = ()
-    """The outermost first."""
+    """The frames, the outermost first."""
     left_out: int = 0
-    """Frames that are missing between the outermost and the innermost."""
+    """The number of frames dropped between the outermost and the innermost ones."""
     places: tuple[str, ...] = ()
-    """Of the project's own frames, the outermost first; a recursion counts once."""
+    """The places of the project's own frames, the outermost first. Repeated calls in a row count once."""
     codes: tuple[CodeType, ...] = ()
-    """Kept, so that what is remembered by them is not found by others in their place."""
+    """The code objects of the frames. The reference keeps their ids, which are cache keys, from being reused."""
 
 
 class Cause(NamedTuple):
@@ -97,21 +100,24 @@ class Cause(NamedTuple):
 
     kind: str
     link: str
-    """How it belongs to one before it: "" is the first, then "cause", "context" or "member" (of a group)."""
+    """Its relation to an exception before it: "cause", "context" or "member" (of a group); "" for the first."""
     text: str
     stack: Stack
 
 
 def trace(error: BaseException, own: Own) -> tuple[Cause, ...]:
-    """An exception and what caused it, the newest first."""
-    # Made by place, in a list first: it is asked for at every failure.
+    """Return an exception and its causes, the newest first."""
+    # Positional arguments and a list, for speed: this runs at every failure.
     return tuple(
         [Cause(kind_of(one), link, short(one, TRACE_TEXT_LIMIT), stack_of(one, own)) for one, link in causes(error)]
     )
 
 
 def causes(error: BaseException) -> list[tuple[BaseException, str]]:
-    """The exception itself, the members of a group, then what it was raised from; each once, however they circle."""
+    """Return the exception, the members of its group and the exceptions it was raised from.
+
+    Each is listed once, even if their references form a cycle.
+    """
     if not isinstance(error, BaseExceptionGroup) and not (_get(error, "__cause__") or _get(error, "__context__")):
         return [(error, "")]
     found: list[tuple[BaseException, str]] = []
@@ -127,10 +133,10 @@ def causes(error: BaseException) -> list[tuple[BaseException, str]]:
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of its class, with the module unless it is built in."""
+    """Return the name of its class, with the module unless that is builtins or __main__."""
     try:
-        return _named(type(error))  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
-    except BaseException:  # noqa: BLE001 - a metaclass of the project's
+        return _named(type(error))  # type: ignore[arg-type]  # a class is hashable even if its instances are not
+    except BaseException:  # noqa: BLE001 - a metaclass of the project may raise
         return "?"
 
 
@@ -141,7 +147,7 @@ def _named(kind: type[BaseException]) -> str:
 
 
 def stack_of(error: BaseException, own: Own) -> Stack:
-    """The frames of its traceback: worked out once for a place in the code, for most failures are like one before."""
+    """Return the frames of its traceback, cached by place in the code, because most failures repeat an earlier one."""
     steps: list[TracebackType] = []
     step = _get(error, "__traceback__")
     while isinstance(step, TracebackType):
@@ -181,7 +187,7 @@ def _frame(step: TracebackType, own: Own) -> Frame:
         module=short(module, PLACE_LIMIT) if isinstance(module, str) else "?",
         function=short(code.co_qualname, PLACE_LIMIT),
         file=short(file, PLACE_LIMIT),
-        # Some instructions belong to no line; the stubs do not know.
+        # tb_lineno can be None, because some instructions belong to no line; the type stubs omit this.
         line=step.tb_lineno or 0,
         own=own(file),
     )
@@ -204,7 +210,7 @@ def _next(error: BaseException) -> Iterator[tuple[BaseException, str]]:
 def _get(error: BaseException, name: str) -> object:
     try:
         return getattr(error, name)
-    except BaseException:  # noqa: BLE001 - a property of the project's
+    except BaseException:  # noqa: BLE001 - a property of the project's class may raise
         return None
 
 
@@ -215,15 +221,15 @@ CULPRIT_LIMIT = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """To which group a failure belongs."""
+    """The group of a failure."""
 
     fingerprint: str
     culprit: str = ""
-    """The innermost function of the project's that it came through."""
+    """The innermost function of the project in the traceback."""
 
 
 def traced(causes: Sequence[Cause], *, reason: str) -> Grouping | None:
-    """The group of an exception and its causes; nothing where none came through code of the project's."""
+    """Return the group of an exception and its causes; None if no traceback contains code of the project."""
     for cause in causes:
         places = cause.stack.places[-PLACES:]
         if places:
@@ -234,7 +240,7 @@ def traced(causes: Sequence[Cause], *, reason: str) -> Grouping | None:
 def _kinds(causes: Sequence[Cause]) -> tuple[str, ...]:
     if len(causes) == 1:
         return (causes[0].kind,)
-    # The members of a group come in any order.
+    # Sorted, because the members of a group have no fixed order.
     members = sorted({cause.kind for cause in causes if cause.link == "member"})
     return (causes[0].kind, *members, *(cause.kind for cause in causes[1:] if cause.link != "member"))
 
@@ -245,17 +251,18 @@ def _ruled(kinds: tuple[str, ...], places: tuple[str, ...], reason: str) -> Grou
 
 
 def untraced(error: str, *, reason: str, queue: str) -> Grouping:
-    """The group of what has no traceback: the name of the error's class if there is one, the reason and the queue."""
+    """Return the group of a failure without a traceback, by the error's class name (if any), reason and queue."""
     return Grouping(fingerprint=_digest(RULE, error, reason, queue))
 
 
 def named(name: str) -> str:
-    """The fingerprint of a group that a handler names itself."""
+    """Return the fingerprint of a group that the handler named."""
     return _digest("named", name)
 
 
 def _digest(*parts: object) -> str:
-    # JSON, for no text in it can then be taken for two; in ASCII, for a name may hold what UTF-8 cannot.
+    # JSON keeps the parts separate, so different parts never give the same text. It escapes to ASCII, because a name
+    # may contain a lone surrogate, which UTF-8 cannot encode.
     return hashlib.sha1(json.dumps(parts).encode(), usedforsecurity=False).hexdigest()
 
 
@@ -267,7 +274,7 @@ _ELSEWHERE = tuple({f"{folder}{os.sep}" for path in _found for folder in (path, 
 
 @functools.lru_cache(maxsize=4096)
 def projects_own(file: str) -> bool:
-    """Whether a file, as a traceback names it, is the project's; code that came from no file is nobody's."""
+    """True if a file named in a traceback belongs to the project. False for code without a file, such as <string>."""
     if not file or file.startswith("<"):
         return False
     return not file.startswith(_ELSEWHERE) and INSTALLED.isdisjoint(Path(file).parts)
