@@ -1,1 +1,1 @@
-"""Policies: what happens when a handler fails, and the way in which a retry waits. Pure."""
+"""Policies decide what happens when a handler fails, and how a retry waits. Pure functions and values."""

@@ -1,4 +1,4 @@
-"""Back-offs: how long to wait before the next attempt. Pure numbers; the caller passes chance in."""
+"""Back-offs compute the wait before the next attempt. They are pure: the caller passes the random number for jitter."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,27 +10,33 @@ from django_rmq_retry.messages.seconds import LONGEST, check_seconds
 
 MOST_LOOKED_AT = 64
 ENDLESS = 2**31
-"""The number of an attempt without end: later than any that a queue lives to see."""
+"""The attempt number that stands for "unlimited": higher than any real attempt reaches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff(ABC):
-    """Attempts are counted from 1; the wait after attempt n is ``delay(n, chance)``, chance in [0, 1)."""
+    """The rule for waits between attempts.
+
+    Attempts are counted from 1. The wait after attempt n is ``delay(n, chance)``, with a random `chance` in [0, 1).
+    """
 
     @property
     @abstractmethod
     def spread(self) -> float:
-        """By how much of itself chance may lengthen a wait; it never shortens one."""
+        """The jitter: the largest fraction by which chance lengthens a wait. It never shortens one."""
 
     @abstractmethod
     def nominal(self, attempt: int) -> float:
-        """The wait after this attempt without chance."""
+        """Return the wait after this attempt, without jitter, in seconds."""
 
     def delay(self, attempt: int, chance: float) -> float:
         return min(self.nominal(attempt) * (1 + self.spread * chance), LONGEST)
 
     def steps(self, attempts: int | None) -> tuple[float, ...]:
-        """The distinct waits of this many attempts, in rising order; of very many, the first."""
+        """Return the distinct waits between this many attempts, in rising order.
+
+        Only the first MOST_LOOKED_AT waits are considered.
+        """
         found: list[float] = []
         last = MOST_LOOKED_AT if attempts is None else min(attempts - 1, MOST_LOOKED_AT)
         for attempt in range(1, last + 1):
@@ -40,17 +46,17 @@ class Backoff(ABC):
         return tuple(sorted(found))
 
     def longest(self, attempts: int | None) -> float:
-        """The longest wait of this many attempts, with all that chance may add; 0 where there is none."""
+        """Return the longest wait between this many attempts, including the largest jitter; 0 for a single attempt."""
         return 0.0 if attempts == 1 else min(self._peak(attempts) * (1 + self.spread), LONGEST)
 
     def _peak(self, attempts: int | None) -> float:
-        # The last one: waits grow, or stay.
+        # The last wait is the longest, because waits never shrink.
         return self.nominal(ENDLESS if attempts is None else attempts - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Backoff):
-    """Always the same wait: ``Fixed(30)``."""
+    """The same wait after each attempt: ``Fixed(30)``."""
 
     seconds: float
     jitter: float = 0.0
@@ -69,7 +75,7 @@ class Fixed(Backoff):
 
 @dataclass(frozen=True, slots=True)
 class Steps(Backoff):
-    """Waits written out; the last one repeats: ``Steps([10, 60, 600])``."""
+    """A list of waits, the last of which repeats: ``Steps([10, 60, 600])``."""
 
     seconds: Sequence[float]
     jitter: float = 0.0
@@ -96,7 +102,7 @@ class Steps(Backoff):
 
 @dataclass(frozen=True, slots=True)
 class Exponential(Backoff):
-    """Each wait a factor longer, up to the cap: ``Exponential(10, factor=3, cap=3600, jitter=0.2)``."""
+    """Waits that grow by a factor, up to the cap: ``Exponential(10, factor=3, cap=3600, jitter=0.2)``."""
 
     first: float
     factor: float = 2.0

@@ -1,4 +1,4 @@
-"""Circuit breakers as pure values: when to open, when to probe, when to close."""
+"""Circuit breakers as pure values: the rules for opening, probing and closing."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ class Breaker:
     """``Breaker(on=BankDown)`` opens at the first error of that kind; ``Breaker(share=0.5)`` when half of all fail."""
 
     on: Errors = ()
-    """Errors that say by themselves that what the handler needs is down."""
+    """Errors that open the breaker at once, because they show that a service the handler needs is down."""
     share: float | None = None
-    """The share of failures among the last runs of a process at which it opens, whatever failed."""
+    """The share of failed attempts, among the last ones of a process, at which it opens. Any error counts."""
     of: int = 20
-    """How many runs are looked at."""
+    """The number of last attempts to which `share` applies."""
     probe_after: float = 30.0
-    """Seconds until one message is tried; doubled after each that fails."""
+    """Seconds until the first probe. Doubled after each failed probe."""
     longest: float = 600.0
-    """The most seconds between two such trials, but for a jitter of a fifth."""
+    """The longest interval between probes in seconds, to which a jitter of up to a fifth is added."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on", error_types("Breaker(on=…)", self.on))
@@ -52,31 +52,31 @@ class Breaker:
             )
 
     def names(self, error: BaseException | None) -> bool:
-        """Whether this error, or what it was raised from, says by itself that something is down."""
+        """True if this error, or its ``__cause__``, is one of the errors in `on`."""
         kinds = tuple(self.on) if not isinstance(self.on, type) else (self.on,)
         return error is not None and (isinstance(error, kinds) or isinstance(error.__cause__, kinds))
 
     def end(self, verdict: Verdict, error: BaseException | None) -> "End":
-        """What a run says about that which the handler needs."""
+        """Classify an attempt: whether the service that the handler needs is up, may be down, or was not tested."""
         if error is None:
-            # What was not run, as a duplicate or one that stops its worker, has asked nobody for anything.
+            # If the handler did not run (for a duplicate, or because its worker stops), the service was not tested.
             return End.GOOD if verdict.kind is Kind.ACK and verdict.counted else End.NEITHER
         if isinstance(error, (Park, Discard)):
             return End.NEITHER
         if self.names(error):
             return End.BAD
-        # What no retry mends is the message's own fault.
+        # Parked or discarded before its attempts were used up: the message itself is at fault, not the service.
         own = verdict.kind is Kind.DISCARD or (verdict.kind is Kind.PARK and verdict.reason is not Reason.EXHAUSTED)
         return End.NEITHER if own or self.share is None else End.BAD
 
     def wait(self, failed: int, chance: float) -> float:
-        """Seconds until the next probe, after so many that failed."""
+        """Return the seconds until the next probe, after `failed` failed probes in a row."""
         growing = Exponential(self.probe_after, factor=2, cap=self.longest, jitter=JITTER)
         return growing.delay(failed + 1, chance)
 
 
 class End(Enum):
-    """How a run ended, as a breaker sees it."""
+    """The result of an attempt, from the point of view of a breaker."""
 
     GOOD = "what the handler needs is there"
     BAD = "it may be down"
@@ -84,7 +84,11 @@ class End(Enum):
 
 
 class Tally:
-    """The last runs of one handler. It needs no success to compare with: what failed is counted, out of so many."""
+    """The results of the last attempts of one handler in this process.
+
+    Failures are compared with the fixed number `of`, not with the attempts so far, so a breaker can open before any
+    attempt succeeds.
+    """
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
@@ -103,55 +107,58 @@ class Tally:
 
     @property
     def full(self) -> bool:
-        """Whether the share is reached, whatever the runs that are still missing would bring."""
+        """True if enough attempts have failed to reach the share, even if all attempts missing to `of` succeeded."""
         share = self._breaker.share
         return share is not None and self.failures >= max(share * self._breaker.of, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circuit:
-    """Where the breaker of one queue stands, over all processes; times are seconds of the epoch."""
+    """The state of the breaker of one queue, shared by all processes. Times are seconds of the epoch."""
 
     opened: bool = False
     handler: str = ""
-    """Whose breaker it was."""
+    """The name of the handler whose breaker opened."""
     kind: str = ""
     """The class of the error that opened it."""
     cause: str = ""
-    """The same for people: ``BankDown: timeout``, and how often."""
+    """The error for display: ``BankDown: timeout``, and how often it occurred."""
     since: float = 0.0
     failed: int = 0
-    """Probes that have failed, one after the other."""
+    """The number of consecutive failed probes."""
     probe_at: float = 0.0
     prober: str = ""
-    """The process that tries one message now."""
+    """The process that runs a probe now."""
     probe_until: float = 0.0
-    """By then it must have said that it still does, or somebody else tries."""
+    """The end of the prober's lease. If it is not renewed by then, another process may probe."""
 
     def trip(self, *, handler: str, kind: str, cause: str, now: float, wait: float) -> "Circuit":
-        """Opened; one that is open already stays as it is."""
+        """Return the circuit opened. A circuit that is open already stays unchanged."""
         if self.opened:
             return self
         return Circuit(opened=True, handler=handler, kind=kind, cause=cause, since=now, probe_at=now + wait)
 
     def due(self, now: float) -> bool:
-        """Whether somebody may try a message now."""
+        """True if a process may start a probe now."""
         return self.opened and now >= self.probe_at and (not self.prober or now >= self.probe_until)
 
     def mended(self, now: float, most: float) -> "Circuit":
-        """Due now, where its times are further ahead than anybody sets them: a clock was wrong."""
+        """Return the circuit due now if its times are more than `most` seconds ahead, else unchanged.
+
+        No process sets times that far ahead, so a clock was wrong when they were set.
+        """
         if max(self.probe_at, self.probe_until) <= now + most:
             return self
         return replace(self, probe_at=now, prober="", probe_until=0.0)
 
     def claim(self, who: str, *, now: float, lease: float) -> "Circuit":
-        """Tried by this process, for as long as the lease is renewed; somebody else's trial is left alone."""
+        """Return the circuit with this process as prober until its lease ends; unchanged if no probe is due."""
         if not self.due(now):
             return self
         return replace(self, prober=who, probe_until=now + lease)
 
     def fail(self, *, cause: str, now: float, wait: float) -> "Circuit":
-        """A probe has failed: open for a longer time."""
+        """Return the circuit after a failed probe: still open, with a later next probe."""
         if not self.opened:
             return self
         return replace(self, cause=cause, failed=self.failed + 1, probe_at=now + wait, prober="", probe_until=0.0)
@@ -164,7 +171,7 @@ CLOSED = Circuit()
 
 
 def spared(verdict: Verdict, policy: Policy) -> Verdict:
-    """The verdict of a run that failed because something was down: it comes again, and counts for nothing."""
+    """Return the verdict for an attempt that failed because a service is down: an uncounted retry."""
     said = "it is tried again when the breaker closes"
     if policy.ordered:
         held = halt(0.0, verdict.error, detail=f"{verdict.error}; {said}")
@@ -173,7 +180,7 @@ def spared(verdict: Verdict, policy: Policy) -> Verdict:
 
 
 def unbreakable(policy: Policy) -> str | None:
-    """Why a breaker makes no sense with this policy, as a sentence; None where it does."""
+    """Return the reason why a breaker cannot work with this policy, as a sentence; None if it can."""
     if policy.answers:
         return (
             f"A breaker lets messages wait, and with {type(policy).__name__} somebody waits for each answer. Leave "

@@ -18,7 +18,7 @@ from django_rmq_retry.policies.carriers import Carrier, InPlace, Ladder
 from django_rmq_retry.policies.carriers.carrier import CARRIER
 
 DETAIL_LIMIT = 600
-"""In bytes; together with the rest of a parked message's headers they stay under 4 kB."""
+"""In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""
 
 
 class Kind(StrEnum):
@@ -39,11 +39,11 @@ class Verdict:
     detail: str = ""
     error: ErrorNote | None = None
     counted: bool = True
-    """Whether this attempt counts against the policy's limit."""
+    """True if this attempt counts against the policy's limit."""
     fingerprint: str = ""
-    """Of what is parked: the group of its cause."""
+    """The group of the failure, for a parked message."""
     culprit: str = ""
-    """Of what is parked: the project's function nearest to the error."""
+    """The project's function nearest to the error, for a parked message."""
 
 
 ACK = Verdict(kind=Kind.ACK)
@@ -67,10 +67,10 @@ def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> V
 
 
 class Overrule(Exception):
-    """A handler's own decision about the message in its hand."""
+    """The base of the exceptions by which a handler decides itself what happens to its message."""
 
     reason: str = ""
-    """Here too, for a subclass that does not call this ``__init__``."""
+    """The default for a subclass that does not call this ``__init__``."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -91,7 +91,7 @@ class Retry(Overrule):
 
 
 class Park(Overrule):
-    """Set the message aside for a person: ``raise Park("The account is frozen")``."""
+    """Set the message aside for an operator: ``raise Park("The account is frozen")``."""
 
 
 class Discard(Overrule):
@@ -100,13 +100,16 @@ class Discard(Overrule):
 
 DEFAULT_BACKOFF = Exponential(10, factor=3, jitter=0.2)
 DEFAULT_IN_HAND = Exponential(10, factor=3, cap=750, jitter=0.2)
-"""With its jitter it stays within the 15 minutes for which a message may wait in the consumer's hand."""
+"""The default back-off for carriers that keep a message unacked while it waits.
+
+With its jitter it stays within the 15 minutes for which they may keep it.
+"""
 Errors = type[BaseException] | Iterable[type[BaseException]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One failed attempt, with what a rule may want to know of it."""
+    """One failed attempt, as input for a policy's rule."""
 
     delivery: Delivery
     error: BaseException
@@ -121,20 +124,20 @@ class Failure:
 
 
 class Policy(ABC):
-    """What becomes of a message whose handler failed."""
+    """The rule that decides what happens to a message whose handler failed."""
 
     __slots__ = ()
 
     via: Carrier
     attempts: int | None
     ordered = False
-    """Whether a message that fails holds all behind it."""
+    """True if a failed message blocks all messages behind it in its queue."""
     answers = False
-    """Whether somebody waits: every attempt ends in an answer to the caller."""
+    """True if a caller waits, so that every attempt ends with an answer to it."""
 
     @property
     def waits(self) -> tuple[tuple[Backoff, int | None], ...]:
-        """Each back-off with the number of attempts that it is for."""
+        """Each back-off with the number of attempts to which it applies."""
         return ()
 
     @property
@@ -142,7 +145,7 @@ class Policy(ABC):
         return tuple(backoff for backoff, _ in self.waits)
 
     def judge(self, failure: Failure) -> Verdict:
-        """The handler's own decision where it made one, else the rule's."""
+        """Return the decision of the handler if it raised Park or Discard, else that of the rule."""
         error = failure.error
         if isinstance(error, Park):
             return park(Reason.REQUESTED, short(error.reason) or "The handler parked it.", _cause(error))
@@ -156,7 +159,10 @@ class Policy(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Other numbers for one kind of error: ``schedules={RateLimited: Schedule(attempts=20, backoff=Fixed(5))}``."""
+    """The attempts and back-off of one kind of error.
+
+    For example ``schedules={RateLimited: Schedule(attempts=20, backoff=Fixed(5))}``.
+    """
 
     attempts: int | None
     backoff: Backoff
@@ -174,18 +180,18 @@ SCHEDULES = Argument(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryThenPark(Policy):
-    """Retry with back-off, and park what never succeeds."""
+    """Retry with back-off, and park the message after the last attempt fails."""
 
     attempts: int | None = 5
     backoff: Backoff | None = None
     park_on: Errors = ()
-    """Errors that no retry can mend."""
+    """Non-retryable errors: the message is parked at once."""
     retry_on: Errors = (Exception,)
-    """All others are parked at once."""
+    """Retryable errors. Any other Exception parks the message at once."""
     retry_if: Callable[[BaseException], bool] | None = None
     schedules: Mapping[type[BaseException], Schedule] = field(default_factory=dict)
     budget: float | None = None
-    """Seconds after the first failure within which a next attempt must begin."""
+    """The time in seconds, from the first failure, within which the last retry must start."""
     via: Carrier = field(default_factory=Ladder)
 
     def __post_init__(self) -> None:
@@ -207,7 +213,7 @@ class RetryThenPark(Policy):
                 f"{type(self.via).__name__} writes nothing into a message, so nobody would know how long ago or how "
                 "often it failed. Leave budget and schedules out, or use via=Ladder()."
             )
-        # The default itself comes from a policy that was given another carrier.
+        # DEFAULT_BACKOFF was set by an earlier __post_init__ if the policy was copied with another carrier.
         if self.backoff is None or self.backoff is DEFAULT_BACKOFF:
             default = DEFAULT_IN_HAND if self.via.in_hand else DEFAULT_BACKOFF
             object.__setattr__(self, "backoff", Fixed(pace) if pace else default)
@@ -241,7 +247,7 @@ class RetryThenPark(Policy):
             return False
         if self.retry_if is not None and not self.retry_if(error):
             return False
-        # SystemExit and its like: the handler fell over, which says nothing about the message.
+        # SystemExit and other BaseExceptions are retried: they say nothing about the message.
         return _matches(error, self.retry_on) or not isinstance(error, Exception)
 
     def _schedule(self, error: BaseException) -> tuple[int | None, Backoff]:
@@ -253,13 +259,13 @@ class RetryThenPark(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTheLine(Policy):
-    """Order matters: a message that fails stays in hand and is attempted again; nothing passes it."""
+    """Keep the order of the queue: a failed message stays unacked and is attempted again before any later message."""
 
     backoff: Backoff = field(default_factory=lambda: Exponential(1, factor=2, cap=60))
     park_on: Errors = ()
-    """Errors on which the line gives the message up and goes on without it."""
+    """Errors that park the message at once, so that the messages behind it continue."""
     attempts: int | None = None
-    """After so many attempts the message is parked and the line goes on; by default it never is."""
+    """The number of attempts after which the message is parked and the queue continues; None for no limit."""
     via: Carrier = field(default_factory=InPlace, init=False)
 
     ordered = True
@@ -283,10 +289,10 @@ class StopTheLine(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShot(Policy):
-    """The caller waits: one attempt and an answer, never a retry."""
+    """One attempt and an answer to the waiting caller, without retries."""
 
     park: bool = False
-    """Whether what failed is also parked, for analysis."""
+    """True if a failed message is also parked, for analysis."""
     attempts: int | None = field(default=1, init=False)
     via: Carrier = field(default_factory=InPlace, init=False)
 
@@ -304,7 +310,7 @@ class OneShot(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unacked(OneShot):
-    """Of a handler with ``ack="auto"``: the broker has forgotten the message before it is handled."""
+    """The policy of a handler with ``ack="auto"``: the broker deletes a message when it delivers it, so no retry."""
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
@@ -341,7 +347,7 @@ def _own_delay(error: BaseException, via: Carrier) -> float | None:
 
 
 def _cause(error: BaseException) -> ErrorNote | None:
-    """Of an overrule what it was raised from, or its own words."""
+    """Return the ``__cause__`` of a Retry, Park or Discard, or a Retry's own reason; None for any other error."""
     if not isinstance(error, (Retry, Park, Discard)):
         return None
     if error.__cause__ is not None:

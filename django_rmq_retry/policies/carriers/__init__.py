@@ -1,4 +1,4 @@
-"""Carriers: the way a retry waits on the broker between two attempts."""
+"""Carriers: the ways a retry waits between two attempts."""
 
 from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, Ladder, Route
 from django_rmq_retry.policies.carriers.dead_letter import DeadLetter, WaitQueue

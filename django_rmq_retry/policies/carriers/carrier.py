@@ -1,6 +1,7 @@
-"""The carrier's interface, and ``Ladder``, the default: one waiting queue for each back-off step.
+"""The carrier interface, and ``Ladder``, the default: one waiting queue for each back-off step.
 
-A message never waits behind one with a longer delay: within a queue all live equally long, give or take the jitter.
+A message does not wait behind one with a longer delay, because all messages in a waiting queue have the same delay,
+except for the jitter.
 """
 
 from abc import ABC, abstractmethod
@@ -21,17 +22,17 @@ from django_rmq_retry.topology.versions import Server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where one subscription's messages travel."""
+    """The queues that the messages of one handler pass through, and the waits between its attempts."""
 
     work: Queue
     park: str
     attempts: int | None = None
     waits: tuple[tuple[Backoff, int | None], ...] = ()
-    """Each back-off with the number of attempts that it is for."""
+    """Each back-off with the number of attempts to which it applies."""
     known: dict[object, tuple[tuple[int, int], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """What a carrier has worked out of the rest: it is asked for at every failure."""
+    """The carriers' cache of values computed from the other fields, because every failure needs them."""
 
     @property
     def backoffs(self) -> tuple[Backoff, ...]:
@@ -39,13 +40,13 @@ class Route:
 
     @property
     def longest(self) -> float:
-        """The longest wait that a back-off asks for, in seconds, with all its jitter."""
+        """The longest wait of any back-off in seconds, including the largest jitter."""
         return max((backoff.longest(attempts) for backoff, attempts in self.waits), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One retry on its way: how long it waits, and what it says of itself."""
+    """One retry: the delay in seconds, and the stamp to carry."""
 
     delay: float
     stamp: Stamp
@@ -53,41 +54,41 @@ class Hop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """What a carrier adds to the topology, and to the arguments of the work queue."""
+    """A carrier's additions to the topology and to the arguments of the work queue."""
 
     topology: Topology = Topology()
     arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 class Carrier(ABC):
-    """A carrier is a value of numbers and names; it never meets a broker."""
+    """The way a retry waits. A carrier is a value of numbers and names; it never connects to a broker."""
 
     __slots__ = ()
 
     needs: tuple[int, int] | None = None
-    """The oldest RabbitMQ that can do it, where not every one can."""
+    """The oldest RabbitMQ version that supports the carrier; None for every supported version."""
     stamps = True
-    """Whether a retry carries with it what the message tells of itself."""
+    """True if a retry carries a stamp with the retry history of the message."""
     laned = True
-    """Whether a retry can be carried from the quarantine queue as well as from the work queue."""
+    """True if it can retry messages from the quarantine queue as well as from the work queue."""
     parks = True
-    """Whether what the broker itself gives up of the work queue is parked."""
+    """True if messages that the broker dead-letters from the work queue, such as expired ones, are parked."""
     by_name = True
-    """Whether a retry comes back to its queue by the queue's name."""
+    """True if a retry returns to its queue by the queue's name."""
     waits = False
-    """Whether the broker can hold a message back for a delay of any length."""
+    """True if the broker can delay a message for any length of time."""
     notes_rest = True
-    """Whether a copy carries the rest of a wait that one hop could not hold."""
+    """True if a copy carries the remaining wait when one waiting queue cannot cover the whole delay."""
     in_hand = False
-    """Whether a message waits in the consumer's hand."""
+    """True if a message stays unacked at the consumer while it waits."""
 
     @property
     def pace(self) -> float | None:
-        """The wait between attempts where the carrier knows only one; the back-off has no say then."""
+        """The wait between attempts in seconds, if the carrier sets it instead of a back-off; else None."""
         return None
 
     def version_refusal(self, server: Server) -> str | None:
-        """The reason why this broker cannot carry retries that way, with the way that every version can."""
+        """Return the reason why this broker version does not support the carrier, with an alternative; else None."""
         if self.needs is None or server.at_least(self.needs):
             return None
         needed = ".".join(map(str, self.needs))
@@ -97,30 +98,33 @@ class Carrier(ABC):
         )
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
-        """The number of this attempt, counted in a header of our own."""
+        """Return the number of this attempt, by default from the stamp."""
         return story(delivery).attempts + 1
 
     def returns(self, route: Route, delivery: Delivery) -> int | None:
-        """How many of the times that the queue took it back were retries, not crashes; None if any number may be."""
+        """Return the number of returns to the queue that were retries, not crashes; None if retries are unlimited."""
         return 0
 
     def longest(self, route: Route) -> float:
-        """The longest wait in seconds that the back-offs can ask this carrier for."""
+        """Return the longest wait in seconds that the back-offs can request from this carrier."""
         return route.longest
 
     def additions(self, route: Route) -> Additions:
-        """By default only the way to the parked queue for what the broker itself gives up."""
+        """Return the additions; by default only the arguments that park messages which the broker dead-letters."""
         return Additions(arguments=parked_by_broker(route))
 
     def refusal(self, route: Route) -> str | None:
-        """Why this carrier cannot serve that route, as a sentence; None when it can."""
+        """Return the reason why this carrier cannot serve the route, as a sentence; None if it can."""
         return None
 
     @abstractmethod
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement: ...
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp] | None:
-        """Where a message goes that shall arrive later: exchange, key, expiration, stamp; None if nowhere."""
+        """Return the way to publish a message that arrives later; None if the carrier cannot delay messages.
+
+        The result is exchange, routing key, expiration in milliseconds, and stamp.
+        """
         return None
 
 
@@ -128,7 +132,10 @@ CARRIER = one_of(Carrier, "a carrier, such as Ladder() or DeadLetter(exchange='r
 
 
 def parked_by_broker(route: Route) -> dict[str, object]:
-    """What the broker gives up goes to the parked queue, safely where it can, unless it is dropped on purpose."""
+    """Return the work queue's arguments that dead-letter to the parked queue; none if expired messages are dropped.
+
+    At-least-once dead-lettering is used if the queue supports it.
+    """
     if route.work.expired == "drop":
         return {}
     safe = route.work.type == "quorum" and route.work.overflow == "reject-publish"
@@ -141,7 +148,7 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms"
 
 @dataclass(frozen=True, slots=True)
 class Ladder(Carrier):
-    """``Ladder()`` takes its steps from the back-off; ``Ladder([10, 60, 600])`` has its own."""
+    """One waiting queue per step. ``Ladder()`` uses the steps of the back-off; ``Ladder([10, 60, 600])`` sets them."""
 
     steps: Sequence[float] | None = None
 
@@ -159,7 +166,7 @@ class Ladder(Carrier):
             raise ConfigurationError(f"Ladder takes 1 to {MOST_STEPS} different steps, not {len(self.steps)}.")
 
     def rungs(self, route: Route) -> tuple[int, ...]:
-        """How long a message lives in each waiting queue, in milliseconds."""
+        """Return the TTL of each waiting queue, in milliseconds."""
         return tuple(rung for _, rung in self._spans(route))
 
     def refusal(self, route: Route) -> str | None:
@@ -197,11 +204,12 @@ class Ladder(Carrier):
         return "", waiting_name(route.work.name, rung), expiration, Stamp(wait=rest)
 
     def _first_wait(self, route: Route, delay: int) -> tuple[int, int | None, int]:
-        """The queue to wait in, the message's own expiration there, and what is left to wait after it.
+        """Return the TTL of the queue to wait in, the message's own expiration there, and the remaining wait after it.
 
-        A delay that fits between two steps of jitter waits once, in the smallest queue that spans it: at most the
-        jitter late. A delay longer than that is made of whole waits, so that only the last one, in the smallest
-        queue, can stand behind a longer one.
+        All are in milliseconds; the expiration is None if the queue's TTL applies. A delay between a step and that
+        step with its largest jitter waits once, in the smallest such queue, at most the jitter too long. Any other
+        delay is composed of whole TTLs, so that only its last part, in the smallest queue, can wait behind a message
+        with a longer wait.
         """
         spans = self._spans(route)
         for step, rung in spans:
@@ -211,7 +219,7 @@ class Ladder(Carrier):
         return whole, None, delay - whole
 
     def _spans(self, route: Route) -> tuple[tuple[int, int], ...]:
-        """Of each waiting queue the step it is for and that step with the most its jitter adds."""
+        """Return for each waiting queue its step, and its TTL: the step with the largest jitter. In milliseconds."""
         if self not in route.known:
             route.known[self] = self._spanned(route)
         return route.known[self]
@@ -228,7 +236,7 @@ class Ladder(Carrier):
 
     @staticmethod
     def _waiting(route: Route, rung: int) -> QueueDeclaration:
-        # It returns by the default exchange: through a shared one other queues would get the retry as well.
+        # The retry returns through the default exchange: a shared exchange would route it to other queues as well.
         back = dead_letter("", route.work.name, safe=route.work.type == "quorum")
         kind = {"x-queue-type": route.work.type} if route.work.type else {}
         return QueueDeclaration(
@@ -239,7 +247,7 @@ class Ladder(Carrier):
 
 
 def waiting_name(work: str, rung: int) -> str:
-    """``payments.retry.30s``: the name tells how long a message lives there."""
+    """Return the name of a waiting queue, which contains its TTL, such as ``payments.retry.30s``."""
     for unit, size in _UNITS:
         if rung % size == 0:
             return f"{work}.retry.{rung // size}{unit}"

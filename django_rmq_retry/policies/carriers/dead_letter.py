@@ -1,7 +1,7 @@
 """Carriers that send a retry through an exchange and one waiting queue.
 
-The retry returns through the exchange of the work queue's first binding, so whatever else is bound there by the
-same key gets it too. ``back=""`` returns it by the default exchange to the work queue alone.
+The retry returns through the exchange of the work queue's first binding, so any other queue bound there with the same
+key receives it too. ``back=""`` returns it through the default exchange to the work queue alone.
 """
 
 from dataclasses import dataclass, field
@@ -39,13 +39,16 @@ QUEUE = one_of((Queue, str), "a queue's name, or a Queue")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter(Carrier):
-    """The broker's own loop: reject → exchange → queue with a TTL → work queue. Nothing is republished."""
+    """The broker's dead-letter loop: reject → exchange → queue with a TTL → work queue.
+
+    The consumer publishes a copy only if the loop would lose or multiply the message.
+    """
 
     exchange: Exchange | str
     queue: Queue | str
     after: float
     key: str | None = None
-    """The key that rejected messages get; by default they keep their own."""
+    """The routing key that rejected messages get; by default they keep their own."""
     back: Exchange | str | None = None
     back_key: str | None = None
 
@@ -111,12 +114,14 @@ class DeadLetter(Carrier):
             key = delivery.routing_key
         goes_in = any(Binding(source=exchange, key=bound).takes(key) for bound in self._keys(route))
         bound_back = goes_in and (self.back_key is not None or _finds_back(route, self.back, key))
-        # What was copied before may have another key at the broker than it shows; CC would be sent to once more at
-        # every turn; and a malformed x-death crashes the queue, or loses the message, on RabbitMQ 3.
+        # Reject only if the broker will return the message. A message that was copied before may have another key at
+        # the broker than its delivery shows. CC would send copies on each round of the loop. And on RabbitMQ 3 a
+        # malformed x-death crashes the queue or loses the message.
         plain = MARK not in delivery.raw and "CC" not in delivery.headers
         if plain and bound_back and comes_back(delivery.headers, route.work.name):
             return Settlement(tell=Tell.REJECT)
-        # A key that is not bound on the way is dropped there without a word: a copy is confirmed instead.
+        # If a key is not bound in the loop, the broker silently drops the rejected message, so publish a copy, which
+        # is confirmed.
         into = key if bound_back else _key_back(route)
         return Settlement(tell=Tell.ACK, copy=copy_of(delivery, hop.stamp, exchange=exchange.name, routing_key=into))
 
@@ -126,11 +131,14 @@ class DeadLetter(Carrier):
         return Exchange(self.exchange, "fanout" if self.exchange else "direct")
 
     def _key(self) -> str | None:
-        """The key that rejected messages get, if not their own; the default exchange knows a queue by its name only."""
+        """Return the routing key for rejected messages; None if they keep their own.
+
+        With the default exchange it is the queue's name, because that exchange routes by queue name only.
+        """
         return self.key if self._exchange().name else name_of(self.queue)
 
     def _keys(self, route: Route) -> list[str]:
-        """The keys by which the retry queue gets what is rejected."""
+        """Return the binding keys through which the retry queue receives rejected messages."""
         if self._exchange().type == "fanout":
             return [""]
         key = self._key()
@@ -139,9 +147,9 @@ class DeadLetter(Carrier):
 
 @dataclass(frozen=True, slots=True)
 class WaitQueue(Carrier):
-    """One wait exchange and queue; each copy keeps its key and properties and brings its own expiration.
+    """One waiting exchange and queue. Each copy keeps its key and properties, with an expiration of its own.
 
-    The queue gives messages up from its head only: one with a long wait holds shorter ones behind it up.
+    The broker expires messages only at the head of the queue, so a long wait delays shorter ones behind it.
     """
 
     exchange: Exchange | str
@@ -199,24 +207,27 @@ def _safe(route: Route) -> bool:
 
 
 def _keys(route: Route) -> list[str]:
-    """The keys of the work queue's bindings; a queue without any is reached by its name."""
+    """Return the keys of the work queue's bindings; for a queue without bindings its name."""
     return [binding.key for binding in route.work.bindings] or [route.work.name]
 
 
 def _leaves_by_itself(work: Queue) -> str | None:
-    """How the broker may give a message up that no handler has seen; a turn of the loop without a rejection."""
+    """Return the setting by which the broker may dead-letter a message that no handler rejected; None without one.
+
+    Such a message would go round the loop without an attempt.
+    """
     if work.message_ttl is not None:
         return "a message_ttl"
     if work.bounded and work.overflow == "drop-head":
         return "overflow='drop-head'"
-    # Without one RabbitMQ 4 gives up after 20 returns.
+    # Without a delivery_limit, RabbitMQ 4 dead-letters a message after 20 returns.
     if work.type == "quorum" and (work.delivery_limit is None or work.delivery_limit < NO_LIMIT):
         return f"delivery_limit={work.delivery_limit}"
     return None
 
 
 def _too_narrow(exchange: Exchange, keys: list[str]) -> str | None:
-    """A direct exchange takes a pattern for a plain word."""
+    """Return an error if a binding key is a pattern but the exchange is direct, which matches keys literally."""
     pattern = next((key for key in keys if {"*", "#"} & set(key.split("."))), None)
     if exchange.type != "direct" or pattern is None:
         return None
@@ -227,7 +238,7 @@ def _too_narrow(exchange: Exchange, keys: list[str]) -> str | None:
 
 
 def _finds_back(route: Route, back: Exchange | str | None, key: str) -> bool:
-    """Whether a message with this key comes back to the work queue."""
+    """True if a message with this key is routed back to the work queue."""
     if (back is not None and not name_of(back)) or not route.work.bindings:
         return True
     name = name_of(back or route.work.bindings[0].source)
@@ -235,7 +246,7 @@ def _finds_back(route: Route, back: Exchange | str | None, key: str) -> bool:
 
 
 def _key_back(route: Route) -> str:
-    """A key that is bound on the way back, with a word of ours where the binding leaves one open."""
+    """Return a key that is bound on the way back, with "retry" in place of the wildcards of the binding."""
     return ".".join("retry" if word in {"*", "#"} else word for word in _keys(route)[0].split("."))
 
 
@@ -247,12 +258,12 @@ def _way_back(route: Route, back: Exchange | str | None, key: str | None) -> tup
 
 
 def _written_back(back: Exchange | str | None) -> Topology:
-    """The exchange of the way back, where it is written out."""
+    """Return the exchange of the way back for the topology, if it was given as an Exchange and not by name."""
     return exchanges_of(back) if isinstance(back, Exchange) else Topology()
 
 
 def _round_queue(route: Route, written: Queue | str, ttl: int | None, back: dict[str, object]) -> Topology:
-    """The waiting queue; one that is given by its name has the type of the work queue."""
+    """Return the waiting queue. If it was given by name, it gets the type of the work queue."""
     added = {**({"x-message-ttl": ttl} if ttl is not None else {}), **back}
     if isinstance(written, str):
         kind: dict[str, object] = {"x-queue-type": route.work.type} if route.work.type else {}

@@ -1,4 +1,4 @@
-"""Carriers without a waiting queue of ours: the broker's own delayed retry, or a wait in the consumer."""
+"""Carriers that need no waiting queue: the broker's own delayed retry, or a wait in the consumer."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, 
 
 @dataclass(frozen=True, slots=True)
 class InPlace(Carrier):
-    """The message stays in the consumer's hand and is attempted again there; what an ordered line needs."""
+    """Keep the message unacked and attempt it again in the same consumer. Ordered queues need this."""
 
     stamps = False
     by_name = False
     in_hand = True
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
-        # The consumer counts those before it.
+        # The consumer itself counts the attempts of a message that stays unacked.
         return 1
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
@@ -28,7 +28,7 @@ class InPlace(Carrier):
 
 @dataclass(frozen=True, slots=True)
 class Native(Carrier):
-    """The broker waits ``first`` seconds times the number of returns, at most ``cap``: linear, without jitter."""
+    """RabbitMQ's own delayed retry: ``first`` seconds times the number of returns, at most ``cap``, without jitter."""
 
     first: float
     cap: float | None = None
@@ -68,17 +68,20 @@ class Native(Carrier):
         return Additions(arguments={**delays, **parked_by_broker(route)})
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
-        # A nack would neither be counted nor wait longer each time (RabbitMQ 4.3, docs/quorum-queues).
+        # Not a nack: RabbitMQ 4.3 neither counts it nor increases the wait (rabbitmq.com/docs/quorum-queues).
         return Settlement(tell=Tell.COUNTED_REQUEUE)
 
 
 LONGEST_HOLD = 900.0
-"""Seconds; the broker takes a message away from whoever holds it for 30 minutes (docs/consumers)."""
+"""Seconds that a message may stay unacked for a wait.
+
+After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NackRequeue(Carrier):
-    """Give the message back to its queue. It knows only whether a message came before: attempts may be 1, 2 or None."""
+    """Nack with requeue after the wait. It can only read the redelivered flag, so attempts is 1, 2 or None."""
 
     laned = False
     stamps = False
@@ -100,7 +103,7 @@ class NackRequeue(Carrier):
         return _too_long(self, route)
 
     def longest(self, route: Route) -> float:
-        # It never reaches a third attempt's number, so the first two waits are all that occur.
+        # The attempt number never exceeds 2, so only the first two waits occur.
         return max((backoff.longest(route.attempts or 3) for backoff in route.backoffs), default=0.0)
 
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
@@ -109,7 +112,7 @@ class NackRequeue(Carrier):
 
 @dataclass(frozen=True, slots=True)
 class Republish(Carrier):
-    """A copy with a counter to the end of the same queue, confirmed, then the ack: may double, never loses."""
+    """Publish a copy with a counter to the end of the same queue, then ack: may duplicate, never loses a message."""
 
     notes_rest = False
     in_hand = True
@@ -123,7 +126,7 @@ class Republish(Carrier):
 
 @dataclass(frozen=True, slots=True)
 class AckFirst(Carrier):
-    """The ack, then a copy with a counter to the end of the same queue: may lose, almost never doubles."""
+    """Ack, then publish a copy with a counter to the end of the same queue: may lose a message, rarely duplicates."""
 
     notes_rest = False
     in_hand = True
@@ -146,6 +149,9 @@ def _too_long(carrier: Carrier, route: Route) -> str | None:
 
 
 def _copied(route: Route, delivery: Delivery, hop: Hop, *, ack_first: bool) -> Settlement:
-    """No rest of a wait goes with the copy: a forged one would keep a place of the prefetch for as long as it says."""
+    """Return the settlement with a copy for the end of the work queue.
+
+    The copy carries no remaining wait: a forged one would occupy a prefetch slot for that time.
+    """
     copy = copy_of(delivery, hop.stamp, exchange="", routing_key=route.work.name)
     return Settlement(tell=Tell.ACK, copy=copy, hold=min(hop.delay, LONGEST_HOLD), ack_first=ack_first)
