@@ -1,1 +1,1 @@
-"""Publishing, calls and the outbox."""
+"""Publishing, calls, and the transactional outbox."""

@@ -1,4 +1,4 @@
-"""The connections of a process: opened on first use, one of each kind, never shared with a fork."""
+"""The broker connections of a process: one of each kind, opened on first use, never shared with a forked child."""
 
 import atexit
 import logging
@@ -19,14 +19,14 @@ from django_rmq_retry.conf import settings
 log = logging.getLogger("django_rmq_retry")
 
 in_once: ContextVar[bool] = ContextVar("rmq_retry_in_once", default=False)
-"""Whether a handler runs here in a transaction of ours: what its async code publishes belongs to that transaction."""
+"""True while a handler with ``once`` runs in its transaction: what its async code publishes joins that transaction."""
 
 
 class Connections:
-    """What a process has open; each connection is opened on first use, for all threads."""
+    """The connections of a process, shared by its threads. Each is opened on first use."""
 
     replaced = False
-    """Whether a test has put something else in the broker's place."""
+    """True for the stand-in that a test uses instead of the broker."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -35,15 +35,15 @@ class Connections:
 
     @cached_property
     def publisher(self) -> Publisher:
-        """The publishing connection. From the second use on a plain attribute: it is read at every publish."""
+        """The publishing connection, a plain attribute after the first access, because every publish reads it."""
         with self._lock:
-            # Two threads may be here: cached_property has no lock of its own.
+            # Two threads may run this at once, because cached_property has no lock.
             made = self.__dict__.get("publisher") or PikaPublisher(self.io("rmq-publish"), settings().access())
             self.__dict__["publisher"] = made
             return made
 
     def caller(self, *, exclusive: bool = False) -> Caller:
-        """The calling connection, with a direct or an exclusive answer queue."""
+        """Return the connection for calls, with a direct reply-to or an exclusive answer queue."""
         with self._lock:
             found = self._callers.get(exclusive)
             if found is None:
@@ -52,7 +52,7 @@ class Connections:
             return found
 
     def io(self, name: str) -> IoThread:
-        """The I/O thread; its first user names it."""
+        """Return the I/O thread, started on first use with the name given then."""
         with self._lock:
             if self._io is None:
                 self._io = IoThread(name)
@@ -62,11 +62,11 @@ class Connections:
 
     @property
     def usable(self) -> bool:
-        """False once the I/O thread has died: what was published by it has ended as unknown or unsent."""
+        """False after the I/O thread has died. Its unfinished publishes have ended as unknown or unsent."""
         return self._io is None or self._io.alive
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open connections."""
         with self._lock:
             publisher = self.__dict__.pop("publisher", None)
             callers, self._callers = self._callers, {}
@@ -84,7 +84,7 @@ class Connections:
 
 
 class StandIn(Connections):
-    """What a test puts in the broker's place. It is never away, and nothing is opened."""
+    """The connections that a test uses instead of the broker. They are always available and open nothing."""
 
     replaced = True
 
@@ -98,9 +98,9 @@ class StandIn(Connections):
 
 
 current = Connections()
-"""The connections of this process; replaced whole after a fork, a close or the end of the I/O thread, and in tests."""
+"""The connections of this process; replaced after a fork, a close or the end of the I/O thread, and by tests."""
 _parents: list[Connections] = []
-"""What belongs to the process we were forked from: never used, and kept so that nothing of it is closed here."""
+"""The connections of the parent process, in a forked child. Never used; kept so that garbage collection closes none."""
 
 
 def _replace(connections: Connections) -> Connections:
@@ -111,7 +111,7 @@ def _replace(connections: Connections) -> Connections:
 
 @contextmanager
 def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator[None]:
-    """For tests: publish and call through these meanwhile."""
+    """For tests: publish and call through the given objects inside the block."""
     before = _replace(StandIn(publisher, caller))
     try:
         yield
@@ -120,25 +120,28 @@ def replaced(publisher: Publisher, caller: Callable[[bool], Caller]) -> Iterator
 
 
 def close() -> None:
-    """Close what this process has open; the next use opens it again."""
+    """Close all connections of this process; the next use opens new ones."""
     if not current.replaced:
         _replace(Connections()).close()
 
 
 def _forked() -> None:
-    """In the child: the parent's connections are the parent's, and so are the holders of its locks."""
+    """Replace connections and locks in a forked child.
+
+    The connections belong to the parent, and a thread that held a lock does not exist in the child.
+    """
     _parents.append(_replace(Connections()))
     reach.forked()
 
 
 PATIENCE = 1.0
-"""Seconds that a commit waits for its confirms, once."""
+"""Seconds that publishing after a commit waits for confirms before the broker counts as unreachable."""
 PROBE = 2.0
-"""Seconds between two messages that are sent to a broker that was away, without waiting for it."""
+"""Seconds between probes while the broker is unreachable. A probe is sent without waiting for its confirm."""
 
 
 class Reach:
-    """Whether the broker answers; shared by all threads."""
+    """The reachability of the broker, shared by all threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -147,11 +150,11 @@ class Reach:
         self.away = False
 
     def probe_due(self) -> bool:
-        """Tell whether the broker that was away is to be tried again."""
+        """True if the unreachable broker should be probed now."""
         return self._clock() >= self._probe_at
 
     def take_probe(self) -> bool:
-        """As `probe_due`, for one thread only: the next probe is due later."""
+        """Like `probe_due`, but True for one thread only: the next probe is due PROBE seconds later."""
         with self._lock:
             if not self.probe_due():
                 return False
@@ -159,7 +162,7 @@ class Reach:
             return True
 
     def lost(self, why: str) -> None:
-        """Note that the broker did not answer; logged once. What a test has put in its place is never away."""
+        """Record that the broker did not answer, and log it once. A test's stand-in is always reachable."""
         if current.replaced:
             return
         with self._lock:
@@ -170,13 +173,13 @@ class Reach:
             log.warning(said, why, extra={"event": "outbox_waiting"})
 
     def found(self) -> None:
-        """Note that the broker answers again."""
+        """Record that the broker answers again."""
         if self.away:
             self.away = False
             log.info("The broker answers again", extra={"event": "outbox_resumed"})
 
     def forked(self) -> None:
-        """In a child: the thread that held the lock does not exist here."""
+        """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._lock = threading.Lock()
 
 

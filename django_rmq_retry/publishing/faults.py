@@ -1,4 +1,4 @@
-"""Unconfirmed outbox rows: whose fault it is, and when to try again."""
+"""Unconfirmed outbox rows: classifying the fault, and scheduling the next attempt."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ from django_rmq_retry.publishing.outbox_rows import Answer, Row
 log = logging.getLogger("django_rmq_retry")
 
 MOST_ATTEMPTS = 15
-"""After so many the broker can never take it, as far as anybody knows: with these waits that is nine minutes."""
+"""Failed attempts after which a row needs an operator; with these waits that takes about nine minutes."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 
 
 class Fault(Enum):
-    """Whose fault it is."""
+    """The cause of a missing confirm."""
 
     BROKER = "the broker is away"
     FULL = "it is refused for now"
@@ -46,11 +46,11 @@ FAULTS: Mapping[Cause | None, Fault] = {
     Cause.IO_STOPPED: Fault.BROKER,
     Cause.OTHER: Fault.ROW,
 }
-"""Where the message is known to be the one that was refused."""
+"""The fault by cause, if it is known that this message is the one that the broker refused."""
 
 
 def fault(result: PublishResult, *, alone: bool) -> Fault:
-    """Return whose fault it is that a message was not confirmed; `alone` means that nothing else was in flight."""
+    """Return the fault for an unconfirmed message. `alone` means that no other message was in flight."""
     if result.scope is Scope.BROKER:
         return Fault.BROKER
     if result.scope is Scope.CHANNEL and not alone:
@@ -59,13 +59,13 @@ def fault(result: PublishResult, *, alone: bool) -> Fault:
 
 
 def wait_after(attempts: int) -> float:
-    """Seconds until the next try."""
+    """Return the seconds until the next attempt."""
     return float(min(FIRST_WAIT * 2 ** min(attempts - 1, 16), LONGEST_WAIT))
 
 
 def failed(row: Row, *, using: str, why: str, whose: Fault) -> float:
-    """Try again after that many seconds, or keep it for a person."""
-    # How long a queue was full, or a right was missing, says nothing of how long a message may be returned.
+    """Schedule the next attempt and return the seconds until it; 0 if the row is kept for an operator."""
+    # Only faults of the message itself may use up its attempts: a full queue or a missing permission may last longer.
     attempts = row.attempts + 1 if whose is Fault.ROW else min(row.attempts + 1, MOST_ATTEMPTS // 2)
     if whose is Fault.ROW and attempts >= MOST_ATTEMPTS:
         outbox_rows.give_up(row.id, using=using, attempts=attempts, error=why)
@@ -88,34 +88,40 @@ def _extra(row: Row, event: str) -> dict[str, object]:
 
 
 MARGIN = 1.0
-"""Seconds after a row is due again, before it is sent: it must be found then."""
+"""Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Which row asks for its exchange, and from when on."""
+    """The row that probes an exchange without write permission, and the time from which it may be sent."""
 
     row: int
     at: float
 
 
 class Denied:
-    """Of one relay: each has to learn it for itself."""
+    """The exchanges to which a relay may not write. Each relay keeps its own list."""
 
     def __init__(self) -> None:
         self._asking: dict[str, Asking] = {}
 
     @property
     def exchanges(self) -> Collection[str]:
-        """Whose rows would only be refused, and the channel closed with all that is under way on it."""
+        """The exchanges whose rows are not sent.
+
+        The broker would refuse each and close the channel, with all other messages in flight on it.
+        """
         return self._asking.keys()
 
     def note(self, exchange: str, row: int, *, seconds: float) -> None:
-        """This row was refused, and is due again after so many seconds."""
+        """Record that this row was refused and is due again after `seconds`."""
         self._asking[exchange] = Asking(row=row, at=time.monotonic() + seconds + MARGIN)
 
     def next(self) -> int | None:
-        """A row to be sent alone, for its time has come; with its answer its exchange is open, or denied once more."""
+        """Return a probe row that is due, to be sent alone; None if no row is due.
+
+        Its exchange counts as writable again, until the probe is refused and noted.
+        """
         now = time.monotonic()
         for exchange, asking in self._asking.items():
             if asking.at <= now:
@@ -125,13 +131,13 @@ class Denied:
 
 
 IDLE = 5.0
-"""Seconds without an answer after which the thread ends."""
+"""Seconds without a result after which the thread ends."""
 PAUSE, TRIES = 0.5, 10
 MOST = 500
 
 
 class Clerk:
-    """Takes answers from any thread, at once; the broker's thread must never wait for a database."""
+    """Writes late publish results to the database in its own thread, so that the I/O thread never waits for a query."""
 
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
@@ -140,7 +146,7 @@ class Clerk:
         self._ended = threading.Event()
 
     def take(self, using: str, answer: Answer) -> None:
-        """Write this one down soon."""
+        """Queue a result for writing. Returns at once, in any thread."""
         if answer.result.confirmed:
             reach.found()
         self._answers.put((using, answer))
@@ -178,7 +184,7 @@ class Clerk:
                 try:
                     written(told, using=using)
                     break
-                except Exception as error:  # noqa: BLE001 - a database that is away
+                except Exception as error:  # noqa: BLE001 - the database may be unreachable
                     connections[using].close()
                     if not left:
                         log.warning("%s answers for the outbox of %r are lost: %s", len(told), using, error)
@@ -186,7 +192,7 @@ class Clerk:
 
 
 def written(answers: list[Answer], *, using: str) -> None:
-    """Delete what was confirmed, put off what failed by its own fault, leave the rest to the relays."""
+    """Record publish results: delete confirmed rows, postpone rows with a fault, release the others to the relays."""
     confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
     if confirmed:
         outbox_rows.delete(confirmed, using=using)
@@ -207,7 +213,7 @@ clerk = Clerk()
 
 
 def _forked() -> None:
-    """In the child: the parent's answers are the parent's."""
+    """Start with an empty queue in a forked child, because the parent writes its own results."""
     global clerk  # noqa: PLW0603 - there is one process
     clerk = Clerk()
 

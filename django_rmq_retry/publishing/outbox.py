@@ -1,4 +1,4 @@
-"""The outbox inside a transaction: rows are inserted, sent at commit, and deleted after their confirms."""
+"""The outbox inside a transaction: rows are inserted, sent after the commit, and deleted after their confirms."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ from django_rmq_retry.publishing.faults import Fault, fault
 from django_rmq_retry.publishing.outbox_rows import Answer, Row, insert
 
 LOOK = 0.2
-"""Seconds between two looks at whether waiting makes sense."""
+"""Seconds between checks whether to continue waiting."""
 
 
 Late = Callable[[Answer], None]
@@ -30,7 +30,7 @@ Late = Callable[[Answer], None]
 
 @dataclass(slots=True)
 class _Line:
-    """What is sent one after the other: all rows of a key, or one row without."""
+    """The rows that are sent one after the other: all rows of an ordering key, or a single row without one."""
 
     rows: deque[Row] = field(default_factory=deque)
     busy: bool = False
@@ -38,12 +38,15 @@ class _Line:
 
 
 class Posting:
-    """One batch. ``late`` is told, on the I/O thread, of what is answered when nobody waits any longer."""
+    """One batch of rows to publish.
+
+    ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
+    """
 
     def __init__(self, rows: Sequence[Row], *, timeout: float, until: float = float("inf"), late: Late) -> None:
         self._timeout = timeout
         self._until = until
-        """Monotonic: nothing is begun after it."""
+        """The monotonic time after which no further row is sent."""
         self._late = late
         self._lock = threading.Lock()
         self._under_way: set[int] = set()
@@ -54,14 +57,14 @@ class Posting:
         self._lines = _lines(rows)
 
     def begin(self) -> None:
-        """Hand them over; what cannot be written is answered at once."""
+        """Send the first row of each line. A row that cannot be encoded gets its result at once."""
         for line in self._lines:
             self._go(line)
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[Answer], set[int]]:
-        """Return the answers within so many seconds, and the rows that were begun and are not answered.
+        """Return the results that arrive within `seconds`, and the ids of the rows sent but without a result.
 
-        What is answered after that is late, and nothing more is begun.
+        Results after that are late, and no further row is sent. `enough` ends the wait early.
         """
         deadline = time.monotonic() + seconds
         while not self._over.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
@@ -72,7 +75,10 @@ class Posting:
             return list(self._answers), set(self._under_way)
 
     def _go(self, line: _Line) -> None:
-        """Send the next one of a line. A publisher may answer within the call: no call goes deeper for it."""
+        """Send the next row of a line.
+
+        A publisher may return a result within the call, so this loops instead of recursing.
+        """
         with self._lock:
             if line.busy:
                 line.again = True
@@ -101,7 +107,7 @@ class Posting:
     def _send(self, row: Row, line: _Line) -> None:
         try:
             publisher = broker_connections.current.publisher
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the settings: the row stays
+        except Exception as error:  # noqa: BLE001 - the settings may be invalid; the row stays in the outbox
             self._answered(row, line, unsent(Cause.OTHER, str(error)))
             return
         try:
@@ -117,7 +123,7 @@ class Posting:
             if in_time:
                 self._answers.append(answer)
             if not result.confirmed:
-                # Whatever comes after it in its line must not pass it.
+                # Drop the rest of the line, because later rows of an ordering key must not overtake this one.
                 self._drop(line)
             self._left -= 1
             if not self._left:
@@ -153,38 +159,39 @@ def _lines(rows: Sequence[Row]) -> list[_Line]:
 log = logging.getLogger("django_rmq_retry")
 
 SPARE = 10.0
-"""Seconds beyond the longest publish for which rows are their writer's."""
+"""Seconds beyond the publish timeout for which rows are leased to their writer."""
 
 
 def lease() -> float:
-    """Seconds for which nobody but its writer sends a row."""
+    """Return the seconds for which only its writer may send a row."""
     return settings().publish_timeout + SPARE
 
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """The rows of one transaction, or of a savepoint of it; each lives and dies with what it was written in."""
+    """The rows of one transaction or savepoint, sent by an on_commit callback and dropped with a rollback."""
 
     using: str
     begun: float
     rows: list[Row] = field(default_factory=list)
     waits_in: Sequence[Sequence[Any]] = ()
-    """Django's list of what is called after the commit, as it was when this was added to it."""
+    """Django's list of on_commit callbacks at the time when this one was added."""
     done: bool = False
 
     def __call__(self) -> None:
-        """After the commit. What was committed stays so whatever happens here: nothing is raised."""
+        """Send the rows after the commit. Errors are logged, not raised, because the commit cannot be undone."""
         self.done = True
         try:
             self._leave()
-        except Exception as error:  # noqa: BLE001 - the rows are there, and a relay sends them
+        except Exception as error:  # noqa: BLE001 - the rows are committed, and a relay sends them
             said = "Committed; %s messages stay in the outbox of %r and are sent by a relay: %s"
             log.warning(said, len(self.rows), self.using, error, extra={"event": "outbox_waiting"})
 
     def _leave(self) -> None:
-        # Whenever a savepoint is rolled back Django makes a new list; of the one that it works off we have been taken.
+        # Django creates a new list when a savepoint is rolled back. While it runs callbacks, the list that it works
+        # off no longer contains this one.
         if connections[self.using].run_on_commit is not self.waits_in and any(one[1] is self for one in self.waits_in):
-            # A savepoint that was rolled back by hand has taken rows back without a call.
+            # A savepoint rolled back by hand may have removed rows without notice, so read which ones exist.
             self.rows = outbox_rows.written(self.rows, using=self.using)
         if not self.rows:
             return
@@ -201,11 +208,11 @@ class Departure:
         if free:
             outbox_rows.release(free, using=self.using)
         elif keys and outbox_rows.heard(self.using) and outbox_rows.earliest(keys, using=self.using):
-            # What others have left behind ours may go now.
+            # Other transactions may have left rows of these ordering keys behind ours: a relay can send them now.
             outbox_rows.notify(self.using)
 
     def _sent(self) -> tuple[list[Answer], set[int]]:
-        """Return the answers, and the rows in flight; nothing is sent of rows that a relay may have taken."""
+        """Send the rows that no relay can have taken, and return the results and the ids of the rows in flight."""
         timeout = settings().publish_timeout
         if time.monotonic() - self.begun >= SPARE / 2 and not self._renewed():
             return [], set()
@@ -225,14 +232,14 @@ class Departure:
         return answers, in_flight
 
     def _renewed(self) -> bool:
-        """After a long transaction: extend the lease of its rows, unless a relay has claimed them."""
+        """Extend the lease of the rows after a long transaction; False if a relay has claimed any of them."""
         self.begun = time.monotonic()
         renewed = outbox_rows.renew(self.rows, using=self.using, seconds=lease())
         self.rows = renewed or self.rows
         return bool(renewed)
 
     def _in_turn(self) -> list[Row]:
-        """Return all rows but those with an earlier row of their order key: these are the relay's."""
+        """Return all rows except those of ordering keys with an earlier row in the table, which a relay sends."""
         firsts: dict[str, int] = {}
         for row in self.rows:
             firsts.setdefault(row.message.order_key, row.id)
@@ -243,25 +250,25 @@ class Departure:
 
 
 def _late(using: str, answer: Answer) -> None:
-    # Looked up at each call: a forked child has a clerk of its own.
+    # Read the module attribute at each call, because a forked child has a clerk of its own.
     faults.clerk.take(using, answer)
 
 
 MOST = 1000
-"""Messages of one transaction that are sent by itself; what is more is left to the relays."""
+"""The largest number of messages that a transaction sends itself; relays send the others."""
 
 
 touched: set[tuple[str, Publisher]] = set()
-"""In tests: the databases in which rows were written while something stood in the broker's place, and what."""
+"""In tests: the databases in which rows were written with a stand-in for the broker, and that stand-in."""
 
 
 def open_transaction() -> str | None:
-    """Return the database whose commit is awaited: the default one before others; None where no transaction is open."""
+    """Return the database with an open transaction, preferring the default one; None if no transaction is open."""
     replaced = broker_connections.current.replaced
     begun = [
         connection.alias
         for connection in connections.all(initialized_only=True)
-        # What a TestCase wraps around a test never commits: a stand-in looks through it.
+        # The transaction that TestCase wraps around a test never commits, so ignore it with a stand-in.
         if connection.in_atomic_block and not (replaced and _of_a_test(connection.atomic_blocks))
     ]
     return DEFAULT_DB_ALIAS if DEFAULT_DB_ALIAS in begun else next(iter(begun), None)
@@ -272,21 +279,21 @@ def _of_a_test(blocks: Sequence[object]) -> bool:
 
 
 def keep(message: Message, *, using: str, order_key: str = "") -> None:
-    """Write a message as a row of the open transaction of a database; it is sent when that has committed.
+    """Write a message as an outbox row in the open transaction of a database. It is sent after the commit.
 
-    Messages with the same ``order_key`` leave in the order in which they were written, one confirmed before the next.
+    Messages with the same ``order_key`` are sent in the order of writing, each after the previous one is confirmed.
     """
     keep_all([replace(message, order_key=order_key) if order_key else message], using=using)
 
 
 def keep_all(messages: Sequence[Message], *, using: str) -> None:
-    """Write messages, all or none, as rows of the open transaction."""
+    """Write messages, all or none, as outbox rows in the open transaction."""
     for message in messages:
         check_writable(message)
     if broker_connections.current.replaced:
         touched.add((using, broker_connections.current.publisher))
     leaves = not reach.away or reach.probe_due()
-    # Before the rows are written: a database may keep them waiting, and their lease has begun.
+    # Read before the insert: the lease starts then, and the database may keep the insert waiting.
     begun = time.monotonic()
     rows = insert(messages[:MOST], using=using, lease=lease() if leaves else 0.0)
     if len(messages) > MOST:
@@ -300,7 +307,7 @@ def _leave(rows: Sequence[Row], using: str, begun: float) -> None:
     leaving = _last_of(connection)
     if leaving is None or len(leaving.rows) + len(rows) > MOST:
         leaving = Departure(using, begun, [*rows])
-        # Robust: whatever it meets, the callbacks after it are called.
+        # Robust, so that the callbacks after it run even if it raises.
         transaction.on_commit(leaving, using=using, robust=True)
         leaving.waits_in = connection.run_on_commit
     else:
@@ -308,7 +315,7 @@ def _leave(rows: Sequence[Row], using: str, begun: float) -> None:
 
 
 def _last_of(connection: BaseDatabaseWrapper) -> Departure | None:
-    """Whoever leaves with the same commit or savepoint, if nothing of ours came between: they go together."""
+    """Return the last Departure of this connection if it belongs to the same savepoint; new rows can join it."""
     if not connection.in_atomic_block or getattr(connection.atomic_blocks[0], "_from_testcase", False):
         return None
     for entry in reversed(connection.run_on_commit):

@@ -1,4 +1,4 @@
-"""Outbox rows in plain SQL: several times as fast as the ORM, and importable before Django's models are."""
+"""Outbox rows in plain SQL: several times faster than the ORM, and importable before Django loads the models."""
 
 import logging
 import time
@@ -23,37 +23,40 @@ log = logging.getLogger("django_rmq_retry")
 
 TABLE = "rmq_retry_outboxmessage"
 AGAIN = 60.0
-"""Seconds after which a table that was missing is looked for again."""
+"""Seconds after which a missing table is looked up again."""
 
 _made: dict[Hashable, float] = {}
-"""Until when it is known that a table is missing; 0 where it is there."""
+"""By database: the time until which the table counts as missing; 0 if it exists."""
 _told: set[Hashable] = set()
 
 
 def takes(using: str) -> bool:
-    """Whether what is published inside a transaction of this database becomes a row of it."""
+    """True if a message published inside a transaction of this database is written to its outbox."""
     named = settings().outbox
     if named is False or (named is not True and using not in named):
         return False
     if connections[using].needs_rollback:
-        # A transaction that is bound to fail takes no further statement.
+        # A transaction marked for rollback accepts no further statement.
         return False
-    # A name that is written down is trusted: no query is spent on it.
+    # A database named in the setting is trusted to have the table, without a query.
     return allowed(using) and (named is not True or made(using) or _missing(using))
 
 
 def allowed(using: str) -> bool:
-    """Whether the project's routers want the table there."""
+    """True if the project's database routers allow the table in this database."""
     return bool(router.allow_migrate(using, "rmq_retry", model_name="outboxmessage"))
 
 
 def served() -> list[str]:
-    """The databases that a relay looks into: also where the setting has been switched off, for what is left there."""
+    """Return the databases that a relay serves.
+
+    The OUTBOX setting is ignored, so that rows written before it was switched off are sent.
+    """
     return [alias for alias in connections if allowed(alias) and connections[alias].vendor != "unknown"]
 
 
 def made(using: str) -> bool:
-    """Whether the table is there; asked once, and again later where it is not."""
+    """True if the table exists. The lookup is cached; a missing table is looked up again after AGAIN seconds."""
     place = _place(using)
     until = _made.get(place)
     if until is None or 0 < until < time.monotonic():
@@ -63,7 +66,7 @@ def made(using: str) -> bool:
 
 
 def _missing(using: str) -> bool:
-    """Say so once, where somebody would have needed it."""
+    """Log once that a message needed the missing table, and return False."""
     if _place(using) not in _told:
         _told.add(_place(using))
         said = "The database %r has no outbox: run `manage.py migrate`, or name in 'OUTBOX' those that shall have one"
@@ -81,24 +84,24 @@ COLUMNS = (
     *("created_at", "due_at", "attempts", "error"),
 )
 INSERTED_AT_ONCE = 80
-"""Rows of one statement: an old SQLite takes 999 values."""
+"""Rows in one statement: an old SQLite accepts at most 999 values."""
 MOST_BYTES = 4 * 1024 * 1024
-"""Of bodies in one statement: more is refused by a MariaDB of default settings."""
+"""Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One message that is to be sent."""
+    """One message to be sent."""
 
     id: int
     message: Message
     attempts: int = 0
     due_at: datetime | None = None
-    """Until then it is its writer's; nobody else's lease ends at the same microsecond."""
+    """The end of its lease. It identifies the holder: no other lease of the row ends at the same microsecond."""
 
 
 def insert(messages: Sequence[Message], *, using: str, lease: float) -> list[Row]:
-    """Write them in their order, all or none; for `lease` seconds nobody but the writer sends them."""
+    """Insert messages in their order, all or none. For `lease` seconds only the writer may send them."""
     connection = connections[using]
     now = server.now(using)
     due = now + timedelta(seconds=lease)
@@ -132,7 +135,7 @@ def _inserted(connection: BaseDatabaseWrapper, values: Sequence[Any], count: int
     with connection.cursor() as cursor:
         cursor.execute(_statement(connection.alias, count, returning=returning), values)
         if returning:
-            # Numbers are given in the order of the rows, and need not be returned in it.
+            # The database assigns ids in the order of the rows, but may return them in another order.
             return sorted(int(one) for (one,) in cursor.fetchall())
         return [int(cursor.lastrowid)]
 
@@ -164,17 +167,17 @@ def _values(connection: BaseDatabaseWrapper, message: Message, times: tuple[Any,
 
 
 def stored_name(message: Message) -> str:
-    """Its id, as any database takes it."""
+    """Return the message's id in a form that any database can store."""
     name = message.properties.message_id or ""
     return name if name.isprintable() else short(name, 255)
 
 
 READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts")
-"""What ``message_of`` wants of a row, in its order."""
+"""The columns that ``row_of`` needs, in its order."""
 
 
 def row_of(found: Sequence[Any]) -> Row:
-    """As it was given to ``insert``, byte for byte."""
+    """Return a row read from the table; its message equals the inserted one, byte for byte."""
     id, exchange, routing_key, mandatory, body, properties, order_key, attempts = found  # noqa: A001
     message = Message(
         body=bytes(body),
@@ -189,28 +192,28 @@ def row_of(found: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How the publish of a row ended."""
+    """The result of publishing a row."""
 
     row: Row
     result: PublishResult
 
 
 CHANNEL = "rmq_retry_outbox"
-"""On PostgreSQL relays listen to it."""
+"""The PostgreSQL notification channel on which relays listen."""
 DELETED_AT_ONCE = 1000
 wakers: set[Callable[[], None]] = set()
-"""The relays of this very process."""
+"""The wake-up functions of the relays in this process."""
 SKEW = 2.0
-"""Seconds by which clocks of two hosts may differ."""
+"""Seconds by which the clocks of two hosts may differ."""
 
 
 def delete(ids: Sequence[int], *, using: str) -> None:
-    """Forget what the broker has confirmed.
+    """Delete rows that the broker has confirmed.
 
-    A PostgreSQL that loses power may bring such a row back: its message is sent again, and that is all.
+    PostgreSQL may restore such a row after a power loss; then its message is sent twice.
     """
     connection = connections[using]
-    # A row that comes back is sent twice, which may happen anyhow: nobody need wait for the disk.
+    # Do not wait for the disk: a restored row is a duplicate, which handlers must expect in any case.
     lazily = "SET LOCAL synchronous_commit TO OFF; " if connection.vendor == "postgresql" else ""
     table = connection.ops.quote_name(TABLE)
     for start in range(0, len(ids), DELETED_AT_ONCE):
@@ -220,7 +223,7 @@ def delete(ids: Sequence[int], *, using: str) -> None:
 
 
 def renew(rows: Sequence[Row], *, using: str, seconds: float) -> list[Row]:
-    """Extend the lease of rows, and return them with it; none where somebody else has taken any of them."""
+    """Extend the lease of rows and return them with the new lease; no rows if a relay has taken any of them."""
     now = server.now(using)
     due = now + timedelta(seconds=seconds)
     renewed = _lease(rows, using, due, after=now + timedelta(seconds=SKEW))
@@ -228,7 +231,7 @@ def renew(rows: Sequence[Row], *, using: str, seconds: float) -> list[Row]:
 
 
 def release(rows: Sequence[Row], *, using: str) -> None:
-    """Leave rows to the relays, now; a row that a relay has claimed is neither waited for nor taken from it."""
+    """Release rows to the relays now. A row that a relay has already claimed is left unchanged."""
     now = server.now(using)
     for start in range(0, len(rows), DELETED_AT_ONCE):
         _lease(rows[start : start + DELETED_AT_ONCE], using, now, after=now)
@@ -236,8 +239,8 @@ def release(rows: Sequence[Row], *, using: str) -> None:
 
 
 def _lease(rows: Sequence[Row], using: str, due: datetime, *, after: datetime) -> int:
-    """End the lease of rows at this time, where it ends after that one; return how many rows have changed."""
-    # Where no rows are locked, a relay that has taken one has changed its time.
+    """Set the end of the rows' lease to `due` if it is later than `after`; return the number of changed rows."""
+    # On databases without row locks, a relay that has taken a row has changed its due_at, so the row does not match.
     times = {row.due_at for row in rows if row.due_at is not None}
     if not times:
         return 0
@@ -248,13 +251,13 @@ def _lease(rows: Sequence[Row], using: str, due: datetime, *, after: datetime) -
 
 
 def put_off(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
-    """Make a row due later, for the reason given."""
+    """Make a row due later, and store the error."""
     due = connections[using].ops.adapt_datetimefield_value(server.now(using) + timedelta(seconds=seconds))
     _update(using, "due_at = %s, attempts = %s, error = %s", "id = %s", [due, attempts, short(error, 1000), row])
 
 
 def give_up(row: int, *, using: str, attempts: int, error: str) -> None:
-    """Keep a row for an operator."""
+    """Mark a row as failed, which keeps it for an operator."""
     now = connections[using].ops.adapt_datetimefield_value(server.now(using))
     _update(using, "failed_at = %s, attempts = %s, error = %s", "id = %s", [now, attempts, short(error, 1000), row])
 
@@ -267,14 +270,17 @@ def _update(using: str, changes: str, where: str, values: Sequence[Any]) -> int:
 
 
 def written(rows: Sequence[Row], *, using: str) -> list[Row]:
-    """Return those of these rows that are in the table. SQLite gives the number of a lost row to another one."""
+    """Return those of the rows that are in the table.
+
+    The message id is compared too, because SQLite reuses the id of a row that was rolled back.
+    """
     ids = ", ".join(str(int(row.id)) for row in rows)
     there = set(_select(using, f"id, message_id FROM {{table}} WHERE id IN ({ids})", ()))
     return [row for row in rows if (row.id, stored_name(row.message)) in there]
 
 
 def earliest(order_keys: Collection[str], *, using: str) -> dict[str, int]:
-    """Return the first row of each of these order keys."""
+    """Return the id of the first row of each ordering key."""
     keys = ", ".join(["%s"] * len(order_keys))
     clause = f"order_key, MIN(id) FROM {{table}} WHERE order_key IN ({keys}) GROUP BY order_key"
     return {key: int(first) for key, first in _select(using, clause, list(order_keys))}
@@ -288,7 +294,7 @@ def _select(using: str, clause: str, values: Sequence[Any]) -> list[tuple[Any, .
 
 
 def notify(using: str) -> None:
-    """Wake the relays that listen; all others look by themselves."""
+    """Wake the relays of this process, and on PostgreSQL those that listen. Other relays poll."""
     connection = connections[using]
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
@@ -298,5 +304,5 @@ def notify(using: str) -> None:
 
 
 def heard(using: str) -> bool:
-    """Whether anybody may hear of a call."""
+    """True if `notify` may reach a relay."""
     return bool(wakers) or connections[using].vendor == "postgresql"

@@ -1,4 +1,4 @@
-"""``publish`` and ``call``: data to messages, sent now or on commit."""
+"""``publish`` and ``call``: encode data as messages, and send them now or on commit."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from django_rmq_retry.publishing.outbox_rows import takes
 from django_rmq_retry.topology.queues import NAME_LIMIT, Queue
 
 HEADERS_MOST = FRAME_MAX - 4096
-"""Room is left for the other properties."""
+"""The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
 
 
 MOST_PRIORITY = 255
@@ -43,31 +43,32 @@ TEXTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The properties of one publish besides its data.
+    """The options of one publish: the properties of the message, and its delay and ordering key.
 
-    Refuses what the broker answers by closing the channel, at the cost of all other messages on it.
+    Values for which the broker would close the channel raise an error, because that would fail all other messages in
+    flight on the channel.
     """
 
     headers: Mapping[str, object] | None = None
     type: str | None = None
     priority: int | None = None
     expiration: float | None = None
-    """Seconds after which a message that no consumer took leaves its queue for the parked queue."""
+    """Seconds after which a message that no consumer took is moved from its queue to the parked queue."""
     correlation_id: str | None = None
     message_id: str | None = None
     reply_to: str | None = None
     content_type: str | None = None
-    """By default the codec's."""
+    """The content type; by default that of the codec."""
     content_encoding: str | None = None
     timestamp: datetime | int | None = None
-    """When it came to be, to the second; by default now."""
+    """The creation time, in whole seconds; by default now."""
     app_id: str | None = None
     user_id: str | None = None
-    """RabbitMQ takes the name of the connection's own user and no other."""
+    """The sender's user name. RabbitMQ accepts only the user of the connection."""
     delay: float | None = None
-    """Seconds before which it does not arrive."""
+    """Seconds to wait before the message is delivered."""
     order_key: str = ""
-    """In the outbox: messages with the same order key leave one after the other."""
+    """The outbox's ordering key: messages with the same ordering key are sent one after the other."""
 
     def __post_init__(self) -> None:
         _check_headers(self.headers)
@@ -86,7 +87,7 @@ class Options:
 
 
 def options_of(given: Mapping[str, object]) -> Options:
-    """The options of a publish; an unknown one is refused, not ignored."""
+    """Return the options of a publish. Raise TypeError for an unknown option."""
     if not given:
         return PLAIN
     unknown = sorted(set(given) - set(Options.__dataclass_fields__))
@@ -118,7 +119,7 @@ def _check_priority(priority: object) -> None:
 
 
 def encoded(headers: Mapping[str, object]) -> Headers:
-    """The headers as they are sent; refused where the broker would close the connection over them."""
+    """Encode headers. Raise an error for headers over which the broker would close the connection."""
     try:
         found = Headers.of(headers) if headers else EMPTY
     except (TypeError, ValueError) as error:
@@ -129,7 +130,7 @@ def encoded(headers: Mapping[str, object]) -> Headers:
 
 
 def seconds_of(timestamp: datetime | int) -> int:
-    """A timestamp as AMQP writes it: whole seconds of the epoch."""
+    """Convert a timestamp to the form of AMQP: whole seconds since the epoch."""
     known: object = timestamp
     if isinstance(known, datetime) and known.tzinfo is not None:
         known = int(known.timestamp())
@@ -142,7 +143,7 @@ def seconds_of(timestamp: datetime | int) -> int:
 
 
 def check_user(name: str | None, own: str) -> None:
-    """RabbitMQ closes the channel over a user_id that is not the connection's user."""
+    """Raise ConfigurationError if user_id is not the connection's user, because RabbitMQ would close the channel."""
     if name is not None and name != own:
         raise ConfigurationError(
             f"user_id={name!r:.60} is refused by the broker: it takes the user of the connection only, which is "
@@ -151,7 +152,7 @@ def check_user(name: str | None, own: str) -> None:
 
 
 def check_encoding(name: str | None, codec: Codec) -> None:
-    """A reader of JSON parks what says that it is compressed."""
+    """Raise ConfigurationError for JSON with a content-encoding, because a consumer would park it as compressed."""
     if name is not None and isinstance(codec, Json) and name.lower() not in ENCODINGS:
         raise ConfigurationError(
             f"content_encoding={name!r:.60} goes with a codec that writes it, such as Raw(); JSON is written as UTF-8."
@@ -164,7 +165,7 @@ def _names(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where the messages of one handler go: to its queue alone, with what makes this handler take them."""
+    """The destination of messages to one handler: its queue, and the type, key and headers that select the handler."""
 
     handler: str
     queue: Queue
@@ -176,7 +177,7 @@ class Destination:
     route: Route
 
     def addressed(self, exchange: str, routing_key: str, options: Options) -> tuple[str, str, Options]:
-        """Return exchange, routing key and options, with what the handler asks for filled in."""
+        """Return exchange, routing key and options, completed with the values that select the handler."""
         if self.type is not None and options.type is None:
             options = replace(options, type=self.type)
         if self.headers:
@@ -199,12 +200,12 @@ class Destination:
     def delayed(
         self, delay: float, origin: tuple[str, str], headers: Mapping[str, object]
     ) -> tuple[str, str, int | None, Mapping[str, object]]:
-        """Return how a message gets there after so many seconds: exchange, key, expiration and headers."""
+        """Return exchange, routing key, expiration and headers for a message that arrives after `delay` seconds."""
         way = self.via.delayed(self.route, delay)
         if way is None:
             raise NotDelayable(self.handler, type(self.via).__name__)
         exchange, key, expiration, stamp = way
-        # Written down as in a retry: after the wait, its handler is found by the key it would have come by.
+        # Stamp the original exchange and key like a retry, so that after the wait the same handler is selected.
         stamp = replace(stamp, exchange=origin[0], routing_key=origin[1], queue=self.queue.name)
         return exchange, key, expiration, {**headers, **stamp.headers()}
 
@@ -226,8 +227,9 @@ def publish(
 ) -> str:
     """Publish to an exchange, persistent, confirmed and mandatory; return the message's id.
 
-    Inside ``transaction.atomic()`` it is a row of the transaction and leaves when that has committed; without
-    ``outbox`` it leaves on commit, and with ``immediate`` now. Options: see ``Options``.
+    Inside ``transaction.atomic()`` the message is written to the outbox in the same transaction and sent after the
+    commit. With ``outbox=False`` it is sent on commit without an outbox row, with ``immediate=True`` now. For the
+    options see ``Options``.
     """
     message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
     return dispatch(message, timeout=timeout, immediate=immediate, outbox=outbox)
@@ -239,10 +241,13 @@ async def apublish(
     exchange: str = "",
     routing_key: str = "",
     codec: Codec = JSON,
-    timeout: float | None = None,  # noqa: ASYNC109 - the broker's answer is waited for elsewhere
+    timeout: float | None = None,  # noqa: ASYNC109 - the publisher applies the timeout
     **options: object,
 ) -> str:
-    """As ``publish``, without blocking the event loop. There are no transactions in async code: it leaves at once."""
+    """Publish like ``publish``, without blocking the event loop.
+
+    The message is sent at once, because Django has no transactions in async code.
+    """
     message = message_of(data, exchange=exchange, routing_key=routing_key, codec=codec, options=options_of(options))
     return await adispatch(message, timeout=timeout)
 
@@ -255,9 +260,10 @@ def publish_many(
     immediate: bool = False,
     outbox: bool = True,
 ) -> int:
-    """Publish messages made by ``message_of`` with a window of confirms outstanding; return how many were confirmed.
+    """Publish messages made by ``message_of``, and return the number of confirmed ones.
 
-    Inside ``transaction.atomic()`` they leave on commit, unless ``immediate``; then it returns how many will.
+    Up to ``window`` messages wait for their confirms at a time. Inside ``transaction.atomic()`` the messages are sent
+    on commit, unless ``immediate``; then the result is the number of messages to be sent.
     """
     if timeout is not None:
         _check_timeout(timeout)
@@ -283,7 +289,7 @@ def message_of(
     options: Options = PLAIN,
     destination: Destination | None = None,
 ) -> Message:
-    """Data as a message, with an id of its own; to a handler where its destination is given."""
+    """Encode data as a message with a new id, or the one in the options; addressed to a handler if given."""
     if destination is not None:
         codec = destination.codec
         exchange, routing_key, options = destination.addressed(exchange, routing_key, options)
@@ -304,7 +310,7 @@ def message_of(
 def _routed(
     exchange: str, routing_key: str, options: Options, destination: Destination | None
 ) -> tuple[str, str, int | None, Mapping[str, object]]:
-    """Return exchange, key, expiration and headers as the options ask for them."""
+    """Return exchange, routing key, expiration in milliseconds, and headers, according to the options."""
     if options.user_id is not None:
         check_user(options.user_id, settings().address().user)
     expiration, headers = None, options.headers or {}
@@ -339,7 +345,7 @@ def _properties(options: Options, headers: Headers, content_type: str, expiratio
 
 
 def dispatch(message: Message, *, timeout: float | None = None, immediate: bool = False, outbox: bool = True) -> str:
-    """Send a message now, or where a transaction is open, when it has committed."""
+    """Send a message now, or after the commit if a transaction is open. Return the message's id."""
     if timeout is not None:
         _check_timeout(timeout)
     name = message.properties.message_id or ""
@@ -351,23 +357,23 @@ def dispatch(message: Message, *, timeout: float | None = None, immediate: bool 
     else:
         _free(message)
         check_writable(message)
-        # Robust: one that fails must not keep the messages after it from leaving.
+        # Robust, so that the messages after it are sent even if this one fails.
         transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
     return name
 
 
 async def adispatch(message: Message, *, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as above
-    """Send a message and await its confirm; from a handler with ``once``, as a part of its transaction."""
+    """Send a message and await its confirm. In a handler with ``once`` the message joins the transaction."""
     if timeout is not None:
         _check_timeout(timeout)
     if broker_connections.in_once.get():
-        # Its transaction is open in the thread that waits for this code.
+        # The transaction of the handler is open in the thread that waits for this coroutine.
         return await sync_to_async(dispatch)(message, timeout=timeout)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[PublishResult] = loop.create_future()
 
     def done(result: PublishResult) -> None:
-        # Its caller may be gone, and the event loop with it: that must not reach the I/O thread.
+        # The event loop may be closed if the caller has ended; the I/O thread must not get that error.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, ended, result)
 
@@ -384,7 +390,10 @@ def _resolve(ended: "asyncio.Future[PublishResult]", result: PublishResult) -> N
 
 
 def _after_commit(message: Message, timeout: float | None) -> None:
-    """What was committed stays so whatever happens here: say which message is missing, and let the others go."""
+    """Publish after the commit. Log a failed message as critical, because the commit cannot be undone.
+
+    The error is raised, but the callback is robust, so that the other messages are sent.
+    """
     try:
         broker_connections.current.publisher.publish(message, timeout=timeout)
     except Exception as error:
@@ -410,7 +419,10 @@ def _all_after_commit(messages: Sequence[Message], window: int, timeout: float |
 
 
 def _free(message: Message) -> Message:
-    """A message that leaves by itself: none with an order, for it would pass those that wait in the outbox."""
+    """Return a message that is sent without the outbox.
+
+    Raise ConfigurationError if it has an ordering key, because it would overtake messages waiting in the outbox.
+    """
     if message.order_key:
         raise ConfigurationError(
             f"order_key={message.order_key!r} takes effect in an outbox only: publish inside transaction.atomic() of a "
@@ -420,7 +432,7 @@ def _free(message: Message) -> Message:
 
 
 def _check_timeout(timeout: float) -> None:
-    """Before anything is sent: a wrong timeout must not be found while a message is in flight."""
+    """Check the timeout before a message is sent, so that an invalid one is not found while it is in flight."""
     check_seconds("timeout=…", timeout)
 
 
@@ -432,7 +444,10 @@ def call(
     exclusive: bool = False,
     options: Options = PLAIN,
 ) -> object:
-    """The handler's answer. A call leaves at once, also inside a transaction: its caller waits."""
+    """Send a call and return the handler's answer.
+
+    The call is sent at once, also inside a transaction, because the caller waits.
+    """
     message = _question(data, destination, options, timeout)
     answer = broker_connections.current.caller(exclusive=exclusive).call(message, timeout=timeout)
     return _read(answer, destination.codec)
@@ -442,11 +457,11 @@ async def acall(
     data: object,
     *,
     destination: Destination,
-    timeout: float = 5.0,  # noqa: ASYNC109 - it bounds the thread that waits
+    timeout: float = 5.0,  # noqa: ASYNC109 - it limits the wait of a thread
     exclusive: bool = False,
     options: Options = PLAIN,
 ) -> object:
-    """As ``call``, without blocking the event loop."""
+    """Call like ``call``, without blocking the event loop."""
     message = _question(data, destination, options, timeout)
     caller = broker_connections.current.caller(exclusive=exclusive)
     return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), destination.codec)
@@ -465,7 +480,7 @@ def _question(data: object, destination: Destination, options: Options, timeout:
 def _read(answer: Delivery, codec: Codec) -> object:
     if answer.headers.get(ANSWER) != FAILED:
         return codec.decode(answer.body, answer.properties)
-    # An error is JSON, whatever codec the handler's own data has.
+    # An error is always JSON, even if the handler has another codec.
     data = JSON.decode(answer.body, answer.properties)
     error = data.get("error") if isinstance(data, dict) else None
     told = error if isinstance(error, dict) else {}

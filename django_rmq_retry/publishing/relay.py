@@ -1,4 +1,4 @@
-"""The relay: sends the rows that commits left in an outbox, a batch at a time."""
+"""The relay, which sends the outbox rows that the committing process did not send, in batches."""
 
 import threading
 import time
@@ -22,28 +22,31 @@ from django_rmq_retry.publishing.outbox_rows import READ, Answer, Row, row_of
 
 MOST = 500
 MOST_BYTES = 16 * 1024 * 1024
-"""Of bodies in one batch."""
+"""Bytes of bodies in one batch."""
 
 
 def skips_locked(using: str) -> bool:
-    """Whether rows can be locked while they are on their way, and others pass over them."""
+    """True if the database supports SKIP LOCKED, so that rows in flight stay locked and other relays skip them."""
     return bool(connections[using].features.has_select_for_update_skip_locked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a relay asks for."""
+    """The selection of rows for one batch."""
 
     most: int = MOST
     only: Collection[int] = ()
-    """Of these; where none are named, of all."""
+    """The ids of the rows to select from; all rows if empty."""
     without: Collection[str] = ()
-    """Exchanges whose rows are not wanted now."""
+    """The exchanges whose rows are skipped."""
 
 
 @contextmanager
 def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Row]]:
-    """Rows that nobody else sends meanwhile: by locks until the block ends, which a death frees, or by a lease."""
+    """Claim rows that no other process sends meanwhile.
+
+    With SKIP LOCKED they are locked until the block ends or the process dies, else leased for `lease` seconds.
+    """
     if skips_locked(using):
         with transaction.atomic(using=using):
             yield _taken(using, wanted, lock=True)
@@ -52,12 +55,12 @@ def claimed(using: str, wanted: Wanted, *, lease: float) -> Iterator[list[Row]]:
 
 
 def waiting(using: str) -> bool:
-    """Whether anything is due."""
+    """True if any row is due."""
     return _due(using, server.now(using)).exists()
 
 
 def next_due(using: str) -> float | None:
-    """Seconds until the next row is due that is not yet."""
+    """Return the seconds until the next row becomes due; None if no row is waiting."""
     now = server.now(using)
     later = OutboxMessage.objects.using(using).filter(failed_at__isnull=True, due_at__gt=now)
     at = later.aggregate(at=Min("due_at"))["at"]
@@ -71,7 +74,8 @@ def _due(using: str, now: datetime, without: Collection[str] = ()) -> QuerySet[O
 
 def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
     with transaction.atomic(using=using):
-        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        # Start with a write: SQLite rejects the write of a transaction that has read before, if another transaction
+        # has written since.
         OutboxMessage.objects.using(using).filter(pk=0).update(attempts=0)
         rows = _taken(using, wanted, lock=False)
         until = server.now(using) + timedelta(seconds=lease)
@@ -91,7 +95,7 @@ def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
 
 
 def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> dict[int, str]:
-    """Rows without a key, and the first of each key."""
+    """Return the due rows without an ordering key, and the first row of each ordering key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
     rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
     if wanted.only:
@@ -103,7 +107,10 @@ def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: 
 def _followers(
     using: str, ready: QuerySet[OutboxMessage], heads: dict[int, str], limits: tuple[int, int], *, lock: bool
 ) -> dict[int, str]:
-    """What comes directly after the first ones of their keys: up to the first that is not due, or is in other hands."""
+    """Return the rows that follow the first rows of their ordering keys.
+
+    Each ordering key ends at its first row that is not due or is claimed by another process.
+    """
     keys, (first, most) = {key for key in heads.values() if key}, limits
     rows = OutboxMessage.objects.using(using).filter(order_key__in=keys, pk__gt=first).exclude(pk__in=heads)
     listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
@@ -112,7 +119,8 @@ def _followers(
     open_keys = set(keys)
     found = []
     for pk, key, size in listed:
-        # A database may take two keys for one that are not: what is no head's here waits.
+        # A database collation may treat different ordering keys as equal, so compare again here. Rows of other keys
+        # wait for a later batch.
         if pk not in free:
             open_keys.discard(key)
         elif key in open_keys:
@@ -121,7 +129,7 @@ def _followers(
 
 
 def _within(found: Sequence[tuple[int, str, int]], size: int) -> dict[int, str]:
-    """As many as have room in a batch, and one at least."""
+    """Return the rows that fit MOST_BYTES of a batch, at least one."""
     taken: dict[int, str] = {}
     for pk, key, length in found:
         size += length
@@ -140,17 +148,17 @@ def _locked(rows: QuerySet[OutboxMessage], using: str, *, lock: bool) -> QuerySe
 
 LOSSES = 3
 GRACE = 2.0
-"""Seconds beyond its deadline within which a publish has ended; and for those under way when the relay is stopped."""
+"""Seconds after its deadline within which a publish has ended, and seconds to wait for confirms when stopping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one batch came to."""
+    """The result of one batch."""
 
     sent: int = 0
     failed: int = 0
     away: str = ""
-    """Why the broker took nothing; then it makes no sense to go on at once."""
+    """The reason why the broker accepted nothing, so that the relay should wait; else empty."""
 
     @property
     def nothing(self) -> bool:
@@ -158,7 +166,7 @@ class Turn:
 
 
 class Relay:
-    """One for a database. Several relays, in whatever processes, may serve the same one."""
+    """The relay of one database. Several relays, in one or more processes, may serve the same database."""
 
     def __init__(self, using: str, *, ended: threading.Event) -> None:
         self._using = using
@@ -167,11 +175,11 @@ class Relay:
         self._away = False
         self._under_way: set[int] = set()
         self._confirmed: set[int] = set()
-        """Rows that could not be deleted yet."""
+        """Ids of confirmed rows that are not deleted yet."""
         self._losses: Counter[int] = Counter()
-        """How often a row that was sent alone had no answer."""
+        """The number of times a row that was sent alone had no result."""
         self._suspects: list[int] = []
-        """Rows one of which has made the broker close the channel: they are sent one by one."""
+        """Ids of rows, one of which made the broker close the channel. They are sent one by one."""
         self._denied = Denied()
 
     def turn(self) -> Turn:
@@ -185,7 +193,8 @@ class Relay:
                 answers = self._sent(rows)
                 turn = self._settled(rows, answers, alone=len(rows) == 1)
         except OperationalError:
-            # Rolled back, as by a deadlock: what was sent must be gone before another relay finds it.
+            # The transaction was rolled back, for example by a deadlock. Delete confirmed rows before another relay
+            # sends them again.
             with suppress(Error):
                 self.forget()
             raise
@@ -201,7 +210,7 @@ class Relay:
         return Wanted(most=most, only=only, without=self._denied.exchanges)
 
     def forget(self) -> None:
-        """Delete what is known to be confirmed from before: a database that was away must not have it sent again."""
+        """Delete rows confirmed earlier, so that they are not sent again after the database was unreachable."""
         if self._confirmed:
             known = list(self._confirmed)
             outbox_rows.delete(known, using=self._using)
@@ -221,7 +230,7 @@ class Relay:
             self._confirmed.add(answer.row.id)
 
     def _has_no_time(self) -> bool:
-        """Once it is to end, it waits for confirms only a moment, and not at all for a broker that is away."""
+        """True if the relay is stopping and GRACE seconds are over, or the broker is unreachable."""
         if not self._ended.is_set():
             return False
         self._ended_at = self._ended_at or time.monotonic()
@@ -252,7 +261,11 @@ class Relay:
         return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "nothing was answered")
 
     def _fault(self, answer: Answer, *, alone: bool) -> Fault:
-        """As judged; but one with which alone the connection is lost again and again must not hold up all others."""
+        """Return the fault of a result.
+
+        A row that repeatedly loses the connection although it is sent alone counts as FULL, and is postponed, so that
+        it does not block all others.
+        """
         whose = faults.fault(answer.result, alone=alone)
         if alone and whose is Fault.BROKER and answer.result.kind is Outcome.UNKNOWN:
             self._losses[answer.row.id] += 1
@@ -262,7 +275,7 @@ class Relay:
         return whose
 
     def _give_back(self, rows: Sequence[Row], settled: set[int]) -> None:
-        """End the lease of what was not sent, or not for its own fault."""
+        """End the lease of rows that were not sent, or that failed by no fault of their own."""
         free = [row for row in rows if row.id not in settled | self._under_way]
         if free:
             outbox_rows.release(free, using=self._using)
@@ -278,8 +291,8 @@ class Relay:
 
 
 def send_left() -> int:
-    """Send it all, as if the waits after failures were over; return how many were sent."""
-    # Only where this test has written: it may have no database at all.
+    """For tests: send all rows, ignoring the waits after failures. Return the number of sent rows."""
+    # Only the databases in which this test has written: it may have no database at all.
     for one in [one for one in touched if one[1] is not broker_connections.current.publisher]:
         touched.discard(one)
     return sum(_sent(using) for using, _publisher in list(touched))
@@ -288,7 +301,7 @@ def send_left() -> int:
 def _sent(using: str) -> int:
     if connections[using].needs_rollback or not outbox_rows.allowed(using) or not outbox_rows.made(using):
         return 0
-    # Others are still their writers': inside a TestCase no commit has come yet.
+    # Other rows are still leased to their writers: inside a TestCase their transaction has not committed.
     left = Q(attempts__gt=0) | Q(due_at__lte=server.now(using))
     rows = OutboxMessage.objects.using(using).filter(left, failed_at__isnull=True)
     if not rows.exists():

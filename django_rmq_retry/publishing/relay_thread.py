@@ -1,4 +1,4 @@
-"""The thread of a relay, and its wake-up calls."""
+"""The thread that runs the relays, and its wake-up signals."""
 
 import logging
 import queue
@@ -22,12 +22,15 @@ log = logging.getLogger("django_rmq_retry")
 
 
 class Ears:
-    """Used by one thread; ``wake`` by all."""
+    """Waits for wake-up signals from this process and from PostgreSQL.
+
+    One thread uses it; any thread may call ``wake``.
+    """
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
-        self._near.setblocking(False)  # noqa: FBT003 - as Python has it
-        self._far.setblocking(False)  # noqa: FBT003 - as Python has it
+        self._near.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._far.setblocking(False)  # noqa: FBT003 - Python's own signature
         self._listening: dict[str, BaseDatabaseWrapper] = {}
 
     def wake(self) -> None:
@@ -35,23 +38,23 @@ class Ears:
             self._far.send(b"!")
 
     def listens(self, using: str) -> bool:
-        """Whether calls about this database are heard; a connection of its own is opened for it, if need be."""
+        """True if notifications of this database are received; opens a separate connection for them if needed."""
         if connections[using].vendor != "postgresql":
             return False
         if using not in self._listening:
             try:
                 self._listening[using] = _listening(using)
-            except Exception as error:  # noqa: BLE001 - whatever its driver says: then it looks more often
+            except Exception as error:  # noqa: BLE001 - on any driver error the relay polls more often instead
                 log.debug("The database %r cannot be listened to: %s", using, error)
         return using in self._listening
 
     def wait(self, seconds: float) -> None:
-        """Until something is heard, or the time is over."""
+        """Wait until a signal arrives or the time is over."""
         ears: dict[Any, str] = {one.connection: using for using, one in self._listening.items()}
         try:
             heard, _, _ = select.select([self._near, *ears], [], [], max(0.0, seconds))
         except (OSError, ValueError):
-            # A connection that was closed beneath us.
+            # One of the connections was closed.
             self.deafen()
             return
         for one in heard:
@@ -61,7 +64,7 @@ class Ears:
                 self._hear(ears[one])
 
     def deafen(self) -> None:
-        """Close what listens; it is opened anew when it is asked for."""
+        """Close the listening connections. `listens` opens them again."""
         for using in list(self._listening):
             self._drop(using)
 
@@ -80,7 +83,7 @@ class Ears:
             else:
                 raw.poll()
                 raw.notifies.clear()
-        except Exception:  # noqa: BLE001 - it was lost
+        except Exception:  # noqa: BLE001 - the connection was lost
             self._drop(using)
 
     def _drop(self, using: str) -> None:
@@ -102,29 +105,32 @@ def _drain(near: socket.socket) -> None:
 
 
 POLL = 1.0
-"""Seconds between two looks where nobody calls."""
+"""Seconds between polls of a database without notifications."""
 LISTENING_POLL = 3.0
 SOONEST = 0.05
 AGAIN = 1.0
-"""Seconds after which a broker or database that is away is tried again."""
+"""Seconds after which an unreachable broker or database is tried again."""
 PATIENCE = 30.0
-"""Seconds without an answer and without a message sent after which nothing more is expected of a round."""
+"""Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
 
 Around = Callable[[], AbstractContextManager[object]]
 Told = Callable[[bool], None]
 
 
 class Relaying:
-    """Relays for all databases that have an outbox; one that is away stops its own and no other."""
+    """The thread with the relays of all databases that have an outbox.
+
+    An unreachable database stops its own relay only.
+    """
 
     def __init__(self, *, around: Around = nullcontext, burst: bool = False) -> None:
         self._around = around
         self._burst = burst
         self._ended = threading.Event()
         self.over = threading.Event()
-        """Set when it has ended, by itself too."""
+        """Set when the thread has ended, after `stop` or by itself."""
         self.away = ""
-        """After a burst: why the broker did not take all."""
+        """The reason why not all rows were sent; read after a burst."""
         self._ears = Ears()
         self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
         self._relays: dict[str, Relay] = {}
@@ -132,9 +138,9 @@ class Relaying:
         self.sent = 0
         self._asking: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._told = self._seen = 0
-        """How many were sent when it was last told, and last asked, whether there is more."""
+        """The values of `sent` when `empty` last reported a result, and when it was last called."""
         self._since = 0.0
-        """Since when somebody who asks so has had no answer, and nothing was sent."""
+        """The time since which a caller of `empty` has had no result, and no message was sent."""
 
     def start(self) -> None:
         self._thread.start()
@@ -143,9 +149,10 @@ class Relaying:
         self._ears.wake()
 
     def empty(self, told: Told) -> None:
-        """Tell, after its next round, whether nothing was sent since this was last told, and nothing more can be now.
+        """Call the given function after the next round, with True if no message was sent since the last report.
 
-        A database that does not even refuse is not waited for without end.
+        It is called with True at once if the thread has ended, or after PATIENCE seconds without progress, because a
+        database that does not respond would block the round.
         """
         now = time.monotonic()
         if not self._since or self._seen != self.sent:
@@ -157,7 +164,7 @@ class Relaying:
         self.wake()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End after the batch under way; whether it has ended by then."""
+        """End after the current batch. True if the thread has ended within `timeout` seconds."""
         self._ended.set()
         self.wake()
         if self._thread.ident is not None:
@@ -188,7 +195,7 @@ class Relaying:
             told(quiet)
 
     def _round(self) -> float:
-        """Serve every database; seconds until something is due again."""
+        """Serve each database, and return the seconds until the next round."""
         waits = [LISTENING_POLL]
         for using in outbox_rows.served():
             if self._ended.is_set():
@@ -197,7 +204,7 @@ class Relaying:
                 with self._around():
                     waits.append(self._serve(using))
                 self._failing.discard(using)
-            except Exception as error:  # noqa: BLE001 - the thread lives as long as its process
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error
                 self.away = self.away or str(error)
                 self._complain(using, error)
                 waits.append(AGAIN)
@@ -206,7 +213,7 @@ class Relaying:
     def _serve(self, using: str) -> float:
         if not outbox_rows.made(using):
             return LISTENING_POLL
-        # Before it looks: what is called in between must be heard.
+        # Start listening before reading the table, so that no notification in between is lost.
         poll = LISTENING_POLL if self._ears.listens(using) else POLL
         away = self._emptied(using).away
         if away:
@@ -227,7 +234,7 @@ class Relaying:
                 return turn
 
     def _complain(self, using: str, error: Exception) -> None:
-        """Once: a database that is away for hours says the same each time."""
+        """Log an error of a database once, until it is served again: an outage repeats the same error."""
         connection = connections[using]
         if not connection.in_atomic_block:
             connection.close()
