@@ -1,1 +1,1 @@
-"""Handlers whose effects are committed once for each message."""
+"""The inbox: handlers with ``once``, whose effects are committed once for each message."""

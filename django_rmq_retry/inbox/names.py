@@ -1,4 +1,4 @@
-"""Names of inbox entries, and the rows that hold them."""
+"""Names of inbox entries, and the SQL statements that insert and read the entries."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from django_rmq_retry.models import InboxEntry
 from django_rmq_retry.policies.policy import park
 
 DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
-"""What was parked for these is run where a person sends it back: that is the decision it was parked for."""
+"""Reasons for which only an operator can decide. A message parked for one of them is run if an operator requeues it."""
 
 
 def conflict(handler: str, name: str) -> Instead:
@@ -62,45 +62,48 @@ _BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A message as one handler knows it."""
+    """The name by which a handler recognizes a message."""
 
     key: str
-    """A UUID in hexadecimal, as all databases take it."""
+    """The entry's primary key: a UUID in hexadecimal, which all databases accept."""
     text: str
     digest: str
-    """Of the body, in the same form."""
+    """The digest of the body, also a UUID in hexadecimal."""
     certain: bool = True
-    """False where another message may have the same name, for it has no id and the same bytes."""
+    """False if another message may have the same name, because this one has no id and is named by its bytes."""
 
     def again(self, which: str) -> "Name":
-        """The same message, run once more because a person has decided so."""
+        """Return the name for running the same message again, because an operator has requeued it."""
         return replace(self, key=_hex(f"{self.key}#{which}"), text=_storable(f"{self.text}#{which}"), certain=True)
 
 
 def name_for(subscription: Subscription, delivery: Delivery) -> Name:
-    """What the message is called; Instead where that cannot be told, for then it must not run."""
+    """Return the name of the message. Raise Instead, which parks it unrun, if the name cannot be determined."""
     if callable(subscription.once):
         how, text = _BY_FUNCTION, _asked(subscription.once, subscription.name, delivery)
     else:
         text = _called(delivery)
         how = _BY_BYTES if nameless(text) else _BY_ID
-    # An id and what a function says may be the same text, and are not the same name.
+    # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
     key = _key(subscription.name, how, text)
     return Name(key, _storable(text), _digest(delivery.body), how is not _BY_BYTES)
 
 
 def key_by_id(handler: str, message_id: str) -> str:
-    """The key of a message that is known by its id."""
+    """Return the entry key of a message that is named by its id."""
     return _key(handler, _BY_ID, message_id)
 
 
 def digest_of(body: bytes) -> UUID:
-    """What an entry keeps of the body."""
+    """Return the digest of a body that an entry stores."""
     return UUID(_digest(body))
 
 
 def came_before(delivery: Delivery, *, begun: bool) -> bool:
-    """Whether this is surely not the message's first arrival: then one with the same bytes is most likely itself."""
+    """True if this is certainly not the first delivery of the message.
+
+    An entry with the same bytes then most likely belongs to the same message.
+    """
     if begun or delivery.redelivered or delivery.quarantined or delivery.attempt > 1:
         return True
     return story(delivery).attempts > 0
@@ -125,7 +128,7 @@ def _asked(once: Named, handler: str, delivery: Delivery) -> str:
 
 
 def _storable(text: str) -> str:
-    """As any database takes it; one that is too long is known by its digest."""
+    """Return the text in a form that any database can store; a text that is too long is replaced by its digest."""
     if len(text) > LONGEST:
         return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
     return short(text, LONGEST)
@@ -141,18 +144,19 @@ def _hex(text: str) -> str:
 
 def _digest(data: bytes) -> str:
     told = hashlib.blake2b(data, digest_size=16).hexdigest()
-    # Marked as a UUID of a name (version 5): MariaDB takes only what it can tell from bytes that it has turned round.
+    # Marked as a UUID of version 5 with the usual variant bits: MariaDB accepts only UUIDs that it can distinguish from
+    # those it has stored with reordered bytes.
     return f"{told[:12]}5{told[13:16]}8{told[17:]}"
 
 
-_META = InboxEntry._meta  # noqa: SLF001 - documented, in spite of its name
+_META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
 _DUPLICATE = 1062
 _COLUMNS = ("key", "handler", "name", "digest", "handled_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
-    """In one database's own words."""
+    """The SQL statements in the dialect of one database."""
 
     insert: str
     same: str
@@ -160,9 +164,10 @@ class Statements:
 
 
 def insert(connection: Any, handler: str, name: Name) -> bool:
-    """Add the entry; False where it is there. A transaction that adds the same is waited for.
+    """Insert the entry; return False if it exists. Waits for a concurrent transaction that inserts the same entry.
 
-    It is the first statement of its transaction: on SQLite one that has read first could not write any more.
+    It must be the first statement of its transaction: on SQLite the write of a transaction that has read before is
+    rejected if another transaction has written since.
     """
     at = connection.ops.adapt_datetimefield_value(server.now(connection.alias))
     with connection.cursor() as cursor:
@@ -176,7 +181,7 @@ def insert(connection: Any, handler: str, name: Name) -> bool:
 
 
 def same(connection: Any, name: Name) -> bool | None:
-    """Whether the entry that is there tells of the same body; None where it has gone meanwhile."""
+    """True if the existing entry has the same body; None if the entry was deleted meanwhile."""
     with connection.cursor() as cursor:
         cursor.execute(_statements(connection.vendor).same, (name.digest, name.key))
         row = cursor.fetchone()
@@ -184,7 +189,7 @@ def same(connection: Any, name: Name) -> bool | None:
 
 
 def present(connection: Any, name: Name) -> bool:
-    """Whether this transaction still has its entry."""
+    """True if the entry is visible on this connection."""
     with connection.cursor() as cursor:
         cursor.execute(_statements(connection.vendor).present, (name.key,))
         return cursor.fetchone() is not None
@@ -195,7 +200,8 @@ def _statements(vendor: str) -> Statements:
     quote = next(one for one in connections.all() if one.vendor == vendor).ops.quote_name
     table, key, digest = quote(_META.db_table), quote("key"), quote("digest")
     columns, places = ", ".join(map(quote, _COLUMNS)), ", ".join(["%s"] * len(_COLUMNS))
-    # On MariaDB the error says it: IGNORE would hide others, and Django has it count what was found as changed.
+    # On MariaDB the duplicate error reports an existing entry. INSERT IGNORE would hide other errors, and Django
+    # connects with FOUND_ROWS, which counts rows that exist as changed.
     end = "" if vendor == "mysql" else f" ON CONFLICT ({key}) DO NOTHING"
     return Statements(
         insert=f"INSERT INTO {table} ({columns}) VALUES ({places}){end}",  # noqa: S608 - names of our own only

@@ -1,4 +1,4 @@
-"""Runs a handler with ``once=True`` in one transaction with its inbox entry."""
+"""Running a handler with ``once`` in one transaction with its inbox entry."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import asked_anew, clashed, lost, uncertain
 
 IN_TRANSACTION, IN_ERROR, UNKNOWN = 2, 3, 4
-"""As libpq numbers them."""
+"""Transaction states, with the numbers of libpq."""
 
 
 SWALLOWED = "Let the error leave the handler, or catch it outside of an atomic() block of its own."
@@ -33,7 +33,7 @@ OWN_END = (
 
 
 def guard(connection: Any, handler: str, name: Name) -> None:
-    """Raise EffectsLost where the commit that follows would change nothing."""
+    """Raise EffectsLost if the following commit would not store the handler's effects."""
     found = _found(connection, name)
     if found is not None:
         what, advice = found
@@ -53,14 +53,17 @@ def _found(connection: Any, name: Name) -> tuple[str, str] | None:
     if connection.vendor == "sqlite":
         ended = not connection.connection.in_transaction
         return ("the transaction was ended, by the handler or by SQLite after an error", OWN_END) if ended else None
-    # MariaDB rolls all back at a deadlock, and goes on in a new transaction without a word.
+    # MariaDB rolls the whole transaction back at a deadlock and silently continues in a new one.
     if not present(connection, name):
         return "the transaction was rolled back on the way, as by a deadlock whose error was caught", SWALLOWED
     return None
 
 
 def _told(status: int) -> tuple[str, str] | None:
-    """By what the driver knows without asking; a lost connection is found at the commit."""
+    """Return the problem and advice for a state that the driver knows without a query; None if there is no problem.
+
+    A lost connection (UNKNOWN) is detected at the commit.
+    """
     if status == IN_ERROR:
         return "a database error was caught, and PostgreSQL turns this COMMIT into a ROLLBACK", SWALLOWED
     if status not in (IN_TRANSACTION, UNKNOWN):
@@ -71,9 +74,12 @@ def _told(status: int) -> tuple[str, str] | None:
 log = logging.getLogger("django_rmq_retry")
 
 AGAIN = 3
-"""So often a handler is run again at once where another transaction was in the way."""
+"""The number of times a handler is run again at once after a conflict with another transaction."""
 LOSSES = 3
-"""Runs of one message that lose the connection, each time with a new one to be had at once: then it is the message."""
+"""Consecutive attempts of a message that lose the connection, while a new one can be opened at once.
+
+After this number the message counts as the cause, and the attempt counts as failed.
+"""
 
 
 class Stage(Enum):
@@ -84,22 +90,25 @@ class Stage(Enum):
 
 
 class Gone(Exception):
-    """The entry that was met has gone: the same again will tell."""
+    """The conflicting entry was deleted meanwhile, so the insert must be tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBack:
-    """That a person has sent this message back."""
+    """The requeue of this message by an operator."""
 
     which: str
-    """Of which record, for which time."""
+    """The record and the number of its requeue, as ``record.cycle``."""
     decided: bool
-    """Whether that was the decision to run it all the same."""
+    """True if the message was parked for this decision, so that the requeue means to run it."""
     at: datetime | None
 
 
 def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> object:
-    """The handler's answer, with its effects committed; or what it raised, with all rolled back."""
+    """Run the handler in a transaction with its inbox entry, and return its answer after the commit.
+
+    If the handler raises an error, everything is rolled back and the error is raised.
+    """
     try:
         connection = connections[alias_of(subscription)]
     except ConnectionDoesNotExist as error:
@@ -112,7 +121,8 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
             raise
         except BaseException as error:
             if run.stage is Stage.COMMITTED:
-                # It was done, and will not be done again: whatever followed the commit cannot be mended by a retry.
+                # The effects are committed, so a retry would not run the handler again. An error of an on_commit
+                # callback is only logged.
                 log.critical(
                     "Handler %s has committed, but what it left for after that failed: %s",
                     *(subscription.name, ErrorNote.of(error)),
@@ -125,12 +135,12 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
 
 
 def alias_of(subscription: Subscription) -> str:
-    """The database in which it runs."""
+    """Return the alias of the database in which the handler's transaction runs."""
     return subscription.using or DEFAULT_DB_ALIAS
 
 
 class Run:
-    """A handler, its message and the transaction about them."""
+    """One attempt of a handler with ``once``, and its transaction. It may be called again after a conflict."""
 
     def __init__(self, subscription: Subscription, delivery: Delivery, connection: Any, state: OnceState) -> None:
         self._subscription = subscription
@@ -147,7 +157,8 @@ class Run:
     def __call__(self) -> object:
         connection, self.stage, self._lost = self._connection, Stage.ENTERING, False
         _heal(connection)
-        # Whether one that was kept still lives its first statement tells as well as a question before it, and sooner.
+        # Skip Django's health check of a persistent connection: the first statement detects a lost one as well, and
+        # saves a query.
         self._kept, connection.health_check_done = connection.connection, True
         with transaction.atomic(using=connection.alias, durable=True):
             name = self._entered = self._enter(self._name)
@@ -157,19 +168,19 @@ class Run:
             try:
                 self.answer = self._subscription.run(self._delivery)
             except BaseException as error:
-                # Now: when the transaction has been left, there may be a new connection.
+                # Check now: leaving the atomic() block may open a new connection.
                 self._lost = lost(connection, error)
                 raise
             finally:
                 broker_connections.in_once.reset(inside)
             self.stage = Stage.COMMITTING
             guard(connection, self._subscription.name, name)
-            # Only now: what was never to be committed is no earlier arrival of the message.
+            # Set only now: an attempt that was rolled back before the commit does not count as an earlier delivery.
             self._state.begun = True
         return self.answer
 
     def refuse(self, error: BaseException, *, last: bool) -> None:
-        """Raise what becomes of it; nothing where the same is to be done again."""
+        """Raise the error that reports this failed run, or return if the run should be repeated."""
         if clashed(error):
             self._state.begun = self._begun
         if not last and self.stage is Stage.ENTERING and self._had_died():
@@ -182,7 +193,7 @@ class Run:
             if self._loses_each_time():
                 raise error
             raise Unready(f"Database {name!r} was lost while handler {self._subscription.name} ran.") from error
-        # What a database cannot store, such as a name in letters that it has not, no waiting mends.
+        # A DataError, such as a name with characters that the database cannot store, would fail again after any wait.
         if self.stage is Stage.ENTERING and isinstance(error, (Error, Gone)) and not isinstance(error, DataError):
             self._state.losses = 0
             raise Unready(f"Database {name!r} cannot be used: {ErrorNote.of(error)}.") from error
@@ -195,9 +206,9 @@ class Run:
         raise error
 
     def _loses_each_time(self) -> bool:
-        """Whether it is the message that costs the connection, and not the database that is away.
+        """True if the message itself repeatedly loses the connection, while the database is available.
 
-        What was committed all the same is no loss: the next run finds its entry.
+        If the transaction was committed in spite of the error, it is False: the next attempt finds the entry.
         """
         state = self._state
         kept = asked_anew(self._connection, lambda: present(self._connection, self._entered))
@@ -217,20 +228,20 @@ class Run:
         return True
 
     def _had_died(self) -> bool:
-        """Whether the connection was kept since the last message and is none any more: another one may do."""
+        """True if a connection kept from an earlier message was lost, so that a new one may work."""
         if self._kept is None or self._connection.in_atomic_block:
             return False
         if self._connection.connection is self._kept and not self._connection.is_usable():
             self._connection.close()
-        # Leaving the transaction may have made another one already.
+        # Leaving the transaction may have opened a new connection already.
         return self._connection.connection is not self._kept
 
     def _restore(self) -> None:
-        """The data as they came: what a run that was rolled back has changed in them must not reach the next one."""
+        """Decode the data again, because the rolled back run may have modified them."""
         self._delivery = replace(self._delivery, data=decoded(self._delivery, self._subscription.codec))
 
     def _enter(self, name: Name) -> Name:
-        """Add the entry; Instead where the message was handled, or a person has to look at it."""
+        """Insert the entry and return its name. Raise Instead if the message was handled or an operator must decide."""
         if insert(self._connection, self._subscription.name, name):
             return name
         equal = same(self._connection, name)
@@ -261,7 +272,7 @@ class Run:
         return SentBack(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
 
     def _handled_before(self, sent_back: SentBack | None, name: Name) -> bool:
-        """Whether the entry was there when a person sent this back: then it tells of another message."""
+        """True if the entry existed when an operator requeued this message, so it belongs to another message."""
         if sent_back is None or sent_back.at is None:
             return False
         entries = InboxEntry.objects.using(self._connection.alias)
@@ -272,7 +283,10 @@ class Run:
 
 
 def _heal(connection: Any) -> None:
-    """Where a connection does not commit by itself, Django's atomic() would not either, and say nothing."""
+    """Close a connection on which a handler left autocommit off: there Django's atomic() silently does not commit.
+
+    Raise Unready if the settings switch autocommit off.
+    """
     if connection.in_atomic_block or connection.get_autocommit():
         return
     if not connection.settings_dict["AUTOCOMMIT"]:

@@ -1,4 +1,7 @@
-"""Deletes old inbox entries and closes twins."""
+"""Periodic chores: deleting old inbox entries, and closing records of parked twins.
+
+A twin is a parked copy of a message of which another copy was handled.
+"""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,21 +25,24 @@ from django_rmq_retry.parked.claims import handled_elsewhere
 
 BATCH = 500
 TURN = 8
-"""So many batches, then others get the thread."""
+"""Batches in one turn, after which other chores get the thread."""
 Row = tuple[datetime, UUID, str, str]
-"""When it was handled, the key, the handler, the name."""
+"""The time of handling, the key, the handler and the name of an entry."""
 Longer = Mapping[tuple[str, bool], datetime]
-"""By handler, and whether the entry's name is made of bytes."""
+"""The time from which entries are kept, by handler and by a flag that is True for names made of bytes."""
 
 
 @dataclass(slots=True)
 class Ageing:
-    """A chore. It walks from the oldest entry on and remembers where it was: what has to stay is not met each time."""
+    """The chore that deletes old entries.
+
+    It starts at the oldest entry and remembers its position, so that entries to keep are not read again each time.
+    """
 
     _reached: dict[str, tuple[datetime, UUID]] = field(default_factory=dict)
 
     def __call__(self) -> bool:
-        """Delete a part of what is old enough; tell whether there may be more."""
+        """Delete some of the entries that are old enough. True if there may be more."""
         once = [one for one in registry.subscriptions() if one.once]
         days = timedelta(days=settings().inbox_days)
         times = {alias: server.trusted(alias) for alias in sorted({alias_of(one) for one in once})}
@@ -68,12 +74,12 @@ class Ageing:
 
 
 def forget(alias: str, rows: Collection[Row]) -> int:
-    """Delete these, but for those whose message is parked and not resolved."""
+    """Delete entries, except those whose message is parked and not resolved. Return the number deleted."""
     if not rows:
         return 0
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage))
     found = parked.filter(message_id__in={name for _, _, _, name in rows}, state__in=UNRESOLVED)
-    # What the broker has parked itself tells of no handler.
+    # A message parked by the broker itself has no handler in its record.
     still = set(found.values_list("handler", "message_id"))
     keys = [key for _, key, handler, name in rows if not still & {(handler, name), ("", name)}]
     InboxEntry.objects.using(alias).filter(key__in=keys).delete()
@@ -81,9 +87,9 @@ def forget(alias: str, rows: Collection[Row]) -> int:
 
 
 def kept_longer(once: Collection[Subscription]) -> Longer:
-    """Of each handler with open records: up to when entries go whose name no record tells.
+    """Return, for each handler with open records, the time from which entries are kept that no record can name.
 
-    Its oldest open record may be about what was handled until so many days before it came.
+    The oldest open record may concern a message handled up to the retention period before it was parked.
     """
     days = timedelta(days=settings().inbox_days)
     parked = ParkedMessage.objects.using(router.db_for_read(ParkedMessage)).filter(state__in=UNRESOLVED)
@@ -94,7 +100,8 @@ def kept_longer(once: Collection[Subscription]) -> Longer:
             of_it &= Q(message_id="")
         oldest = parked.filter(of_it).aggregate(oldest=Min("parked_at"))["oldest"]
         if oldest is not None:
-            # By its id a record is found; by what a function says, or by bytes, it is not.
+            # A record can be found by message id, but not by the result of a once=… function or by a name made of
+            # bytes.
             found |= {(one.name, made): oldest - days for made in ((True,) if one.once is True else (True, False))}
     return found
 
@@ -108,14 +115,14 @@ def _kept(row: Row, longer: Longer) -> bool:
 log = logging.getLogger("django_rmq_retry")
 
 EVERY = 60.0
-"""Seconds between two walks over what is parked."""
+"""Seconds between two passes over the parked messages."""
 TWINS_TURN = 4
-"""So many batches, then others get the thread."""
+"""Batches in one turn, after which other chores get the thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A record that waits for a person, and whose message its handler would know again by its id."""
+    """A record that waits for an operator, of a message that its handler recognizes by its id."""
 
     pk: int
     parked_at: datetime
@@ -128,13 +135,16 @@ class Waiting:
 
 
 class Twins:
-    """A chore. It walks over what is parked for each handler, the oldest first, and remembers where it was."""
+    """The chore that closes records of twins.
+
+    It reads the parked messages of each handler, the oldest first, and remembers its position.
+    """
 
     def __init__(self) -> None:
         self._reached: dict[str, tuple[datetime, int]] = {}
 
     def __call__(self) -> bool:
-        """Close what was handled in a part of them; tell whether there are more."""
+        """Read some of the records and close those of handled messages. True if there are more."""
         more = [self._turn(one) for one in registry.subscriptions() if one.once is True]
         return any(more)
 
@@ -150,7 +160,7 @@ class Twins:
         return True
 
     def _next(self, subscription: Subscription) -> list[Waiting]:
-        # By the index over queues: many that are parked elsewhere cost nothing.
+        # The filter by queue uses an index, so that many messages parked in other queues cost nothing.
         rows = _parked().filter(queue=subscription.queue.name, state=State.PARKED, handler=subscription.name, version=1)
         reached = self._reached.get(subscription.name)
         if reached is not None:
@@ -176,7 +186,10 @@ def _close(alias: str, rows: Iterable[Waiting]) -> None:
 def _same(
     known: Mapping[UUID, Waiting], found: Mapping[UUID, tuple[UUID, datetime]]
 ) -> Iterator[tuple[Waiting, datetime]]:
-    """Those with the very body that was handled, and when; another body under the same id is another message."""
+    """Yield the records with the same body as the handled message, and the time of handling.
+
+    A record with another body under the same id is another message.
+    """
     for key, (digest, at) in found.items():
         row = known[key]
         body = _parked().filter(pk=row.pk).values_list("body", flat=True).first()
