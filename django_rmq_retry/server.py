@@ -1,4 +1,4 @@
-"""The database server: its clock, and the meaning of its errors."""
+"""The database server: its clock, and the classification of its errors."""
 
 import logging
 import time
@@ -18,24 +18,24 @@ from django_rmq_retry.policies.policy import Overrule
 log = logging.getLogger("django_rmq_retry")
 
 TOLERANCE = timedelta(minutes=5)
-"""Clocks further apart than this are a problem, and nothing is deleted by age."""
+"""The largest accepted difference between the clocks. If they differ more, nothing is deleted by age."""
 FRESH = 60.0
-"""Seconds for which a reading is used."""
+"""Seconds for which a reading of the clocks is reused."""
 MOVED = 1.0
-"""Seconds by which the host's clock may run off a steady one before the database is asked anew."""
+"""Seconds by which the host's clock may drift from the monotonic clock before the database clock is read again."""
 SLOWEST = 0.5
-"""Seconds: a question that took longer does not tell at which moment of it the database answered."""
+"""Seconds. The reading of a slower query is not reused, because it is unknown when the database read its clock."""
 _ASKED = {
-    # Never now(): in a transaction that is its beginning.
+    # Not now(), which returns the start of the transaction.
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
-    # In UTC: the zone of the session is the server's own.
+    # In UTC, because the session's time zone may be that of the server.
     "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Three clocks at one moment, in seconds."""
+    """The time of three clocks at one moment, in seconds; `steady` is the monotonic clock."""
 
     database: float
     host: float
@@ -43,7 +43,7 @@ class Reading:
 
     @property
     def ahead(self) -> float:
-        """By so much the database's clock is ahead of the host's."""
+        """Seconds by which the database's clock is ahead of the host's."""
         return self.database - self.host
 
 
@@ -52,30 +52,33 @@ _told: set[str] = set()
 
 
 def now(using: str) -> datetime:
-    """The time by the database's clock, of the kind that ``timezone.now()`` returns."""
+    """Return the time by the database's clock, aware or naive like ``timezone.now()``."""
     connection = connections[using]
     return _stored(_reckoned(_fresh(connection))) if connection.vendor in _ASKED else timezone.now()
 
 
 def reckoned(using: str) -> datetime:
-    """The same without a question: by the last reading; before the first one by the host's clock."""
+    """Return the database's time without a query, from the last reading; before the first one by the host's clock."""
     return _stored(epoch(using))
 
 
 def epoch(using: str) -> float:
-    """As ``reckoned``, in seconds of the epoch."""
+    """Return the same time as ``reckoned``, in seconds of the epoch."""
     reading = _readings.get(using)
     return time.time() if reading is None else _reckoned(reading)
 
 
 def ahead(using: str) -> timedelta:
-    """How far the database's clock is ahead of the host's, as asked just now."""
+    """Query the database, and return by how much its clock is ahead of the host's."""
     connection = connections[using]
     return timedelta(seconds=_read(connection).ahead if connection.vendor in _ASKED else 0.0)
 
 
 def trusted(using: str) -> datetime | None:
-    """The time for a deletion by age; None where the two clocks differ, for one of them is wrong. Logged once."""
+    """Return the time to use for deletion by age; None if the clocks differ by more than TOLERANCE.
+
+    One of the clocks is wrong then, which is logged once.
+    """
     apart = ahead(using)
     if abs(apart) > TOLERANCE:
         if using not in _told:
@@ -90,13 +93,13 @@ def trusted(using: str) -> datetime | None:
 
 
 def difference(apart: timedelta, using: str) -> str:
-    """As a sentence."""
+    """Return a sentence that describes the difference between the clocks."""
     word = "behind" if apart > timedelta() else "ahead of"
     return f"The clock of this host is {span(abs(apart))} {word} the clock of database {using!r}."
 
 
 def span(length: timedelta) -> str:
-    """In the largest unit of which it is two at least: ``45 min``, ``30 h``, ``2922 d``."""
+    """Format a duration in the largest unit that gives at least two: ``45 min``, ``30 h``, ``2922 d``."""
     seconds = length.total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -109,7 +112,7 @@ def _fresh(connection: BaseDatabaseWrapper) -> Reading:
     moved = False
     if reading is not None:
         passed = time.monotonic() - reading.steady
-        # A steady clock stands still with a suspended machine; the host's shows it as it wakes up.
+        # The monotonic clock stops while the machine is suspended; the host's clock shows the gap afterwards.
         moved = abs(time.time() - reading.host - passed) >= MOVED
         if passed < FRESH and not moved:
             return reading
@@ -118,7 +121,7 @@ def _fresh(connection: BaseDatabaseWrapper) -> Reading:
 
 
 def _read(connection: BaseDatabaseWrapper) -> Reading:
-    # By the driver's own cursor: what a project counts and logs are its own queries.
+    # Use the driver's cursor, so that the query does not appear in the project's query counts and logs.
     connection.ensure_connection()
     raw = connection.connection
     with connection.wrap_database_errors, raw.cursor() as cursor:
@@ -127,7 +130,7 @@ def _read(connection: BaseDatabaseWrapper) -> Reading:
         database = float(cursor.fetchone()[0])
         ended, host = time.monotonic(), time.time()
     took = ended - began
-    # The answer was read at about the middle of the question.
+    # Assume that the database read its clock in the middle of the query.
     reading = Reading(database=database, host=host - took / 2, steady=began + took / 2)
     if took <= SLOWEST:
         _readings[connection.alias] = reading
@@ -143,7 +146,7 @@ def _stored(seconds: float) -> datetime:
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
 
 
-# Serialization failure, deadlock; MariaDB's are: changed since it was read, lock not had in time, deadlock.
+# PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
 _CLASHES_POSTGRES = frozenset({"40001", "40P01"})
 _CLASHES_MYSQL = frozenset({1020, 1205, 1213})
 _BUSY, _LOCKED = 5, 6
@@ -154,7 +157,7 @@ _TOO_LARGE_MYSQL = 1153
 
 
 def clashed(error: BaseException) -> bool:
-    """Whether another transaction was in the way: the same again may well succeed."""
+    """True if the error is a conflict with another transaction, so that a retry may succeed."""
     cause = error.__cause__
     if not isinstance(error, OperationalError) or cause is None:
         return False
@@ -165,12 +168,12 @@ def clashed(error: BaseException) -> bool:
     if isinstance(state, str):
         return state in _CLASHES_POSTGRES
     code = getattr(cause, "sqlite_errorcode", None)
-    # The lower byte: the rest tells which kind of it.
+    # The lower byte is the primary result code; the rest specifies a variant of it.
     return isinstance(code, int) and code & 0xFF in (_BUSY, _LOCKED)
 
 
 def uncertain(error: BaseException) -> bool:
-    """Whether the connection failed at the commit, so that nobody knows what became of it."""
+    """True if the connection failed at the commit, so that it is unknown whether the transaction was committed."""
     if not isinstance(error, (InterfaceError, OperationalError)):
         return False
     cause = error.__cause__
@@ -180,18 +183,21 @@ def uncertain(error: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     if isinstance(state, str):
         return state[:2] in _LOST_CLASSES or state in _LOST_POSTGRES
-    # libpq has no code for a connection that breaks.
+    # libpq reports no code for a broken connection.
     return getattr(cause, "sqlite_errorcode", None) is None
 
 
 def _of_mysql(cause: BaseException | None) -> int | None:
-    """The number of an error of MariaDB or MySQL: both drivers give it first, newer ones with an sqlstate too."""
+    """Return the error number of MariaDB or MySQL: both drivers put it first in the arguments of the exception.
+
+    Newer drivers also give an sqlstate, so this must be checked before the sqlstate.
+    """
     number = cause.args[0] if cause is not None and cause.args else None
     return number if isinstance(number, int) else None
 
 
 def lost(connection: Any, error: BaseException | None = None) -> bool:
-    """Whether the connection is no more, as its driver knows it; nobody is asked over the network in vain."""
+    """True if the driver knows that the connection is lost. The server is queried only if the driver cannot know."""
     raw = connection.connection
     if raw is None or connection.closed_in_transaction or isinstance(error, Overrule):
         return False
@@ -203,18 +209,21 @@ def lost(connection: Any, error: BaseException | None = None) -> bool:
         return True
     code = error.__cause__.args[:1] if error is not None and error.__cause__ is not None else ()
     told = isinstance(error, (InterfaceError, OperationalError)) and bool(code) and code[0] in _LOST_MYSQL
-    # mysqlclient calls a connection open until it is closed on this side.
+    # mysqlclient reports a connection as open until the client closes it, so test it with a query.
     return told and not connection.is_usable()
 
 
 def too_large(error: BaseException) -> bool:
-    """Whether MariaDB says of a statement that it is above ``max_allowed_packet``; of a larger one it only hangs up."""
+    """True if MariaDB reports that a statement exceeds ``max_allowed_packet``.
+
+    For an even larger statement MariaDB only closes the connection.
+    """
     cause = error.__cause__
     return isinstance(error, OperationalError) and cause is not None and cause.args[:1] == (_TOO_LARGE_MYSQL,)
 
 
 def asked_anew(connection: Any, question: Callable[[], bool]) -> bool | None:
-    """What a new connection answers at once; None where there is none to be had, for the database is away."""
+    """Return the result of a query on a new connection; None if the database is unreachable."""
     try:
         connection.close()
         return question()
