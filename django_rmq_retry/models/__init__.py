@@ -1,4 +1,4 @@
-"""The tables: what is parked and why, what was attempted, what operators did."""
+"""The database models: parked messages, attempts, requeue runs, outbox, inbox, queue controls and the audit log."""
 
 from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
 from django_rmq_retry.models.blocked import BlockedKey, BlockedMessage

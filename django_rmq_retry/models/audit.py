@@ -1,4 +1,4 @@
-"""The audit log: append-only rows, each sealed with the one before it."""
+"""The audit log: append-only rows, each sealed with the seal of the row before it."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -10,7 +10,7 @@ from django.utils.translation import pgettext_lazy
 
 
 class Action(models.TextChoices):
-    """What was done."""
+    """The operator's action."""
 
     REQUEUE = "requeue", pgettext_lazy("act", "Requeue")
     EDIT = "edit", pgettext_lazy("act", "Edit")
@@ -37,11 +37,11 @@ ELSEWHERE = {
     (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
     (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
 }
-"""The same verbs, done to what is neither a message nor a run; a fact tells them apart."""
+"""Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
 
 
 class InsertOnly(models.QuerySet["OperatorAction"]):
-    """Refuses what would change history."""
+    """A queryset that refuses to change or delete recorded actions."""
 
     def update(self, **_changes: Any) -> NoReturn:
         raise HistoryIsFixed("Actions of operators are never changed.")
@@ -54,11 +54,11 @@ class InsertOnly(models.QuerySet["OperatorAction"]):
 
 
 class HistoryIsFixed(Exception):
-    """Somebody tried to change what was done."""
+    """Raised by code that tries to change or delete a recorded action."""
 
 
 class OperatorAction(models.Model):
-    """One act of one person; the actor's name stays when the account is gone."""
+    """One action of one operator; the actor's name is kept after the account is deleted."""
 
     number = models.PositiveBigIntegerField(_("number"), unique=True)
     at = models.DateTimeField(_("at"))
@@ -68,22 +68,22 @@ class OperatorAction(models.Model):
     actor_name = models.CharField(_("by"), max_length=150)
     actor_key = models.CharField(_("account"), max_length=64, blank=True)
     behalf = models.CharField(_("on behalf of"), max_length=255, blank=True)
-    """On the command line: the user of the operating system, and the machine."""
+    """For an action on the command line: the operating system's user, and the host name."""
     action = models.CharField(_("action"), max_length=12, choices=Action.choices)
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     message = models.PositiveBigIntegerField(_("message"), null=True, blank=True)
     group = models.PositiveBigIntegerField(_("group"), null=True, blank=True)
     run = models.PositiveBigIntegerField(_("run"), null=True, blank=True)
     subject = models.CharField(_("subject"), max_length=255, blank=True)
-    """The message's own id or business key: it stays readable when its record is gone."""
+    """The message's own id or business key: it stays readable after the parked message is deleted."""
     count = models.PositiveIntegerField(_("messages"), default=1)
     facts = models.JSONField(_("facts"), default=dict)
-    """Selection, rate, digests before and after, masked difference, result."""
+    """Details by name, such as selection, rate, digests before and after, masked difference and result."""
     ip = models.GenericIPAddressField(_("address"), null=True, blank=True)
     source = models.CharField(_("source"), max_length=10, default="code")
     previous = models.CharField(max_length=64, editable=False)
     seal = models.CharField(max_length=64, editable=False)
-    """SHA-256 over this row and the seal of the one before."""
+    """SHA-256 over this row and the seal of the row before it."""
 
     objects = InsertOnly.as_manager()
 
@@ -112,23 +112,23 @@ class OperatorAction(models.Model):
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """The facts by name; none where a row that was written past this project holds something else."""
+        """The facts by name; empty if the row was written by other software and holds something else."""
         return self.facts if isinstance(self.facts, dict) else {}
 
-    def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django makes none where there is one
-        """What was done, and to what."""
+    def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
+        """Return the name of the action, with its object if that is a queue or an outbox row."""
         found = (said for (action, fact), said in ELSEWHERE.items() if action == self.action and fact in self.details)
         return str(next(found, dict(Action.choices).get(self.action, self.action)))
 
     @property
     def queue(self) -> str:
-        """The queue that was paused or resumed: this action has no messages."""
+        """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
         return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
 
 
 class AuditHead(models.Model):
-    """The end of the chain: one row, changed first by whoever adds to it, so that they come one after another."""
+    """The end of the chain: a single row. Each writer updates it first, so that actions are written one by one."""
 
     number = models.PositiveBigIntegerField(default=0)
     seal = models.CharField(max_length=64, default="")
@@ -141,7 +141,7 @@ class AuditHead(models.Model):
 
 
 class LiveStatus(models.Model):
-    """Stands for the page and carries its permission."""
+    """The live status page, as a model without a table, so that the admin lists it and can check its permission."""
 
     class Meta:
         managed = False

@@ -5,22 +5,22 @@ from django.utils.translation import gettext_lazy as _
 
 
 class BlockedKey(models.Model):
-    """One key of one handler: what failed there goes first, everything after it waits."""
+    """One blocked ordering key of one handler: the failed message goes first and every later one waits behind it."""
 
     handler = models.CharField(_("handler"), max_length=255)
     key = models.CharField(_("key"), max_length=255)
-    """As people read it: shortened, and without what no database takes."""
+    """The key for display: shortened, without characters that a database cannot store."""
     digest = models.CharField(max_length=64, editable=False)
-    """Of handler and key, which some databases would take for another that differs in case."""
+    """SHA-256 of handler and key, because some databases treat texts that differ only in case as equal."""
     queue = models.CharField(_("queue"), max_length=255)
     blocker = models.CharField(_("goes first"), max_length=255)
-    """The message that goes first, as people read its name."""
+    """The display name of the message that goes first."""
     name = models.CharField(max_length=64, editable=False)
-    """The digest of its name and its body."""
+    """The digest of that message's name and body."""
     identity = models.CharField(max_length=160, editable=False)
-    """Of its record, if it is parked."""
+    """The identity of its parked message, if it is parked."""
     parked = models.BooleanField(_("parked"), default=False)
-    """Whether a person has to decide; else it waits for its next attempt."""
+    """True if an operator has to decide; false while the message waits for its next attempt."""
     since = models.DateTimeField(_("since"))
     waiting = models.PositiveIntegerField(_("waiting behind it"), default=0)
 
@@ -40,19 +40,19 @@ class BlockedKey(models.Model):
 
 
 class BlockedMessage(models.Model):
-    """One message that waits for those before it; in the order of arrival."""
+    """One message that waits behind a blocked key; rows are in the order of arrival."""
 
     block = models.ForeignKey(BlockedKey, on_delete=models.PROTECT, related_name="messages", db_index=False)
     shown = models.CharField(_("message"), max_length=255)
     name = models.CharField(max_length=64, editable=False)
     identity = models.CharField(max_length=160, editable=False)
     digest = models.CharField(max_length=64, editable=False)
-    """Of its name and its body: the same where it is delivered twice."""
+    """The digest of the message's name and body: the same for two deliveries of one message."""
     exchange = models.CharField(_("exchange"), max_length=255, blank=True)
     routing_key = models.CharField(_("routing key"), max_length=255, blank=True)
     body = models.BinaryField(_("body"))
     properties = models.BinaryField(_("properties"))
-    """Those of the copy that goes back to its queue: the ones it came with, and where it came in."""
+    """The properties of the copy that returns to the queue: the original ones, with the exchange and key of arrival."""
     waiting_since = models.DateTimeField(_("waiting since"))
 
     class Meta:

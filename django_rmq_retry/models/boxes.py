@@ -10,7 +10,7 @@ from django.utils.translation import pgettext_lazy
 
 
 class Pending(NamedTuple):
-    """Rows that wait to be sent, since when the oldest does, and rows that wait for an operator."""
+    """The number of rows waiting to be sent, the time of the oldest of them, and the number of failed rows."""
 
     waiting: int
     oldest: datetime | None
@@ -18,10 +18,10 @@ class Pending(NamedTuple):
 
 
 class OutboxRows(models.QuerySet["OutboxMessage"]):
-    """Messages of the outbox."""
+    """A queryset of outbox messages."""
 
     def pending(self) -> Pending:
-        """Count what waits to be sent, and what waits for an operator."""
+        """Count the rows that wait to be sent and the rows that wait for an operator."""
         waiting = Q(failed_at__isnull=True)
         found = self.aggregate(
             waiting=Count("pk", filter=waiting),
@@ -32,7 +32,7 @@ class OutboxRows(models.QuerySet["OutboxMessage"]):
 
 
 class OutboxMessage(models.Model):
-    """One message on its way to the broker. Rows of one transaction leave in the order of their keys."""
+    """One message waiting to be published. Rows of one transaction are sent in the order of their primary keys."""
 
     message_id = models.CharField(_("message id"), max_length=255, blank=True)
     exchange = models.CharField(_("exchange"), max_length=255, blank=True)
@@ -41,16 +41,16 @@ class OutboxMessage(models.Model):
     body = models.BinaryField(_("body"))
     size = models.PositiveIntegerField(_("size"), default=0)
     properties = models.BinaryField(_("properties"))
-    """As the broker reads them."""
+    """The AMQP properties, encoded for the broker."""
     order_key = models.CharField(_("order"), max_length=255, blank=True)
-    """Rows with the same one leave one after the other."""
+    """The ordering key: rows with the same one are sent one after another."""
     created_at = models.DateTimeField(_("written"))
     due_at = models.DateTimeField(_("sent after"))
-    """Until then somebody is believed to be sending it, or it waits after a failure."""
+    """No relay takes the row before this time: another relay is sending it, or it waits after a failure."""
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     error = models.TextField(_("why it was not sent"), blank=True)
     failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
-    """What the broker can never take is kept for a person."""
+    """Set if the broker can never accept the message; the row is kept for an operator."""
 
     objects = OutboxRows.as_manager()
 
@@ -72,11 +72,11 @@ class InboxEntry(models.Model):
     """One message that one handler has handled."""
 
     key = models.UUIDField(primary_key=True)
-    """Of the handler and the message's name, digested: an index over 16 bytes whatever the names are."""
+    """A digest of the handler and the message's name: the index takes 16 bytes however long the names are."""
     handler = models.CharField(_("handler"), max_length=255)
     name = models.CharField(_("message"), max_length=255)
     digest = models.UUIDField()
-    """Of the body: the same name with other contents is another message, and a person has to look."""
+    """A digest of the body: the same name with another body is a different message, which an operator has to check."""
     handled_at = models.DateTimeField(_("handled"))
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Queues: their pauses and breakers, the rates of their handlers, and what was declared on a broker."""
+"""Models for the pauses and breakers of queues, the rates of handlers, and the topology declared on a broker."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class QueueControl(models.Model):
-    """One queue whose messages a person, a breaker or both keep from being handled; or once did."""
+    """The pause, breaker and halt of one queue; the row stays after all of them have ended."""
 
     queue = models.CharField(_("queue"), max_length=255)
     paused = models.BooleanField(_("paused"), default=False)
@@ -15,7 +15,7 @@ class QueueControl(models.Model):
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     since = models.DateTimeField(_("since"), null=True, blank=True)
     until = models.DateTimeField(_("goes on by itself"), null=True, blank=True)
-    """When a pause is over, whoever looks."""
+    """The end of the pause; it needs no process to end it."""
     opened = models.BooleanField(_("opened by its breaker"), default=False)
     handler = models.CharField(_("handler"), max_length=255, blank=True)
     kind = models.CharField(_("error"), max_length=255, blank=True)
@@ -25,12 +25,12 @@ class QueueControl(models.Model):
     probe_at = models.DateTimeField(_("next probe"), null=True, blank=True)
     prober = models.CharField(_("probed by"), max_length=150, blank=True)
     probe_until = models.DateTimeField(_("probed until"), null=True, blank=True)
-    """A lease: whoever was killed as it tried a message is followed by somebody else."""
+    """A lease: if the probing process is killed, another process may probe after this time."""
 
     halted_at = models.DateTimeField(null=True, blank=True)
-    """Since when an ordered line stands still, because its first message fails."""
+    """The time since when an ordered queue has been halted because its first message fails."""
     halted_seen_at = models.DateTimeField(null=True, blank=True)
-    """When its consumer said so last: one that was killed says nothing more."""
+    """The time of the consumer's last report of the halt; a killed consumer stops reporting."""
     halted_by = models.CharField(max_length=150, blank=True, db_default="", default="")
     halted_attempt = models.PositiveIntegerField(null=True, blank=True)
     halted_error = models.CharField(max_length=600, blank=True, db_default="", default="")
@@ -48,7 +48,7 @@ class QueueControl(models.Model):
 
 
 class HandlerRate(models.Model):
-    """The pace of one handler, over all processes: who runs next takes the next moment."""
+    """The rate of one handler across all processes: each attempt takes the next free start time."""
 
     handler = models.CharField(_("handler"), max_length=255)
     next_at = models.DateTimeField(_("next run"))
@@ -62,27 +62,27 @@ class HandlerRate(models.Model):
 
 
 class Declared(models.Model):
-    """A queue or exchange that the project declared on a virtual host: it stays in sight when its handler is gone."""
+    """A queue or exchange that the project declared on a virtual host; the row stays after its handler is removed."""
 
     digest = models.CharField(max_length=64, editable=False)
-    """Of all that names it: some databases take names for equal that differ in case."""
+    """A digest of all names of the row, because some databases treat names that differ only in case as equal."""
     project = models.CharField(max_length=255)
     broker = models.CharField(max_length=255)
-    """The name of its cluster, or its hosts; never a password."""
+    """The name of the broker's cluster, or its hosts; never a password."""
     vhost = models.CharField(max_length=255)
     kind = models.CharField(max_length=8)
     """``queue`` or ``exchange``."""
     name = models.CharField(max_length=255)
     role = models.CharField(max_length=16, blank=True)
     home = models.CharField(max_length=255, blank=True)
-    """The work queue to which a waiting, quarantine or parked queue belongs, if to one only."""
+    """The work queue to which a waiting, quarantine or parked queue belongs, if it belongs to only one."""
     arguments = models.JSONField(default=dict)
     bindings = models.JSONField(default=list)
-    """Of a queue: source, key and arguments of each."""
+    """The bindings of a queue: source, routing key and arguments of each."""
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     version = models.CharField(max_length=32, blank=True)
-    """Of this package, when it was declared last."""
+    """The version of this package that declared it last."""
 
     class Meta:
         default_permissions = ()
@@ -93,5 +93,5 @@ class Declared(models.Model):
 
     @staticmethod
     def digest_of(*names: str) -> str:
-        """Of project, broker, virtual host, kind and name."""
+        """Return the digest of project, broker, virtual host, kind and name."""
         return hashlib.sha256("\0".join(names).encode()).hexdigest()

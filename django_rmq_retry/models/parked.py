@@ -1,4 +1,4 @@
-"""Parked messages, the groups of their causes, and their attempts."""
+"""Models for parked messages, their error groups, versions, attempts and business keys, and lists of keys."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -31,12 +31,12 @@ REASON_TEXTS: Mapping[str, Any] = {
 
 
 def reason_text(code: str) -> str:
-    """Return why a message is parked, in the reader's language; the code of a later version as it is."""
+    """Return the reason for parking in the reader's language; return an unknown code of a later version unchanged."""
     return str(REASON_TEXTS.get(code, code))
 
 
 class ErrorGroup(models.Model):
-    """One cause, found by its fingerprint; its counters follow its messages and can be counted again at any time."""
+    """The messages with the same cause, found by its fingerprint; the counters can be recomputed from the messages."""
 
     fingerprint = models.CharField(_("fingerprint"), max_length=64, unique=True)
     rule = models.PositiveSmallIntegerField(_("grouping rule"), default=1)
@@ -45,7 +45,7 @@ class ErrorGroup(models.Model):
     reason = models.CharField(_("reason"), max_length=64)
     first_seen = models.DateTimeField(_("first seen"))
     last_seen = models.DateTimeField(_("last seen"))
-    # Counters of messages by state; "arrived" counts every time that one was parked.
+    # Counters of messages by state; "arrived" also counts messages that were parked again.
     parked = models.PositiveIntegerField(_("parked"), default=0)
     requeued = models.PositiveIntegerField(_("waiting for outcome"), default=0)
     processed = models.PositiveIntegerField(_("processed"), default=0)
@@ -72,13 +72,13 @@ class ErrorGroup(models.Model):
         )
 
     def __str__(self) -> str:
-        # A cause without an error, such as an expired message, has its reason for a title.
+        # A cause without an error, such as an expired message, has its reason as its title.
         title = reason_text(self.title) if self.title == self.reason else self.title
         return f"{title} · {self.culprit}" if self.culprit else title
 
 
 class State(models.TextChoices):
-    """What has become of a parked message."""
+    """The state of a parked message."""
 
     PARKED = "parked", _("Parked")
     ON_HOLD = "on_hold", _("On hold")
@@ -89,14 +89,14 @@ class State(models.TextChoices):
 
 
 OPEN = (State.PARKED, State.ON_HOLD)
-"""A person has to decide."""
+"""States in which an operator has to decide."""
 UNRESOLVED = (*OPEN, State.REQUEUEING, State.REQUEUED)
-"""Never purged."""
+"""States that retention never purges."""
 RESOLVED = (State.PROCESSED, State.DISCARDED)
 
 
 class ParkedMessage(models.Model):
-    """One message; one that fails again after a requeue opens the same record again."""
+    """One parked message; if it fails again after a requeue, the same row is opened again."""
 
     identity = models.CharField(_("identity"), max_length=160, editable=False)
     state = models.CharField(_("status"), max_length=12, choices=State.choices, default=State.PARKED)
@@ -108,7 +108,7 @@ class ParkedMessage(models.Model):
     correlation_id = models.CharField(_("correlation id"), max_length=255, blank=True)
     type = models.CharField(_("message type"), max_length=255, blank=True)
     business_key = models.CharField(_("business key"), max_length=255, blank=True)
-    """The first of its keys, for lists."""
+    """The first of its business keys, for lists."""
     handler = models.CharField(_("handler"), max_length=255, blank=True)
     queue = models.CharField(_("queue"), max_length=255, blank=True)
     parked_in = models.CharField(_("parked in"), max_length=255)
@@ -119,7 +119,7 @@ class ParkedMessage(models.Model):
     size = models.PositiveIntegerField(_("size"))
     sha256 = models.CharField(_("SHA-256"), max_length=64)
     properties = models.BinaryField(_("properties"))
-    """As the broker writes them: decoded when they are shown or sent."""
+    """The AMQP properties as encoded bytes, decoded only to show or send them."""
     content_type = models.CharField(_("content type"), max_length=255, blank=True)
     content_encoding = models.CharField(_("content encoding"), max_length=255, blank=True)
 
@@ -131,13 +131,13 @@ class ParkedMessage(models.Model):
     summary = models.TextField(_("attempts in short"), blank=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
-    """Counts how often it was sent to its queue: 1 before its first requeue."""
+    """The number of times that the message was sent to its queue: 1 before its first requeue."""
     version = models.PositiveIntegerField(_("version"), default=1)
-    """Of its contents: above 1 once it was edited."""
+    """The version of the body: above 1 after an edit."""
     revision = models.PositiveIntegerField(default=1, editable=False)
-    """Grows with every change of the record: who acts on an older one is told so."""
+    """Increases with every change of the row; an action on an older revision is refused."""
     copies = models.PositiveIntegerField(_("copies"), default=1)
-    """Parked copies of the message that arrived, those that were delivered twice left out."""
+    """The number of parked copies that arrived; a copy that was delivered twice counts once."""
     copy = models.CharField(max_length=64, editable=False)
     """The digest of the parked copy that arrived last."""
 
@@ -148,13 +148,13 @@ class ParkedMessage(models.Model):
     held_until = models.DateTimeField(_("on hold until"), null=True, blank=True)
     hold_reason = models.CharField(_("reason of the hold"), max_length=255, blank=True)
     claimed_until = models.DateTimeField(null=True, blank=True, editable=False)
-    """Until then whoever requeues it is believed to be at it; afterwards nobody knows whether it was sent."""
+    """Until this time a process is requeueing the message; afterwards it is unknown if the message was sent."""
     requeued_at = models.DateTimeField(_("requeued"), null=True, blank=True)
     requeued_by = models.CharField(_("requeued by"), max_length=150, blank=True)
     succeeded_at = models.DateTimeField(_("a copy succeeded"), null=True, blank=True)
-    """When a copy of it, an older one perhaps, was handled after all."""
+    """The time at which a copy of the message, perhaps an older one, was handled."""
     unconfirmed = models.BooleanField(_("may have been delivered"), default=False)
-    """The last requeue was not confirmed: a copy may be under way although the record is open."""
+    """True if the last requeue was not confirmed: a copy may be in flight although the message is open."""
     resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
     resolution = models.CharField(_("reason of the discard"), max_length=255, blank=True)
 
@@ -173,7 +173,7 @@ class ParkedMessage(models.Model):
             ("hold", _("Can hold messages")),
             ("export", _("Can export messages")),
         )
-        # unique=True would make a second index on PostgreSQL, for LIKE. Foreign keys without db_index have one below.
+        # unique=True would add a second PostgreSQL index, for LIKE. Meta.indexes covers foreign keys without db_index.
         constraints = (models.UniqueConstraint(fields=["identity"], name="rmq_msg_identity"),)
         indexes = (
             models.Index(fields=["state", "-parked_at", "-id"], name="rmq_msg_state"),
@@ -193,12 +193,12 @@ class ParkedMessage(models.Model):
 
     @property
     def open(self) -> bool:
-        """Whether a person has to decide."""
+        """True if an operator has to decide."""
         return self.state in OPEN
 
 
 class BusinessKey(models.Model):
-    """A word of the business by which a message is found: a payment's or an account's number."""
+    """A business key by which a message is found, such as the number of a payment or an account."""
 
     message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="keys", db_index=False)
     value = models.CharField(_("business key"), max_length=255)
@@ -213,7 +213,7 @@ class BusinessKey(models.Model):
 
 
 class MessageVersion(models.Model):
-    """An edited body; the original stays in its record, as version 1."""
+    """An edited body; the original stays in the parked message as version 1."""
 
     message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="versions", db_index=False)
     number = models.PositiveIntegerField(_("version"))
@@ -233,15 +233,15 @@ class MessageVersion(models.Model):
 
 
 class KeyList(models.Model):
-    """A list of keys that an operator pasted: a choice that was made by it stays frozen, and is found later."""
+    """A list of keys that an operator pasted, stored so that a selection by it stays the same and can be looked up."""
 
     created_at = models.DateTimeField(_("created"))
     by = models.CharField(_("by"), max_length=150)
     by_key = models.CharField(_("account"), max_length=64, blank=True)
-    """Whose list it is; empty on the command line."""
+    """The account of the list's owner; empty if it was made on the command line."""
     count = models.PositiveIntegerField()
     kept = models.BooleanField(default=False)
-    """An action refers to it. Other lists are deleted after two days."""
+    """True if an action refers to the list. Other lists are deleted after two days."""
 
     class Meta:
         default_permissions = ()
@@ -252,13 +252,13 @@ class KeyList(models.Model):
 
 
 class ListedKey(models.Model):
-    """A key of a list, once for each message that it named when the list was stored."""
+    """A key of a list, with one row for each message that it matched when the list was stored."""
 
     list = models.ForeignKey(KeyList, on_delete=models.CASCADE, related_name="keys", db_index=False)
     place = models.PositiveIntegerField()
     value = models.CharField(_("business key"), max_length=255)
     message = models.PositiveBigIntegerField(null=True)
-    """No foreign key: the list outlives its messages."""
+    """The id of a message, without a foreign key because the list outlives its messages."""
 
     class Meta:
         default_permissions = ()
@@ -270,9 +270,10 @@ class ListedKey(models.Model):
 
 
 class Attempt(models.Model):
-    """One run of a handler that failed, or that succeeded after failures.
+    """One attempt that failed, or that succeeded after failures.
 
-    It belongs to a message by its identity, not by a key: attempts are written long before anything is parked.
+    An attempt belongs to a message by its identity, without a foreign key, because attempts are written long before
+    the message is parked.
     """
 
     identity = models.CharField(_("identity"), max_length=160)
@@ -290,7 +291,7 @@ class Attempt(models.Model):
     error = models.CharField(_("error"), max_length=255, blank=True)
     error_text = models.TextField(_("what the error says"), blank=True)
     chain = models.JSONField(_("causes"), default=list)
-    """Of each exception, the newest first, its class, its text and its frames; the project's own are told apart."""
+    """The exceptions, newest first: class, text and frames of each; the project's own frames are marked."""
     logs = models.TextField(_("log lines"), blank=True)
     fingerprint = models.CharField(_("fingerprint"), max_length=64, blank=True)
     host = models.CharField(_("host"), max_length=255)
@@ -314,6 +315,6 @@ class Attempt(models.Model):
 
 
 def behind(column: str, at: datetime, tie: str, last: object) -> Q:
-    """The rows after the last one of a part, where these are ordered by ``column`` and then by ``tie``."""
-    # The first condition says nothing more, but lets every database begin at the right place of its index.
+    """Return the filter for the rows after the last row of a page, sorted by ``column`` and then by ``tie``."""
+    # The first condition is redundant, but with it every database starts at the right place of its index.
     return Q(**{f"{column}__gte": at}) & (Q(**{f"{column}__gt": at}) | Q(**{f"{tie}__gt": last}))

@@ -1,4 +1,4 @@
-"""One requeue of many messages, kept as a record: what was chosen, how fast it goes, what became of each."""
+"""Models for a bulk requeue: the requeue run with its selection and rate, and the state of each message."""
 
 from django.conf import settings
 from django.db import models
@@ -8,7 +8,7 @@ from django_rmq_retry.models.parked import ParkedMessage
 
 
 class RunState(models.TextChoices):
-    """Where a run stands."""
+    """The state of a requeue run."""
 
     PLANNED = "planned", _("Starts when the broker is back")
     RUNNING = "running", _("Sending")
@@ -22,7 +22,7 @@ ACTIVE = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED, RunState.WAITING)
 
 
 class RunWait(models.TextChoices):
-    """Why a run sends nothing now, as a code; its text is made when it is shown."""
+    """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown."""
 
     LISTING = "listing", _("Its messages are being listed; the run sends them afterwards.")
     BROKER_AWAY = "broker_away", _("No connection to the broker. The run resumes by itself.")
@@ -45,7 +45,7 @@ class RunWait(models.TextChoices):
 
 
 class ItemReason(models.TextChoices):
-    """Why a message of a run was not sent, or not confirmed, as a code; its text is made when it is shown."""
+    """The reason that a message of a requeue run was not sent or confirmed, as a code; its text is made when shown."""
 
     RESOLVED = "resolved", _("It is no longer open: it was resolved or handled meanwhile.")
     CHANGED = "changed", _("It was changed after it was chosen.")
@@ -70,11 +70,11 @@ class ItemReason(models.TextChoices):
 
 
 class RequeueRun(models.Model):
-    """A frozen selection on its way back to its queues."""
+    """A requeue run: a frozen selection of parked messages that is sent back to their queues."""
 
     state = models.CharField(_("state"), max_length=10, choices=RunState.choices, default=RunState.RUNNING)
     wait = models.CharField(_("why it waits"), max_length=16, choices=RunWait.choices, blank=True)
-    """Why it sends nothing now, or has paused itself."""
+    """The reason that it sends nothing now, or that it paused itself."""
     note = models.CharField(_("note"), max_length=255, blank=True)
     """The operator's reason for the pause or the stop."""
     created_at = models.DateTimeField(_("created"))
@@ -87,7 +87,7 @@ class RequeueRun(models.Model):
     selection = models.JSONField(_("selection"), default=dict)
     description = models.CharField(_("what was chosen"), max_length=255, blank=True)
     target = models.CharField(_("target"), max_length=255, blank=True)
-    """Another queue than the one each message failed in; empty where there is none."""
+    """A queue to use in place of the one that each message failed in; empty if there is none."""
     rate = models.FloatField(_("messages per second"), default=20)
     max_depth = models.PositiveIntegerField(_("waits while the queue holds more than"), null=True, blank=True)
     stop_at = models.FloatField(_("stops when so many percent fail again"), null=True, blank=True)
@@ -103,17 +103,17 @@ class RequeueRun(models.Model):
 
     spared_processed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
     spared_failed = models.PositiveIntegerField(db_default=0, default=0, editable=False)
-    """Outcomes that the guard stopped it for: whoever resumed it has seen them, those that follow count."""
+    """The outcomes before the operator resumed a run that its guard had paused; the guard counts only later ones."""
     paced_at = models.DateTimeField(null=True, blank=True, editable=False)
     paced_sent = models.PositiveIntegerField(db_default=0, default=0, editable=False)
-    """When it last began to send without a break, and how many were sent by then: its real rate is told by them."""
+    """The start of the current uninterrupted sending, and the messages sent before it; both give the measured rate."""
 
     include = models.JSONField(default=list, editable=False)
-    """Names of the findings whose messages are sent nevertheless."""
+    """Names of the findings whose messages are sent all the same."""
     permanent_confirmed = models.BooleanField(default=False, editable=False)
-    """The operator fixed the cause: messages with a permanent error are sent as well."""
+    """True if the operator fixed the cause: messages with a permanent error are sent too."""
     listing_limit = models.PositiveIntegerField(null=True, blank=True, editable=False)
-    """The messages to list; null once all items are written."""
+    """The number of messages to list; null once all items are written."""
     listing_count = models.PositiveIntegerField(default=0, editable=False)
     listing_place = models.PositiveIntegerField(default=0, editable=False)
     listing_after_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -142,21 +142,21 @@ class RequeueRun(models.Model):
 
     @property
     def listing(self) -> bool:
-        """Whether some of its items are not written yet."""
+        """True if some of its items are not written yet."""
         return self.listing_limit is not None
 
     @property
     def explanation(self) -> str:
-        """Why it waits or has stopped, in the reader's language; else the operator's note."""
+        """The reason that it waits or has stopped, in the reader's language; else the operator's note."""
         return str(self.get_wait_display()) if self.wait else self.note
 
     def end_listing(self) -> None:
-        """End the listing where it is: a message without an item is no longer part of the run."""
+        """End the listing where it is: a message without an item is no longer part of the requeue run."""
         self.total, self.listing_limit = self.listing_count, None
 
 
 class ItemState(models.TextChoices):
-    """What has become of one message of a run."""
+    """The state of one message of a requeue run."""
 
     PENDING = "pending", _("Waiting to be sent")
     CLAIMED = "claimed", _("Being sent")
@@ -168,16 +168,16 @@ class ItemState(models.TextChoices):
 
 
 class RequeueItem(models.Model):
-    """One message of a run, as it was when the run was started."""
+    """One message of a requeue run, as it was when the requeue run was started."""
 
     run = models.ForeignKey(RequeueRun, on_delete=models.CASCADE, related_name="items", db_index=False)
     message = models.ForeignKey(ParkedMessage, on_delete=models.CASCADE, related_name="items", db_index=False)
     place = models.PositiveIntegerField()
     revision = models.PositiveIntegerField()
-    """Of the record when it was chosen: one that has changed since is left out."""
+    """The revision of the parked message when it was chosen; a message that has changed since is left out."""
     state = models.CharField(max_length=12, choices=ItemState.choices, default=ItemState.PENDING)
     cycle = models.PositiveIntegerField(default=0)
-    """The cycle that this run has begun; outcomes are counted by it."""
+    """The cycle that this requeue run began; outcomes are counted by it."""
     skip_code = models.CharField(max_length=16, choices=ItemReason.choices, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
