@@ -20,11 +20,11 @@ FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """One work queue; times are seconds of the epoch."""
+    """The pause and breaker of one work queue; times are seconds since the epoch."""
 
     queue: str
     paused: bool = False
-    """By a person, whether or not that is over by now."""
+    """True if an operator paused it, even if the pause has ended since."""
     by: str = ""
     reason: str = ""
     since: float = 0.0
@@ -32,11 +32,11 @@ class QueueState:
     circuit: Circuit = CLOSED
 
     def held(self, now: float) -> bool:
-        """Whether a person keeps it from being consumed."""
+        """Return True while an operator's pause keeps the queue from being consumed."""
         return self.paused and (self.until is None or now < self.until)
 
     def state(self, now: float) -> str:
-        """``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
+        """Return ``flowing``, ``paused``, ``open`` (by its breaker) or ``probing``."""
         if self.held(now):
             return PAUSED
         if not self.circuit.opened:
@@ -44,16 +44,16 @@ class QueueState:
         return PROBING if self.circuit.prober and now < self.circuit.probe_until else OPEN
 
     def goes_on_at(self, now: float) -> float | None:
-        """When something happens by itself: the end of the pause, or the next probe."""
+        """Return the time of the next automatic change, the end of the pause or the next probe; None without one."""
         state = self.state(now)
         return self.until if state == PAUSED else self.circuit.probe_at if state == OPEN else None
 
     def overdue(self, now: float) -> float:
-        """Seconds since the next probe was due: of an open breaker whose queue is read that is a moment."""
+        """Return the seconds since the next probe was due; near 0 while a consumer reads an open breaker's queue."""
         return now - max(self.circuit.probe_at, self.circuit.probe_until if self.circuit.prober else 0.0)
 
     def said(self, now: float) -> str:
-        """Why it stands still, in a sentence for people; empty where it flows."""
+        """Return a sentence for users with the reason that the queue does not flow; empty if it flows."""
         state = self.state(now)
         if state == PAUSED:
             return self._paused_said()
@@ -82,20 +82,20 @@ class QueueState:
 
 
 def _clock(epoch: float) -> str:
-    """The time of the day, with its date where that is another one."""
+    """Return the time of day, with the date if it is not today."""
     at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
     form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
     return date_format(at, form)
 
 
 AMISS = 60.0
-"""Seconds by which clocks of hosts may differ."""
+"""Seconds by which the clocks of hosts may differ."""
 LONGEST = 600.0
-"""Between two trials, where nobody says it."""
+"""The most seconds between two probes, if no handler of the queue has a breaker."""
 
 
 class Hands(Protocol):
-    """Who shuts and opens queues: a consumer, or the driver of a test."""
+    """An object that pauses and resumes queues: a consumer, or the driver of a test."""
 
     def shut(self, queue: str) -> None: ...
 
@@ -105,11 +105,11 @@ class Hands(Protocol):
         """Take one message at a time."""
 
     def able(self) -> bool:
-        """Whether messages can come at all: not while there is no broker, nor at the end."""
+        """Return True if messages can arrive: False without a broker connection and during shutdown."""
 
 
 class NoHands:
-    """Before anybody consumes."""
+    """A placeholder that does nothing, used until a consumer starts."""
 
     def shut(self, queue: str) -> None: ...
 
@@ -122,7 +122,7 @@ class NoHands:
 
 
 class Mode(Enum):
-    """How far a queue is open in this process."""
+    """The degree to which this process consumes a queue."""
 
     OPEN = "all"
     ONE = "one message at a time"
@@ -131,24 +131,24 @@ class Mode(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Valve:
-    """One queue. Its fields change under its lock, and what follows from them is done outside of it."""
+    """The state of one queue here. Its fields change under its lock; the effects are applied outside the lock."""
 
     queue: str
     in_place: bool
-    """Whether what goes back must go where it was, or cannot be copied without being counted."""
+    """True if a message must return to its place in the queue, or if a copy would escape the queue's own count."""
     tallies: Mapping[str, Tally]
     most: float
-    """Seconds by which a trial may be ahead; clocks may differ a little as well."""
+    """The most seconds that the next probe may be ahead, with an allowance for clocks that differ."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     turning: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever opens or shuts it: what is known may change while somebody does."""
+    """Held while a thread pauses or resumes the queue, because ``known`` may change at the same time."""
     known: QueueState
-    """As the project's database had it when it was looked at last."""
+    """The queue's row as of the last read of the database."""
     circuit: Circuit = CLOSED
     probing: bool = False
-    """Whether this process tries a message."""
+    """True while this process probes with a message."""
     pending: bool = False
-    """Whether the circuit has changed here, and the database does not know yet."""
+    """True if the circuit has changed here and the database does not have the change yet."""
     mode: Mode = Mode.OPEN
 
     @classmethod
@@ -165,7 +165,7 @@ class Valve:
         )
 
     def turned(self, now: float) -> Mode:
-        """How far it is to be open by what is known."""
+        """Return the mode that follows from the known state."""
         if self.known.held(now):
             return Mode.SHUT
         if not self.circuit.opened:
@@ -173,12 +173,12 @@ class Valve:
         return Mode.ONE if self.probing else Mode.SHUT
 
     def forget_runs(self) -> None:
-        """Those of before an outage tell nothing of what comes after it."""
+        """Clear the counts of earlier attempts: attempts before an outage are no evidence for the time after it."""
         for tally in self.tallies.values():
             tally.clear()
 
     def next_due(self, now: float) -> float | None:
-        """When something may happen by itself."""
+        """Return the time at which the queue may change without an outside event, or None."""
         if self.known.held(now):
             return self.known.until
         if not self.circuit.opened or self.probing:
@@ -187,7 +187,7 @@ class Valve:
 
 
 def turn(valve: Valve, now: float, hands: Hands) -> Mode:
-    """Open or shut it as it is to be; what is so already is left alone. How it was before."""
+    """Apply the mode that the known state demands, unless it is already in effect; return the previous mode."""
     with valve.turning:
         before, mode = valve.mode, valve.turned(now)
         if mode is before:

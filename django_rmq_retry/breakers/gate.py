@@ -21,14 +21,14 @@ log = logging.getLogger("django_rmq_retry")
 
 
 def cause_of(failures: int, error: BaseException | ErrorNote | None) -> str:
-    """Of the runs that have opened a breaker, in a word."""
+    """Return a short text for the error that opened a breaker, with the number of failures."""
     note = ErrorNote.of(error) if isinstance(error, BaseException) else error
     said = str(note or "")
     return short(f"{said} (×{failures})" if failures > 1 else said, 600)  # noqa: RUF001 - times, not the letter
 
 
 def moved(queue: str, before: Circuit, after: Circuit) -> None:
-    """This process has opened or closed a breaker, or its probe has failed."""
+    """Log a breaker that this process opened, closed or kept open after a failed probe; send the signal of a change."""
     names = {"event": "breaker", "queue": queue, "handler": after.handler or before.handler}
     if after.opened and before.opened:
         wait = after.probe_at - after.since
@@ -48,7 +48,7 @@ def moved(queue: str, before: Circuit, after: Circuit) -> None:
 
 
 def turned(valve: Valve, before: QueueState, mode: Mode, now: float) -> None:
-    """What a person, or a breaker in another process, has switched."""
+    """Log a change made by an operator, or by a breaker in another process."""
     extra = {"event": "switched", "queue": valve.queue}
     held = valve.known.held(now)
     if held and not (before.held(now) and mode is Mode.SHUT):
@@ -76,7 +76,7 @@ def _send(signal: object, queue: str, circuit: Circuit) -> None:
     try:
         signal.send_robust(Delivery, queue=queue, handler=circuit.handler, cause=circuit.cause)  # type: ignore[attr-defined]
     except BaseException:
-        # SystemExit and its like pass through send_robust.
+        # send_robust does not catch SystemExit and other exceptions that are not an Exception.
         log.exception("A receiver of a signal raised what it should not")
 
 
@@ -85,15 +85,15 @@ def _clock(epoch: float) -> str:
 
 
 LEASE = 20.0
-"""Seconds after which somebody else tries a message, if whoever does has not said that it lives."""
+"""Seconds after which another process may probe, unless the probing process has renewed its lease."""
 LOOK = 1.0
-"""Seconds between two looks at what others have switched."""
+"""Seconds between two reads of the state that all processes share."""
 LOOK_AGAIN = 5.0
-"""The same while the store does not answer."""
+"""Seconds between two reads while the store does not answer."""
 
 
 class Store(Protocol):
-    """What all processes of the project share."""
+    """The state that all processes of the project share."""
 
     def look(self, queues: Collection[str]) -> Mapping[str, QueueState]: ...
 
@@ -107,7 +107,10 @@ class Store(Protocol):
 
 
 class Board:
-    """``enter`` and ``leave`` are called by workers and ask no database; ``turn`` is called again and again."""
+    """The breakers and pauses of this process's queues.
+
+    Worker threads call ``enter`` and ``leave``, which never query the database; one thread calls ``turn`` repeatedly.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class Board:
         loud: bool = True,
     ) -> None:
         self._valves = {intake.queue.name: Valve.of(intake) for intake in intakes}
-        # A row of such a queue is of a time before it was one; to pause it would delete it.
+        # A row of an auto-delete queue is from before it became one; a pause would let the broker delete the queue.
         self._switched = [intake.queue.name for intake in intakes if not intake.queue.auto_delete]
         self._store = store
         self._now = now
@@ -128,15 +131,15 @@ class Board:
         self._who = who or "this process"
         self._alone = False
         self._loud = loud
-        """Whether it is worth a warning that the store does not answer."""
+        """True if a store that does not answer is worth a warning."""
         self.hands: Hands = NoHands()
         self.changed = threading.Event()
-        """Set where ``turn`` has something to do at once."""
+        """Set if ``turn`` has something to do at once."""
         self.looked = threading.Event()
-        """Whether it was tried once to learn what is switched."""
+        """Set after the first attempt to read the shared state."""
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
-        """Where its queue is shut: how the message goes back, with nothing counted."""
+        """If the queue is paused or its breaker is open, return the settlement that puts the message back uncounted."""
         valve = self._valves[subscription.queue.name]
         if valve.mode is not Mode.SHUT:
             return None
@@ -145,7 +148,7 @@ class Board:
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        """The verdict; of a run that failed because something was down, one that counts for nothing."""
+        """Return the verdict; make it uncounted if the attempt failed because of an outage that the breaker covers."""
         breaker, valve = subscription.breaker, self._valves[subscription.queue.name]
         if breaker is None or isinstance(error, Unready):
             return verdict
@@ -167,9 +170,9 @@ class Board:
         return spared(verdict, subscription.policy) if end is End.BAD and spare else verdict
 
     def turn(self) -> float:
-        """Tell the store what has changed here, learn what has changed elsewhere, and follow; seconds until the next.
+        """Exchange changes with the store and apply them; return the seconds until the next call.
 
-        Without a store, or while it does not answer, the process goes by what it knows itself.
+        Without a store, or while it does not answer, the process uses its own state.
         """
         rows = self._exchanged()
         now = self._now()
@@ -177,28 +180,28 @@ class Board:
             self._follow(valve, rows, now)
         self.looked.set()
         due, look = self.next_due(), LOOK_AGAIN if self._alone else LOOK
-        # What was due already has just been tried in vain.
+        # A change that was due already has just been attempted without success.
         return look if due is None or due <= now else max(0.0, min(look, due - self._now()))
 
     def next_due(self) -> float | None:
-        """When something may happen by itself, in seconds of the epoch; None: never."""
+        """Return the next time at which a queue may change without an outside event, in epoch seconds, or None."""
         now = self._now()
         dues = [due for valve in self._valves.values() if (due := valve.next_due(now)) is not None]
         return min(dues, default=None)
 
     def end(self) -> None:
-        """Somebody else may try a message at once."""
+        """Give up this process's probes, so that another process may probe at once."""
         if self._store is not None and any(valve.probing for valve in self._valves.values()):
             self._store.release(self._who)
 
     def _moved(
         self, valve: Valve, subscription: Subscription, end: End, verdict: Verdict, error: BaseException | None
     ) -> Circuit:
-        """Where its breaker stands after a run; called under the valve's lock."""
+        """Return the breaker's circuit after an attempt; the caller holds the valve's lock."""
         breaker, circuit, tally = subscription.breaker, valve.circuit, valve.tallies[subscription.name]
         if breaker is None or end is End.NEITHER:
             return circuit
-        # Where nobody has that name any more, any of them tells.
+        # If no handler with the breaker's name is left, the attempt of any handler decides.
         asked = circuit.handler == subscription.name or circuit.handler not in valve.tallies
         now, probe = self._now(), valve.probing and asked
         if not circuit.opened:
@@ -216,7 +219,7 @@ class Board:
         return circuit.fail(cause=cause, now=now, wait=breaker.wait(circuit.failed + 1, self._chance()))
 
     def _exchanged(self) -> Mapping[str, QueueState] | None:
-        """What the store knows, after it was told what it does not; None where it does not answer."""
+        """Write pending changes to the store and return its rows; None if it does not answer."""
         store = self._store
         if store is None:
             return None
@@ -224,7 +227,7 @@ class Board:
             for valve in self._valves.values():
                 self._tell(store, valve)
             rows = store.look(self._switched)
-        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+        except Exception as error:  # noqa: BLE001 - any error of a database driver
             if not self._alone:
                 alone(error, loud=self._loud)
             self._alone = True
@@ -252,7 +255,7 @@ class Board:
         with valve.lock:
             if rows is not None:
                 valve.known = rows.get(valve.queue) or QueueState(queue=valve.queue)
-                # What has changed here since the store was told is not there yet.
+                # A change made here after the write to the store is not in the rows yet.
                 valve.circuit = valve.circuit if valve.pending else valve.known.circuit
             valve.circuit = valve.circuit.mended(now, valve.most)
             ours = valve.circuit.opened and (rows is None or valve.circuit.prober == self._who)
@@ -270,7 +273,7 @@ class Board:
                 valve.probing = True
                 valve.circuit = replace(valve.circuit, prober=self._who, probe_until=now + LEASE)
             else:
-                # None of its handlers has a breaker any more, so that nobody could close it.
+                # None of the queue's handlers has a breaker now, so no attempt could close it.
                 valve.circuit, valve.pending = valve.circuit.close(), True
 
     def _claims(self, valve: Valve, now: float, rows: Mapping[str, QueueState] | None) -> bool:
@@ -278,7 +281,7 @@ class Board:
             return True
         try:
             return self._store.claim(valve.queue, self._who, now=now, until=now + LEASE, most=valve.most)
-        except Exception:  # noqa: BLE001 - the next look tells of it
+        except Exception:  # noqa: BLE001 - the next read of the store logs it
             return False
 
 

@@ -1,4 +1,4 @@
-"""Rates: how many runs of a handler all processes may start in a second."""
+"""Rates: how many attempts of a handler all processes may start in a second."""
 
 import logging
 import math
@@ -17,35 +17,35 @@ from django_rmq_retry.policies.policy import Verdict
 log = logging.getLogger("django_rmq_retry")
 
 BATCH = 0.25
-"""Seconds' worth of moments that a process takes at once: at 1000 a second it asks four times a second."""
+"""Seconds' worth of start times that a process reserves at once: at a rate of 1000 it does so four times a second."""
 AHEAD = 1.0
-"""Seconds ahead of now that moments are given away: what a killed process had taken is lost."""
+"""The most seconds ahead of now for which start times are reserved; those of a killed process are lost."""
 LATE = 0.5
-"""Seconds after which a moment that was not used is over; it bounds the burst."""
+"""Seconds after which an unused start time expires; this bounds the burst."""
 LOOK = 5.0
-"""The most seconds until a message asks again for its moment."""
+"""The most seconds until a message tries again to reserve its start time."""
 LONGEST_HOLD = 600.0
-"""Seconds after which a message that waits in hand goes back: the broker takes it away after 1800."""
+"""Seconds after which an unacked waiting message is put back; the broker takes it back after 1800 by default."""
 AMISS = 60.0
-"""Seconds by which a next moment may be further ahead than anybody leaves it: so much may clocks differ."""
+"""Seconds of clock difference allowed before a next start time too far ahead is ignored."""
 FORGET = 60.0
 MANY = 100
 
 
 class Meters(Protocol):
-    """Where the moments of a handler are given away."""
+    """The store of a handler's start times."""
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
-        """The first of so many moments that follow each other; or, where all are too far ahead, minus the next."""
+        """Reserve ``count`` start times in a row; return the first, or minus the next if it is too far ahead."""
 
 
 def begun(next_at: float, rate: float, now: float) -> float:
-    """The first moment that is free; one too far ahead is of a clock that was wrong, or of a rate that is no more."""
+    """Return the first free start time; one too far ahead, from a wrong clock or an earlier rate, is ignored."""
     return now if next_at > now + AHEAD + max(1 / rate, BATCH) + AMISS else max(next_at, now)
 
 
 class OwnMeters:
-    """Of this process alone."""
+    """Start times of this process alone."""
 
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
@@ -66,7 +66,7 @@ class _Waiting:
 
 
 class Pacer:
-    """The pace of one handler in this process; used by all its worker threads."""
+    """The rate of one handler in this process; used by all its worker threads."""
 
     def __init__(self, handler: str, rate: float, take: Callable[[str, int, float, float], float]) -> None:
         self._handler = handler
@@ -79,7 +79,7 @@ class Pacer:
         self._last = 0.0
 
     def wait(self, delivery: Delivery, now: float) -> tuple[float, float]:
-        """Seconds until it may run, 0 for now; and since when it waits without a moment of its own."""
+        """Return the seconds to wait, 0 for none, and the time since when the message has no reserved start time."""
         with self._lock:
             known = self._waiting.pop(delivery.token, None)
             moment = known.moment if known is not None else None
@@ -102,7 +102,7 @@ class Pacer:
         if self._moments:
             return self._moments.popleft()
         self._forget_lost(now)
-        # Whoever asks again and again takes more at once; who comes now and then leaves them to others.
+        # A busy process reserves more start times at once; an idle one leaves them to the other processes.
         most = max(1, math.floor(self._rate * BATCH))
         self._batch = min(self._batch * 2, most) if now - self._last < 2 * BATCH + self._batch / self._rate else 1
         first = self._take(self._handler, self._batch, self._rate, now)
@@ -113,18 +113,18 @@ class Pacer:
         return first
 
     def _forget_lost(self, now: float) -> None:
-        """Those whose channel was closed while they waited never come again."""
+        """Forget messages whose channel was closed while they waited: they never return here."""
         if len(self._waiting) > MANY:
             self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET}
 
 
 def _usable(moment: float, now: float) -> bool:
-    """Not over, nor further ahead than moments are taken, as after a clock was set back."""
+    """Return True unless the start time has expired, or is too far ahead because a clock was set back."""
     return now - LATE <= moment <= now + AHEAD + 2 * BATCH
 
 
 class Pace:
-    """A gate: who comes before its moment waits in hand, and no thread waits with it."""
+    """A gate that keeps a message unacked until its start time; it blocks no thread meanwhile."""
 
     def __init__(self, intakes: Sequence[Intake], meters: Meters | None, *, now: Callable[[], float]) -> None:
         self._now = now
@@ -158,7 +158,7 @@ class Pace:
             return self._own.take(handler, count, rate, now)
         try:
             first = self._meters.take(handler, count, rate, now)
-        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+        except Exception as error:  # noqa: BLE001 - any error of a database driver
             if not self._alone:
                 said = "The pace of all processes together cannot be kept (%s); each keeps the whole rate by itself"
                 words = short(" ".join(str(error).split()) or type(error).__name__, 200)

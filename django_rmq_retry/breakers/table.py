@@ -1,4 +1,4 @@
-"""Tables of breakers and rates in plain SQL."""
+"""Database tables of breakers and rates."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
 
 def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, QueueState]:
-    """Where these queues stand, in their order: for status pages and commands. One query."""
+    """Return the states of these queues in their order, by one query: for status pages and commands."""
     names = list(queues)
     alias = using or router.db_for_read(QueueControl)
     rows = {row.queue: state_of(row) for row in QueueControl.objects.using(alias).filter(queue__in=names)}
@@ -26,12 +26,12 @@ def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, Q
 
 
 def now() -> float:
-    """The time that decides whether a pause is over: by the clock of the database that keeps the switches."""
+    """Return the time that decides if a pause is over, by the clock of the database that stores the pauses."""
     return server.now(router.db_for_read(QueueControl)).timestamp()
 
 
 def standing(queues: Iterable[str], at: float) -> list[QueueState]:
-    """Those of them that do not flow at a time."""
+    """Return the states of the queues that do not flow at the given time."""
     return [one for one in states(queues).values() if one.state(at) != FLOWING]
 
 
@@ -61,7 +61,7 @@ def state_of(row: QueueControl) -> QueueState:
 
 
 def columns_of(circuit: Circuit) -> dict[str, Any]:
-    """What a row holds of a circuit."""
+    """Return a circuit as the column values of a row."""
     return {
         "opened": circuit.opened,
         "handler": circuit.handler[:255],
@@ -76,7 +76,7 @@ def columns_of(circuit: Circuit) -> dict[str, Any]:
 
 
 def moment(epoch: float) -> datetime | None:
-    """As a column holds it; 0 is no time."""
+    """Return the time as a column stores it; 0 stands for no time."""
     return datetime.fromtimestamp(epoch, UTC) if epoch else None
 
 
@@ -85,16 +85,16 @@ def _epoch(at: datetime | None) -> float | None:
 
 
 class Table:
-    """The project's one truth about its queues."""
+    """The shared state of the project's queues in the database."""
 
     def look(self, queues: Collection[str]) -> Mapping[str, QueueState]:
-        # Between two looks the times of switches are reckoned without a question.
+        # This call measures the database's clock; until the next one, times need no query.
         server.now(database())
         rows = QueueControl.objects.using(database()).filter(queue__in=list(queues))
         return {row.queue: state_of(row) for row in rows}
 
     def put(self, queue: str, circuit: Circuit, who: str) -> None:
-        """What this process knows of a breaker. A probe that succeeded closes it, whoever else has one under way."""
+        """Write this process's state of a breaker. A successful probe closes it even if another process is probing."""
         rows = QueueControl.objects.using(database())
         rows.get_or_create(queue=queue)
         changed = rows.filter(queue=queue)
@@ -103,7 +103,7 @@ class Table:
         changed.update(**columns_of(circuit))
 
     def claim(self, queue: str, who: str, *, now: float, until: float, most: float) -> bool:
-        """Whether the next probe is this process's; times that are more than ``most`` ahead are of a wrong clock."""
+        """Claim the next probe; return True on success. Times over ``most`` seconds ahead are from a wrong clock."""
         open_ones = QueueControl.objects.using(database()).filter(queue=queue, opened=True)
         free = Q(prober="") | Q(prober=who) | Q(probe_until__isnull=True) | Q(probe_until__lte=moment(now))
         wrong = Q(probe_at__gt=moment(now + most)) | Q(probe_until__gt=moment(now + most))
@@ -116,12 +116,12 @@ class Table:
         )
 
     def release(self, who: str) -> None:
-        """Whoever ends lets others probe at once."""
+        """Release this process's probes, so that other processes can probe at once."""
         QueueControl.objects.using(database()).filter(prober=who).update(prober="", probe_until=None)
 
 
 def me() -> str:
-    """A process's name; one that was killed and comes again has another."""
+    """Return a name for this process that is unique: a restarted process gets another one."""
     return f"{socket.gethostname()[:100]}:{os.getpid()}.{uuid.uuid4().hex[:8]}"
 
 
@@ -133,7 +133,7 @@ TRIES = 20
 
 
 class MeterTable:
-    """One row for each handler. No transaction is held: a row is moved on where it still is as it was read."""
+    """One row for each handler. An update applies only if the row is still as it was read, so no lock is needed."""
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
         rows = HandlerRate.objects.using(database()).filter(handler=handler)
@@ -148,7 +148,7 @@ class MeterTable:
                     return first
             elif rows.filter(next_at=known).update(next_at=following):
                 return first
-        # Others were quicker each time: there is a rate for all, and it is theirs for now.
+        # Other processes won each time: the rate is in effect, and for now they use all of it.
         return -now
 
     def _began(self, handler: str, following: datetime) -> bool:

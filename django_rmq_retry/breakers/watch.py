@@ -1,4 +1,4 @@
-"""The thread that reads and writes breakers, pauses and halted lines in the database."""
+"""The thread that exchanges breakers, pauses and halted queues with the database."""
 
 import logging
 import threading
@@ -21,22 +21,22 @@ from django_rmq_retry.models import QueueControl
 log = logging.getLogger("django_rmq_retry")
 
 EVERY = 5.0
-"""Seconds after which a consumer says again that a line still stands."""
+"""Seconds after which a consumer reports again that a queue is still halted."""
 STALE = timedelta(seconds=30)
-"""After which a consumer that has not said so again is taken for gone."""
+"""The time after which a consumer that has stopped reporting counts as gone."""
 _TEXT, _NAME = 600, 255
 _NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
 
 
 def halted() -> tuple[QueueControl, ...]:
-    """The lines that stand still now, by the clock of the database."""
+    """Return the queues that are halted now, by the clock of the database."""
     alias = database()
     rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
     return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE).order_by("queue"))
 
 
 class Halts:
-    """Those of one process. ``tell`` is called again and again and asks the database only where there is something."""
+    """The halted queues of one process; the database is queried only if one has changed or its report is due."""
 
     def __init__(self, halts: Callable[[], Sequence[Halt]], who: str) -> None:
         self._halts = halts
@@ -45,7 +45,7 @@ class Halts:
         self._failing = False
 
     def tell(self) -> None:
-        """Write down what has changed; what fails is tried again at the next call, and keeps no other line from it."""
+        """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
         now, standing = time.monotonic(), {halt.queue: halt for halt in self._halts()}
         errors = [_failed(partial(self._gone, queue)) for queue in self._told.keys() - standing.keys()]
         for queue, halt in standing.items():
@@ -65,7 +65,7 @@ class Halts:
         del self._told[queue]
 
     def end(self) -> None:
-        """They stand no longer by this process; since when is kept for the next one that meets the same message."""
+        """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
         for queue in self._told:
             self._mine(queue).update(halted_seen_at=None)
 
@@ -97,11 +97,11 @@ def _failed(write: Callable[[], None]) -> Exception | None:
 
 
 PATIENCE = 2.0
-"""Seconds that a consumer waits for the first look before it begins: it is not to take what is paused."""
+"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
 
 
 class Watch:
-    """Started before a consumer; a database that is away or hangs holds up nothing else."""
+    """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="rmq-switches", daemon=True)
 
     def start(self) -> None:
-        """Returns when it has looked once, or when that takes too long."""
+        """Start the thread and return after its first read of the database, or after ``PATIENCE``."""
         self._thread.start()
         self._board.looked.wait(PATIENCE)
 
@@ -134,7 +134,7 @@ class Watch:
             while not self._ended.is_set():
                 self._woken.wait(self._turn())
                 self._woken.clear()
-            # What has changed since the last turn is told before the process is gone.
+            # Changes since the last turn are written before the process ends.
             self._turn(last=True)
         finally:
             connections.close_all()
