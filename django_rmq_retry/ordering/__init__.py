@@ -1,1 +1,1 @@
-"""Order within a key: what has failed goes first, and what came after it waits in the database."""
+"""Order within a key: a failed message goes first, and later messages with its ordering key wait in the database."""

@@ -1,6 +1,6 @@
-"""The gate of handlers with ``order_by``: messages wait in the database behind a failed one with their key.
+"""The gate of handlers with ``order_by``: messages wait in the database behind a failed one with their ordering key.
 
-Which keys are blocked is known here without a question, for only the active consumer of a queue blocks any.
+The blocked keys are kept in memory without a query, because only the queue's active consumer blocks any.
 """
 
 import logging
@@ -37,35 +37,36 @@ from django_rmq_retry.server import asked_anew, lost, too_large
 log = logging.getLogger("django_rmq_retry")
 
 FULL = 1.0
-"""Seconds that a message stays in hand above the limits, before it is stored all the same.
+"""Seconds that a message stays unacked while the limits are exceeded, before it is stored all the same.
 
-It cannot stay for ever: what it waits for comes by the same queue, and may be behind as many as may be in hand.
+The wait is bounded because the message that goes first arrives by the same queue, and may be behind as many
+messages as the prefetch allows.
 """
 SAID = 60.0
-"""So often it is said again that there is no room."""
+"""Seconds between two log lines about exceeded limits."""
 
 
 class Unkept(Exception):
-    """A message whose row costs the connection: one for the last resort, if it is so each time."""
+    """Raised if writing a message's row loses the database connection; if that repeats, the message is parked."""
 
 
 class Order:
-    """One for each consuming process, shared by its workers."""
+    """The gate of one consuming process, shared by its workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocked: dict[str, set[str]] = {}
-        """The digests of blocked keys, by queue; freed ones may still be among them."""
+        """The digests of blocked keys, by queue; unblocked keys may still be among them."""
         self._channels: dict[str, object] = {}
         self._slowed: dict[Hashable, str] = {}
-        """The arrivals that have waited in hand for want of room, and their queues."""
+        """The tokens of deliveries that have waited unacked because the limits were exceeded, with their queues."""
         self._said = 0.0
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
         if subscription.order_by is None:
             return None
         if _gone(delivery):
-            # It comes again, behind what failed before it on the same channel; nobody hears this.
+            # Its channel has closed: the message is redelivered behind what failed before it. This result is unused.
             return DONE
         blocked = self._known(delivery)
         if not blocked:
@@ -80,7 +81,7 @@ class Order:
             return verdict
         if verdict.kind in (Kind.ACK, Kind.DISCARD):
             blocked = self._blocked.get(delivery.queue)
-            # Another process may have had it before us, and have blocked its key after we asked.
+            # Another process may have had the message earlier, and have blocked its key after the keys were read here.
             if not blocked and not delivery.redelivered:
                 return verdict
             key = digest(subscription.name, delivery.key or "")
@@ -92,7 +93,10 @@ class Order:
         return verdict
 
     def _known(self, delivery: Delivery) -> set[str]:
-        """The blocked keys of its queue; asked for anew by each channel, before which another process had the queue."""
+        """Return the blocked keys of the delivery's queue.
+
+        Each new channel reads them again, because another process may have consumed the queue before.
+        """
         channel, queue = delivery.channel, delivery.queue
         if queue in self._blocked and self._channels.get(queue) is channel:
             return self._blocked[queue]
@@ -105,7 +109,7 @@ class Order:
             return self._blocked[queue]
 
     def _behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
-        """Keep it behind the message that goes first; None where it is this one, or there is none any more."""
+        """Store the message behind the one that goes first; None if it is that one, or if its key is not blocked."""
         slowed = self._slowed.pop(delivery.token, None) is not None
         try:
             with transaction.atomic(using=database()):
@@ -147,7 +151,7 @@ class Order:
             self._freed(delivery.queue, key)
 
     def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
-        """Where it goes first under another key: since it failed ``order_by`` or the handler's name has changed."""
+        """Unblock other keys that the message blocks: ``order_by`` or the handler's name changed after it failed."""
         said = Said.of(delivery)
         rows = BlockedKey.objects.using(database()).filter(identity=said.identity, name=said.name, queue=delivery.queue)
         for known in rows.exclude(digest=key):
@@ -175,7 +179,7 @@ def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
     try:
         add_waiting(known, delivery, even_if_full=even_if_full)
     except (InterfaceError, OperationalError) as error:
-        # Now: when the transaction has been left, there may be a new connection.
+        # Check here: after the transaction there may be a new connection.
         if not too_large(error) and not lost(connection, error):
             raise
         size = len(delivery.body)
@@ -186,5 +190,5 @@ def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
 
 
 def _gone(delivery: Delivery) -> bool:
-    """Whether its channel has closed: then it comes again, and whoever gets it says how it ends."""
+    """Return True if the channel has closed: the message is redelivered, and that delivery decides the outcome."""
     return getattr(delivery.channel, "open", True) is False

@@ -28,12 +28,12 @@ from django_rmq_retry.publishing.outbox import keep
 
 NAME = 255
 BODY = "body:"
-"""Begins what stands for the record of a message without an id: that is found by its bytes."""
+"""Prefix of an identity made from a body: a message without an id is found by its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One message by its names."""
+    """The names of one message: for display, for comparison, and the identity of its parked message."""
 
     shown: str
     name: str
@@ -45,20 +45,23 @@ class Said:
         known = delivery.id
         return cls(
             shown=short(name, NAME),
-            # With its body: a sender may give one id to several messages, and the second must not pass the first.
+            # Include the body: a sender may give several messages one id, and the second must not pass the first.
             name=digest(name, _of_body(delivery.body)),
             identity=identity(delivery.queue, known, delivery.body) if known else BODY + _of_body(delivery.body),
         )
 
 
 def digest(*texts: str) -> str:
-    """Of texts, whatever they hold and however long they are."""
+    """Return the digest of any texts, whatever their characters and length."""
     parts = (text.encode("utf-8", "surrogatepass") for text in texts)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def once(delivery: Delivery) -> str:
-    """The same for two deliveries of one message; two without an id may be two payments, unless the broker says so."""
+    """Return a name that is the same for two deliveries of one message.
+
+    Two messages without an id may be two payments, so they get different names unless the broker marks a redelivery.
+    """
     name = name_of(delivery)
     if nameless(name) and not delivery.redelivered:
         return digest(name, uuid4().hex)
@@ -66,14 +69,14 @@ def once(delivery: Delivery) -> str:
 
 
 def copy_of(delivery: Delivery, queue: str) -> Message:
-    """What goes back to its queue, and to no other, when its turn has come."""
+    """Return the copy that goes back to this queue, and to no other, when it is the message's turn."""
     copy = set_apart(delivery, queue).copy
-    assert copy is not None  # noqa: S101 - it always has one
+    assert copy is not None  # noqa: S101 - set_apart() always sets a copy
     return copy
 
 
 def identities(record: ParkedMessage) -> tuple[str, ...]:
-    """Under which a record may stand where its message goes first."""
+    """Return the identities under which a parked message may block a key."""
     return (record.identity,) if record.message_id else (record.identity, BODY + record.sha256)
 
 
@@ -82,7 +85,7 @@ def _of_body(body: bytes) -> str:
 
 
 class Full(Exception):
-    """More messages wait than should: of one key, or of all."""
+    """Raised if more messages wait than a limit allows, for one key or in total."""
 
     def __init__(self, block: BlockedKey, *, limit: int, of: str) -> None:
         self.block = block
@@ -94,22 +97,22 @@ class Full(Exception):
 
 
 def database() -> str:
-    """Where it is kept; the outbox of that database sends the messages of an unblocked key."""
+    """Return the database of the blocked keys; its outbox sends the messages of an unblocked key."""
     return router.db_for_write(BlockedKey)
 
 
 def locked(digest: str) -> BlockedKey | None:
-    """A blocked key, as nobody else can change it until the transaction ends."""
+    """Return the blocked key, locked against other changes until the transaction ends; None if it is not blocked."""
     using = database()
     rows = BlockedKey.objects.using(using).filter(digest=digest)
     if not connections[using].features.has_select_for_update:
-        # SQLite refuses a transaction that has read when another one has written since: it writes first.
+        # SQLite rejects a write in a transaction that read before another one wrote, so this one writes first.
         rows.update(waiting=F("waiting"))
     return rows.select_for_update().first()
 
 
 def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> None:
-    """Have a message that has failed go first; nothing where another one does already."""
+    """Block the key with a message that has failed, unless another message blocks it already."""
     using, said = database(), Said.of(delivery)
     made = BlockedKey(
         handler=short(handler, NAME),
@@ -122,7 +125,7 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
         parked=parked,
         since=server.now(using),
     )
-    # Without a look first: on MariaDB two that look where there is nothing yet would wait for each other.
+    # No query before the insert: on MariaDB two transactions that find no row would wait for each other.
     BlockedKey.objects.using(using).bulk_create([made], ignore_conflicts=True)
     known = locked(digest)
     if known is None:
@@ -132,7 +135,7 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
 
 
 def goes_first(known: BlockedKey, delivery: Delivery) -> bool:
-    """Whether it is the message for which the others wait, by its name or as the requeued copy of its record."""
+    """Return True if the others wait for this message, by its name or as the requeued copy of its parked message."""
     if known.name == Said.of(delivery).name:
         return True
     ticket = ticket_of(delivery)
@@ -144,9 +147,9 @@ def goes_first(known: BlockedKey, delivery: Delivery) -> bool:
 
 
 def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = False) -> None:
-    """Keep a message behind the one that goes first; once, however often it is delivered. Full above the limits.
+    """Store a message behind the one that goes first, once for all its deliveries. Raise Full above the limits.
 
-    What could not be sent when its turn has come raises HeadersTooLarge or ValueError.
+    Raise HeadersTooLarge or ValueError for a message that could not be sent when it is its turn.
     """
     using, digest = database(), once(delivery)
     waiting = BlockedMessage.objects.using(using).filter(block=known)
@@ -173,7 +176,10 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
 
 
 def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage | None:
-    """The message that went first is resolved: the next one goes first and back to its queue; else the key is free."""
+    """Let the next message go first, and send it back to its queue; unblock the key if none waits.
+
+    The caller has resolved the message that went first.
+    """
     using = database()
     following = BlockedMessage.objects.using(using).filter(block=known).order_by("pk").first()
     rows = BlockedKey.objects.using(using).filter(pk=known.pk)
@@ -194,7 +200,7 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage
 
 
 def sent(held: BlockedMessage, queue: str) -> Message:
-    """The copy that goes back to the queue."""
+    """Return the copy that goes back to the queue."""
     properties = decode_properties(bytes(held.properties))
     return Message(body=bytes(held.body), properties=properties, exchange="", routing_key=queue)
 
@@ -211,12 +217,12 @@ def _check_room(known: BlockedKey) -> None:
 log = logging.getLogger("django_rmq_retry")
 
 EVERY = 3.0
-"""Seconds between two looks for what was resolved elsewhere."""
+"""Seconds between two searches for messages that an operator or another process has resolved."""
 AT_ONCE = 100
 
 
 def settle() -> bool:
-    """Let those keys go on whose first message was resolved by a person or elsewhere; whether there may be more."""
+    """Unblock keys whose first message was resolved by an operator or elsewhere; return True if there may be more."""
     if not BlockedKey.objects.using(database()).exists():
         return False
     found = list(_settled()[:AT_ONCE])
@@ -228,16 +234,16 @@ def settle() -> bool:
 
 
 def _each(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
-    """What went wrong: a key that cannot go on keeps no other from it."""
+    """Call a function for each key and yield its errors: a key that fails does not stop the others."""
     for known in keys:
         try:
             act(known)
-        except Exception as error:  # noqa: BLE001 - whatever a driver of a database says
+        except Exception as error:  # noqa: BLE001 - any error of a database driver
             yield error
 
 
 def resolved(messages: Collection[int]) -> None:
-    """The same at once, for records that have just been resolved."""
+    """Unblock, without the wait for the next search, the keys of parked messages that have just been resolved."""
     if not BlockedKey.objects.using(database()).exists():
         return
     rows = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(state__in=RESOLVED)
@@ -251,7 +257,7 @@ def resolved(messages: Collection[int]) -> None:
 
 
 def never_sent(rows: Collection[OutboxMessage]) -> None:
-    """Let those keys go on whose first message was on its way back to its queue, and is discarded there."""
+    """Unblock keys whose first message was in the outbox, to return to its queue, and is discarded from there."""
     queues = {row.routing_key for row in rows if not row.exchange}
     blocked = set(BlockedKey.objects.using(database()).filter(queue__in=queues).values_list("queue", flat=True))
     for row in rows:
@@ -267,7 +273,7 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
 
 
 def unblock(known: BlockedKey) -> bool:
-    """Let the next message of a key go first, if it is still this one that does; whether that came about."""
+    """Let the next message of a key go first, unless another one does by now; return True on success."""
     with transaction.atomic(using=database()):
         now = locked(known.digest)
         if now is None or (now.name, now.since) != (known.name, known.since):
@@ -277,18 +283,18 @@ def unblock(known: BlockedKey) -> bool:
 
 
 def blocked_by(record: ParkedMessage) -> QuerySet[BlockedKey]:
-    """The keys on which the message of a record goes first: one, unless other bytes were put under its name."""
+    """Return the keys that the parked message blocks: one, unless other bytes were published under its name."""
     rows = BlockedKey.objects.using(database())
     return rows.filter(identity__in=identities(record), queue=record.queue)
 
 
 def record_of(known: BlockedKey) -> ParkedMessage | None:
-    """The newest record of the message that goes first, if it is parked and was stored."""
+    """Return the newest parked message for the one that goes first, if it is parked and was stored."""
     return _records(known).order_by("-pk").first()
 
 
 def records_of(rows: Sequence[BlockedKey]) -> dict[int, ParkedMessage]:
-    """The same for many keys, by theirs, in one query; those without an id take one more each."""
+    """Return the parked messages by the ids of these keys: one query, plus one for each message without an id."""
     named = {row.identity: row for row in rows if row.parked and not row.identity.startswith(BODY)}
     records = ParkedMessage.objects.using(router.db_for_write(ParkedMessage)).filter(identity__in=named)
     slim = records.defer("body", "properties")
@@ -305,13 +311,13 @@ def _records(known: BlockedKey) -> QuerySet[ParkedMessage]:
 
 
 def _left() -> QuerySet[BlockedKey]:
-    """Keys of queues of which no handler asks for an order any more: nobody would tell them how a message ends."""
+    """Return the keys of queues whose handlers use no ``order_by`` now: no gate would see how a message ends."""
     plain = [intake.queue.name for intake in registry.intakes() if not intake.keyed]
     return BlockedKey.objects.using(database()).filter(queue__in=plain).order_by("pk")
 
 
 def _disband(known: BlockedKey) -> None:
-    """All that waits goes back to its queue, in its order."""
+    """Unblock the key and send all its waiting messages back to their queue, in their order."""
     with transaction.atomic(using=database()):
         now = locked(known.digest)
         while now is not None and pass_on(now) is not None:
@@ -322,7 +328,7 @@ def _disband(known: BlockedKey) -> None:
 
 
 def _settled() -> QuerySet[BlockedKey]:
-    """Those whose first message has a record that was resolved after it had failed, and none that is open."""
+    """Return the keys whose first message was parked and then resolved after it had failed."""
     records = ParkedMessage.objects.using(database()).filter(queue=OuterRef("queue"))
     named = records.filter(identity=OuterRef("identity"))
     ended = named.filter(state__in=RESOLVED, resolved_at__gte=OuterRef("since"))
@@ -334,7 +340,10 @@ def _settled() -> QuerySet[BlockedKey]:
 
 
 def _nameless() -> QuerySet[BlockedKey]:
-    """Each is a question of its own: only some, and others each time, or the first would hide those behind them."""
+    """Return up to ``AT_ONCE`` keys whose first message has no id.
+
+    Each costs a query of its own, and a random choice stops the first ones from hiding those behind them.
+    """
     return BlockedKey.objects.using(database()).filter(identity__startswith=BODY, parked=True).order_by("?")[:AT_ONCE]
 
 
@@ -345,22 +354,22 @@ def _ended(known: BlockedKey) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """All blocked keys in figures."""
+    """Figures about all blocked keys."""
 
     keys: int
     waiting: int
-    """Messages that wait, of all keys."""
+    """Messages that wait, over all keys."""
     most: int
-    """Of the key with the most."""
+    """The messages that wait for the key with the most."""
     parked: int
-    """Keys on which a person has to decide."""
+    """Keys on which an operator has to decide."""
     oldest: datetime | None
     full: bool
-    """Whether messages of a blocked key are slowed down, and with them their queue."""
+    """True if messages of a blocked key slow down their queue because a limit is reached."""
 
 
 def standing() -> Standing:
-    """How it is now; one query over the blocked keys."""
+    """Return the present figures, from one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
     found = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
     waiting, most, now = found["total"] or 0, found["most"] or 0, settings()
