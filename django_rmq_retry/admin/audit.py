@@ -29,22 +29,22 @@ from django_rmq_retry.parked.selection import EXCEPT, LISTED, number_in, numbers
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock
 
 MOST_MEANT = 200
-"""Runs that a message may have gone with."""
+"""The most requeue runs that a search by message includes."""
 SEVERAL = (Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EXPORT)
-"""What is done to several messages without a requeue run."""
+"""Actions on several messages without a requeue run."""
 MOST_READ = 20_000
-"""Acts on several messages that a search looks into."""
+"""The most actions on several messages that a search reads."""
 CHUNK = 500
-"""Such acts in one statement; each may name thousands of messages."""
+"""Such actions read by one statement; each may name thousands of messages."""
 NAMING = Q(facts__has_key="messages") | Q(facts__selection__has_key="ids")
-"""Acts on several messages that name them."""
+"""Actions on several messages that name them."""
 UNREAD = "rmq_retry_unread"
-"""An attribute of a request: whether its search left older acts unread."""
+"""A request attribute: true if the search left older actions unread."""
 SOURCES = ("admin", "cli", "code")
 
 
 class ByNumber(SimpleListFilter):
-    """Shown where it is chosen: one comes by a link, or writes the number into the address."""
+    """A filter shown only while it is set, by a link or by a number in the address."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         chosen = request.GET.get(str(self.parameter_name), "")
@@ -56,7 +56,7 @@ class ByNumber(SimpleListFilter):
 
 
 class BySource(SimpleListFilter):
-    """Its choices are known: to ask the log for them would read all of it."""
+    """A filter with fixed choices: to query the log for them would read all of it."""
 
     title = gettext_lazy("source")
     parameter_name = "source"
@@ -84,10 +84,10 @@ class ByRun(ByNumber):
 
 
 class ActList(ChangeList):
-    """The log: its name is that of the whole, not of its rows."""
+    """The list of actions; its title names the whole log."""
 
     unread = ""
-    """That a search did not look into all of the log."""
+    """A note that a search did not read all of the log; empty if it did."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -97,7 +97,7 @@ class ActList(ChangeList):
 
     @property
     def counted(self) -> "ActList":
-        """The same, with a name for as many rows as there are, for the line below them."""
+        """Return a copy with the name of its rows, singular or plural, for the line below them."""
         name = npgettext("counted", "act", "acts", self.result_count)
         same = copy(self)
         same.opts = SimpleNamespace(verbose_name=name, verbose_name_plural=name)  # type: ignore[assignment]  # names only
@@ -106,7 +106,7 @@ class ActList(ChangeList):
 
 @admin.register(OperatorAction)
 class OperatorActionAdmin(Pages):
-    """Rows, the newest first, with a page for the facts of each."""
+    """The list of actions, newest first, with a page for the facts of each."""
 
     list_display = ("when", "who", "act", "about", "of_messages", "why", "place")
     list_display_links = ("when",)
@@ -139,7 +139,7 @@ class OperatorActionAdmin(Pages):
 
     @admin.display(description=gettext_lazy("About"))
     def about(self, act: OperatorAction) -> SafeString | str:
-        """A link to what it was about; the words stay when the record is gone."""
+        """Return a link to the action's object; the link's text stays readable after the object is deleted."""
         for number, page in ((act.message, "parkedmessage"), (act.run, "requeuerun"), (act.group, "errorgroup")):
             if number is not None:
                 return format_html('<a href="{}">{}</a>', self.address(f"{page}_change", number), _subject(act, number))
@@ -161,7 +161,7 @@ class OperatorActionAdmin(Pages):
         number = number_in(asked.removeprefix("#")) if asked.startswith("#") else None
         found, more = _about(numbers_of(asked) if number is None else [number], queryset)
         setattr(request, UNREAD, more)
-        # A subject is what a message was called: it is still found when its record is gone.
+        # The subject is the message's name at that time: it finds the action after the message is deleted.
         named = Q(actor_name=asked) | Q(message__isnull=False, subject=asked)
         return queryset.filter(found if number is not None else named | found), False
 
@@ -208,7 +208,7 @@ class OperatorActionAdmin(Pages):
 
 
 def _listed(act: OperatorAction) -> list[tuple[str, str]]:
-    """The keys by which its messages were chosen, or left out."""
+    """Return the keys by which the action's messages were chosen, or left out."""
     chosen = _inside(act.details, "selection", "filter")
     titles = {LISTED: _("Keys of the list"), EXCEPT: _("Left out")}
     lists = [(title, _inside(chosen, name).get("list")) for name, title in titles.items()]
@@ -216,9 +216,9 @@ def _listed(act: OperatorAction) -> list[tuple[str, str]]:
 
 
 def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q, bool]:
-    """Acts on these messages, on runs that one of them went with, and on several messages of which it was one.
+    """Return the filter for all actions that affected these messages, and True if older ones were not read.
 
-    Also whether older acts on several messages were not read.
+    It finds actions on a message itself, on a requeue run that included it, and on several messages with it.
     """
     if not messages:
         return Q(pk__in=()), False
@@ -228,9 +228,9 @@ def _about(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[Q
 
 
 def _naming(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[list[int], bool]:
-    """Acts whose facts name one of these messages, and whether there are older ones that were not read.
+    """Return the actions whose facts name one of these messages, and True if older ones were not read.
 
-    Their numbers are compared here: SQLite cannot look into a list of them.
+    The numbers are compared here because SQLite cannot search a list of them.
     """
     several = acts.filter(NAMING, message__isnull=True, run__isnull=True, action__in=SEVERAL)
     found: list[int] = []
@@ -243,7 +243,7 @@ def _naming(messages: Collection[int], acts: QuerySet[OperatorAction]) -> tuple[
 
 
 def _newest(acts: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
-    """A statement for each slice: some databases hand over a whole result at once."""
+    """Yield the actions, newest first, by one statement per slice: some databases return a whole result at once."""
     rows = acts.order_by("-number").values_list("number", "pk", "facts")
     chunk = list(rows[:CHUNK])
     while chunk:
@@ -252,18 +252,18 @@ def _newest(acts: QuerySet[OperatorAction]) -> Iterator[tuple[int, Any]]:
 
 
 def _named_in(facts: object) -> Iterator[int]:
-    """The messages that were acted on; where a row does not have them, those that were chosen one by one."""
+    """Return the affected messages; if the row does not have them, those that were chosen one by one."""
     acted_on = facts.get("messages") if isinstance(facts, dict) else None
     if isinstance(acted_on, list):
         return (number for number in acted_on if isinstance(number, int))
     if _inside(facts, "selection", "filter"):
-        # Beside a choice by number it keeps some of them out.
+        # With a filter beside it, some of the messages chosen by number were left out.
         return iter(())
     return (number for text in _inside(facts, "selection", "ids") if (number := number_in(text)) is not None)
 
 
 def _inside(facts: object, *names: str) -> Mapping[str, Any]:
-    """What these names lead to; empty where a row that was written past this project holds something else."""
+    """Follow these names into the facts; empty if the row was written by other software and holds something else."""
     for name in names:
         facts = facts.get(name) if isinstance(facts, Mapping) else None
     return facts if isinstance(facts, Mapping) else {}

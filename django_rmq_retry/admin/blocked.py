@@ -15,18 +15,18 @@ from django_rmq_retry.parked.controls import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 SHOWN = 200
-"""Keys of one page; more than a person resolves one by one."""
+"""Keys on one page; more than an operator resolves one by one."""
 
 
 @admin.register(BlockedKey)
 class BlockedKeyAdmin(Pages):
-    """One list, and a page that asks before a key goes on."""
+    """The list of blocked keys, and a page that asks before it unblocks one."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not pages.refusal(request, "view_key")
 
     def get_urls(self) -> list[Any]:
-        """A key has no page of its own but the one that asks."""
+        """Offer no page for a key except the one that asks before it unblocks the key."""
         ask = path(
             "<int:pk>/unblock/", self.admin_site.admin_view(self.unblock_view), name="rmq_retry_blockedkey_unblock"
         )
@@ -53,7 +53,7 @@ class BlockedKeyAdmin(Pages):
 
     @migrated
     def unblock_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Ask, with the reason; then the next message of the key goes first."""
+        """Ask for a reason, then let the next message of the key go first."""
         why = pages.refusal(request, "view_key") or pages.refusal(request, "unblock")
         if why:
             return self.refused(request, why)
@@ -93,5 +93,5 @@ class BlockedKeyAdmin(Pages):
 
 
 def _seen(request: HttpRequest, record: ParkedMessage | None) -> ParkedMessage | None:
-    """The record of what goes first, for those who may see it."""
+    """Return the parked message that goes first, if the user may see it."""
     return None if record is None or pages.refusal(request, "view", record) else record

@@ -23,16 +23,16 @@ from django_rmq_retry.publishing import broker_connections
 PATIENCE = 0.8
 FRESH = 2.0
 KNOWN = 60.0
-"""Seconds for which what was seen is good enough for a page that sends nothing, while somebody looks again."""
+"""Seconds for which a page that sends nothing may show an old look, while a thread takes a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What was seen."""
+    """The result of one look at the broker."""
 
     at: datetime
     away: str = ""
-    """Why the broker cannot be reached; empty where it can."""
+    """The reason that the broker cannot be reached; empty if it can."""
     since: datetime | None = None
     levels: tuple[Level, ...] = ()
     blind: str = ""
@@ -42,7 +42,7 @@ class Look:
 
 
 class _Window:
-    """The last look of this process. One thread looks, whoever comes meanwhile waits for it, though not for long."""
+    """The last look of this process. One thread looks; other threads wait for it, up to ``PATIENCE`` seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class _Window:
         self._since: datetime | None = None
 
     def remember(self, known: Sequence[Declared]) -> None:
-        """What the project has declared, from a page that has asked the database: the thread has no connection."""
+        """Store the project's declared objects, as read by a page: the thread has no database connection."""
         with self._lock:
             if {row.digest for row in known} != {row.digest for row in self._known}:
                 self._known, self._until = tuple(known), 0.0
@@ -70,7 +70,7 @@ class _Window:
             return self._away(_("it did not answer within %(seconds)s s") % {"seconds": f"{PATIENCE:g}"})
 
     def glimpse(self) -> Look:
-        """What is known without waiting, if that is not too old; the next page will know better."""
+        """Return the last look without waiting if it is not too old; a newer one is then ready for the next page."""
         with self._lock:
             late = time.monotonic() - self._until
             if self._seen is not None and late < KNOWN:
@@ -86,7 +86,7 @@ class _Window:
         return self._looking
 
     def forget(self) -> None:
-        """For tests, and for a child that was forked."""
+        """Clear everything, for tests and in a forked child process."""
         with self._lock:
             self._seen, self._until, self._since, self._looking = None, 0.0, None, None
             self._known = ()

@@ -32,7 +32,7 @@ Allowed = Callable[[ParkedMessage], str]
 
 
 def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Why, and then away; the body is kept until its retention ends."""
+    """Ask for a reason, then discard; the body is kept until its retention ends."""
 
     def act(selection: Selection, allowed: Allowed) -> str:
         category, text = request.POST.get("category", ""), request.POST.get("text", "")
@@ -50,7 +50,7 @@ def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
 
 
 def holding(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Until when; it comes back by itself."""
+    """Ask for the end of the hold, then put on hold; at that time the messages are parked again by themselves."""
 
     def act(selection: Selection, allowed: Allowed) -> str:
         until = _until(request.POST.get("span", ""), request.POST.get("at", ""))
@@ -67,7 +67,7 @@ def holding(pages: Pages, request: HttpRequest) -> HttpResponse:
 
 
 def restoring(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """Take a discard back."""
+    """Undo a discard."""
     return _one(pages, request, pk, "restore", restore, _("The message is parked again."))
 
 
@@ -131,7 +131,7 @@ def _page(
 
 
 LISTED = 10_000
-"""Business keys are counted among so many messages."""
+"""The most messages among which business keys are counted."""
 
 
 def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[..., Done], *said: str) -> HttpResponse:
@@ -180,7 +180,7 @@ def _rest(done: Done) -> str:
 
 
 def _back(pages: Pages, selection: Selection) -> str:
-    """To the message where it was one, else to the list."""
+    """Return the address of the message if the selection is one message, else of the list."""
     if len(selection.revisions) == 1:
         return pages.address("parkedmessage_change", next(iter(selection.revisions)))
     if isinstance(selection.filter.get("group"), int):

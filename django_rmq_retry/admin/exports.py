@@ -22,13 +22,13 @@ from django_rmq_retry.parked.transfer import Payload, audit_lines, export, run_l
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson; charset=utf-8"}
 VERBS = ("view", "export")
-"""What one must be allowed to do with a message that one exports."""
+"""The permissions needed for a message to be exported."""
 MOST_LEFT_OUT = 1000
-"""So many messages that the project's rules keep back are left out by name."""
+"""The most messages withheld by the project's rules that are left out by number."""
 
 
 def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
-    """Messages as a table, or as lines with what was sent."""
+    """Export messages as a table, or as lines with their contents."""
     why = _why_not(request, VERBS)
     if why:
         return pages.refused(request, why)
@@ -70,7 +70,10 @@ def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
 
 
 def _forbidden(request: HttpRequest, selection: Selection, count: int) -> str:
-    """Why nothing of this may be exported; of a filter's messages the project's rules are asked up to `MOST_ASKED`."""
+    """Return the reason that nothing may be exported.
+
+    For a filter's messages the project's rules are called for up to `MOST_ASKED`.
+    """
     why = next((why for verb in VERBS if (why := choosing.forbidden(request, verb, selection))), "")
     if why or selection.named or not operators.ruled(request.user) or count > choosing.MOST_ASKED:
         return why
@@ -96,7 +99,7 @@ def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBa
 
 
 def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
-    """What became of each message of a run."""
+    """Export the outcome of each message of a requeue run."""
     why = allowing.refusal(request, "view_run") or allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
@@ -107,7 +110,7 @@ def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
 
 
 def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
-    """The rows that the list shows on all its pages."""
+    """Export the rows that the audit log's list shows on all its pages."""
     why = allowing.refusal(request, "view_audit") or allowing.refusal(request, "export")
     if why:
         return pages.refused(request, why)
@@ -131,7 +134,10 @@ def _why_not(request: HttpRequest, verbs: Iterable[str], message: ParkedMessage 
 
 
 def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str]) -> Selection:
-    """Without the messages that the project's own rules keep back from this person; none of those that are named."""
+    """Leave out the messages that the project's rules withhold from the user.
+
+    For messages chosen one by one, raise NotAllowed if a rule withholds one of them.
+    """
     if settings().operators.permit is None:
         return selection
     rows = selection.queryset().defer(*LEFT_OUT).order_by("pk")

@@ -26,7 +26,7 @@ from django_rmq_retry.parked.selection import number_in
 
 
 def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """The form, and storing it."""
+    """Show the form for the note, or store it."""
     why = allowing.refusal(request, "view_group") or allowing.refusal(request, "note")
     if why:
         return pages.refused(request, why)
@@ -56,7 +56,7 @@ BY = {"queue": "queue", "type": "type"}
 
 @admin.register(ErrorGroup)
 class ErrorGroupAdmin(Pages):
-    """The list of causes, where alerts lead, and the page of one cause."""
+    """The list of error groups, to which alerts link, and the page of one error group."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view
@@ -67,7 +67,7 @@ class ErrorGroupAdmin(Pages):
         ]
 
     def help(self, request: HttpRequest) -> HttpResponse:
-        """What the dialog behind `?` shows, as a page for everybody who is let in."""
+        """Show the dialog behind `?` as a page, for every user of the site."""
         return self.page(request, "errorgroup/help.html", title=_("Keys and my permissions"))
 
     @migrated
@@ -136,8 +136,8 @@ class ErrorGroupAdmin(Pages):
         )
 
     def _by(self, request: HttpRequest, by: str) -> HttpResponse:
-        """The same messages by their queue or type instead of by their cause."""
-        # True of every row; it tells MariaDB to read the index of queues or types, and nothing else.
+        """Show the same messages by queue or message type in place of their cause."""
+        # The second condition holds for every row; it makes MariaDB use the index of queues or types.
         parked = ParkedMessage.objects.filter(**{"state": State.PARKED, f"{by}__gte": ""}).order_by()
         counted = parked.values(by).annotate(parked=Count("pk"), first=Min("parked_at"), last=Max("parked_at"))
         return self.page(
@@ -150,7 +150,7 @@ class ErrorGroupAdmin(Pages):
         )
 
     def _acts(self, request: HttpRequest, group: Any, *, alone: bool = False) -> list[Act]:
-        """What may be done about a cause; on its own page also what may not, and why."""
+        """Return the actions on the cause; on its own page also those that are not allowed, with the reason."""
         ready = max(group.parked - group.held, 0)
         counted = {"count": ready}
         selected = f"?group={group.pk}"
@@ -205,7 +205,7 @@ def _chosen(asked: str, show: str) -> QuerySet[ErrorGroup]:
 
 
 def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
-    """With the queue and the type of the message that was parked last, and how many are on hold."""
+    """Add the queue and type of the message that was parked last, and the number of messages on hold."""
     last = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.PARKED).order_by("-parked_at")
     held = ParkedMessage.objects.filter(group=OuterRef("pk"), state=State.ON_HOLD).order_by()
     count = held.values("group").annotate(count=Count("pk")).values("count")
@@ -217,7 +217,7 @@ def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
 
 
 def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
-    """Why the project's rules keep a traceback back: they are asked about the message of the attempt."""
+    """Return the reason that the project's rules withhold a traceback; they are called with the attempt's message."""
     if not operators.ruled(request.user):
         return ""
     message = ParkedMessage.objects.filter(identity=attempt.identity).first()
@@ -225,7 +225,7 @@ def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
 
 
 def _types(group: ErrorGroup) -> list[dict[str, Any]]:
-    """How many of each type are parked; of a very large group how many of the newest, which is a part of them all."""
+    """Return the number of parked messages of each type; for a very large group only of its newest messages."""
     parked = ParkedMessage.objects.filter(group=group.pk, state=State.PARKED)
     if group.parked > MOST_COUNTED:
         newest = Counter(parked.order_by("-parked_at", "-pk").values_list("type", flat=True)[:SAMPLED])

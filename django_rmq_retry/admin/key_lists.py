@@ -33,15 +33,15 @@ from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import EXCEPT, LISTED, Selection, number_in
 
 SHOWN = 200
-"""Keys of each kind that a page names; the export has all messages."""
+"""The most keys of each kind that a page names; the export has all messages."""
 EACH = 20
-"""Messages of one key that a page names."""
+"""The most messages of one key that a page names."""
 NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "toggle", "refresh", "typed"}
-"""Of a form that is shown again with another selection: what is not to stand in it then."""
+"""Form fields that are not carried over when the form is shown again with another selection."""
 
 
 def seen_by(request: HttpRequest) -> Seen | None:
-    """Whether somebody may see a message; None where no rule of the project is asked."""
+    """Return a function that is True for a message the user may see; None if the project has no rules for the user."""
     if not operators.ruled(request.user):
         return None
 
@@ -52,7 +52,7 @@ def seen_by(request: HttpRequest) -> Seen | None:
 
 
 def view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Take a list, and say what became of each of its keys; the buttons lead to the pages that ask."""
+    """Store a list and show the matches of each of its keys; the buttons lead to the pages that ask."""
     why = allowing.refusal(request, "view")
     if why:
         return pages.refused(request, why)
@@ -85,7 +85,7 @@ def _stored(request: HttpRequest, text: str) -> KeyList:
 
 
 def _mine(request: HttpRequest) -> KeyList:
-    """The list that the address names; of others nobody learns whether there is one."""
+    """Return the list that the address names. Another user's list gives the same 404 as a missing one."""
     number = number_in(request.GET["list"])
     known = KeyList.objects.filter(pk=number, by_key=str(request.user.pk)).first() if number is not None else None
     if known is None:
@@ -146,7 +146,7 @@ def _of(known: KeyList, states: Sequence[str]) -> Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a preview leaves out, by a list of keys."""
+    """The messages that a preview leaves out because of a list of keys."""
 
     text: str = ""
     wrong: str = ""
@@ -155,14 +155,14 @@ class Left:
     missing: Sequence[str] = ()
     alike: Sequence[tuple[str, Sequence[str]]] = ()
     elsewhere: Sequence[tuple[str, Match]] = ()
-    """Keys whose messages are not among those that were chosen."""
+    """Keys whose messages are not among the chosen ones."""
     several: Sequence[tuple[str, int]] = ()
     listed: Sequence[tuple[str, int]] = field(default_factory=tuple)
-    """Of a selection that is a list of keys itself: those that name several messages, and how many."""
+    """If the selection is a list of keys itself: the keys that match several messages, and how many."""
 
     @property
     def lines(self) -> list[tuple[str, str, Sequence[str]]]:
-        """What is said of the keys: how grave it is, a sentence, and which they are."""
+        """Return the remarks about the keys: severity, sentence and keys of each."""
         return [(kind, said % {"count": len(some)}, some[:SHOWN]) for kind, said, some in self._lines() if some]
 
     def _lines(self) -> list[tuple[str, str, Sequence[str]]]:
@@ -208,14 +208,14 @@ class Left:
 
     @property
     def twice(self) -> list[str]:
-        """As the preview says it of a selection that is a list."""
+        """Return the keys of a selected list that match several messages, as the preview shows them."""
         return [f"{key} ({count})" for key, count in self.listed[:SHOWN]]
 
 
 def changed(request: HttpRequest) -> HttpResponse | None:
-    """A redirect to the same page with another selection, where its form names other keys to leave out.
+    """If the form names other keys to leave out, redirect to the same page with the new selection.
 
-    No button acts while they differ: what is left out is to be seen first.
+    No button acts before that, so that the operator sees first which messages are left out.
     """
     text = request.POST.get("except")
     if text is None:
@@ -232,7 +232,7 @@ def changed(request: HttpRequest) -> HttpResponse | None:
 
 
 def left_out(request: HttpRequest, selection: Selection) -> Left:
-    """What a preview leaves out; with the text of the form and why not, where it cannot be read."""
+    """Return the messages that a preview leaves out; if the form's text is invalid, the text with the reason."""
     text = request.POST.get("except", "")
     known = _left_out_by(selection)
     try:
@@ -248,7 +248,7 @@ def _left_out_by(selection: Selection) -> list[str]:
 
 
 def _again(request: HttpRequest, selection: Selection) -> HttpResponse:
-    """To the same page with that selection, and with everything else that stood in the form."""
+    """Redirect to the same page with the new selection and all other fields of the form."""
     if "leave_out" not in request.POST:
         said = _(
             "The keys to leave out had changed, so nothing was done. They are left out now: look, and press again."
@@ -277,7 +277,7 @@ def _told(request: HttpRequest, selection: Selection, known: Sequence[str]) -> L
 
 
 def _several(selection: Selection, seen: Seen | None) -> list[tuple[str, int]]:
-    """Keys of a selection that is a list, of which each means more than one message."""
+    """Return the keys that match more than one message each, if the selection is a list of keys."""
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
     told = answered(known, seen) if known else None
     states = selection.filter.get("state", State.values)

@@ -62,7 +62,7 @@ CHOSEN: Mapping[str, Any] = {
     LISTED: pgettext_lazy("filter", "named by"),
     EXCEPT: pgettext_lazy("filter", "except those named by"),
 }
-"""The words of a selection."""
+"""The names of the fields of a selection."""
 SAID_OF_QUEUES = (
     gettext_noop("it does not exist: manage.py rmq_declare"),
     gettext_noop("nobody reads this queue"),
@@ -70,7 +70,7 @@ SAID_OF_QUEUES = (
     gettext_noop("full: it refuses or gives up messages"),
     gettext_noop('Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'),
 )
-"""As the broker's room says them; it knows no translations."""
+"""Texts from the amqp package, which has no translations."""
 COUNTED_OF_QUEUES: Mapping[str, Any] = {
     r"(?P<count>\d+) dead letters wait: where they go to is full or missing": ngettext_lazy(
         "%(count)d dead letter waits: where it goes to is full or missing",
@@ -102,25 +102,25 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
 
 
 def resolution(text: str) -> str:
-    """Why a message was discarded, and what somebody wrote about it."""
+    """Return the reason of a discard with the operator's remark, in the user's language."""
     category, colon, more = text.partition(": ")
     return f"{Category(category).label}{colon}{more}" if category in Category.values else text
 
 
 def act_reason(act: OperatorAction) -> str:
-    """Why somebody did something; a discard's reason is one of ours, the others are people's words."""
+    """Return the operator's reason for an action; only the category of a discard is translated."""
     return resolution(act.reason) if act.action == Action.DISCARD else act.reason
 
 
 def chosen(selection: Mapping[str, Any], otherwise: str = "") -> str:
-    """In short, which messages a filter means; of those that were chosen by hand what was written down then."""
+    """Return a short description of a selection; for messages chosen by hand, the description stored then."""
     words = selection.get("filter") or {}
     said = " · ".join(f"{CHOSEN.get(name, name)} {_value(name, value)}" for name, value in words.items())
     return otherwise if selection.get("ids") and otherwise else short(said, LONGEST) or otherwise
 
 
 def trouble(text: str) -> str:
-    """What is wrong with a queue; what the broker itself says stays as it is."""
+    """Return a queue's problem in the user's language; unknown texts, such as the broker's own, stay unchanged."""
     for pattern, words in COUNTED_OF_QUEUES.items():
         found = re.fullmatch(pattern, text)
         if found:
@@ -139,11 +139,11 @@ def _value(name: str, value: Any) -> str:
 
 LONGEST_CELL = 70
 LONGEST_KEY = 40
-"""A UUID is shown whole; the message's own page shows any."""
+"""Long enough for a whole UUID; the message's own page shows a key of any length."""
 TICKED = "Select this object for an action - {}"
-"""The admin's own words, in its own translations."""
+"""A text of Django's admin, with Django's translations."""
 LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
-"""What no list shows, and is not read for one."""
+"""Columns that no list shows or reads."""
 COLUMNS = (
     gettext_lazy("Status"),
     gettext_lazy("Business key"),
@@ -156,7 +156,7 @@ COLUMNS = (
 
 
 def tick(message: ParkedMessage) -> SafeString:
-    """The box that chooses a row, as the admin makes it; its template for each takes a quarter of the time."""
+    """Return the checkbox of a row like the admin's own; its template for each row takes a quarter of the time."""
     label = format_html(_(TICKED), str(message))
     box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">'
     return format_html(box, ACTION_CHECKBOX_NAME, message.pk, label)
@@ -203,23 +203,23 @@ CELLS = (status, key, kind, failure, queue, attempts, parked)
 
 
 def cells(message: ParkedMessage) -> list[Any]:
-    """The row, column by column."""
+    """Return the cells of a row."""
     return [cell(message) for cell in CELLS]
 
 
 def cut(text: str, most: int = LONGEST_CELL) -> str:
-    """One short line of a text."""
+    """Return one short line of a text."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def labelled(label: str, value: Any) -> SafeString:
-    """With its column's name, which a narrow screen shows in place of the head of the table."""
+    """Return the value with its column's name, which a narrow screen shows in place of the table's head."""
     return format_html('<span class="rmq-label" aria-hidden="true">{}</span> {}', label, value)
 
 
 def column(model: type[Model], field: str) -> Any:
-    """A column of a field in one of the admin's own lists, with its name for a narrow screen."""
+    """Return a column for a field in one of the admin's own lists, with its name for a narrow screen."""
     name: Any = label_for_field(field, model)
     return admin.display(description=name)(lambda _self, row: labelled(capfirst(str(name)), getattr(row, field)))
 
@@ -229,12 +229,12 @@ def _plain(time: str) -> str:
 
 
 LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
-"""Reasons that a requeue alone does not take away."""
+"""Reasons for parking that a requeue alone does not remove."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How many were parked in each span of time, the oldest first."""
+    """The number of messages parked in each span of time, oldest first."""
 
     counts: tuple[int, ...]
     starts: tuple[datetime, ...]
@@ -245,7 +245,7 @@ class Trend:
 
     @property
     def said(self) -> str:
-        """The bars in a sentence."""
+        """Return the bars as a sentence."""
         first, last = self.counts[0], self.counts[-1]
         highest = max(self.counts)
         text = _("Parked per 10 minutes in the last 3 hours: first %(first)d, now %(last)d, at most %(highest)d.")
@@ -257,7 +257,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One cause in a list."""
+    """One error group in a list."""
 
     group: ErrorGroup
     trend: Trend
@@ -276,28 +276,28 @@ class Card:
 
 
 def cards(groups: Sequence[ErrorGroup]) -> list[Card]:
-    """The cards of these groups, by one query more."""
+    """Return the cards of these groups, by one additional query."""
     trends = trends_of([group.pk for group in groups])
     return [Card(group=group, trend=trends[group.pk], plain=plain_words(group)) for group in groups]
 
 
 def trends_of(groups: Iterable[int]) -> dict[int, Trend]:
-    """How many messages of each group were parked lately; one query for all of them."""
+    """Return the number of recently parked messages over time, for all groups by one query."""
     starts, counts = parked_lately(groups)
     return {group: Trend(counts=tuple(found), starts=tuple(starts)) for group, found in counts.items()}
 
 
 def plain_words(group: ErrorGroup) -> str:
-    """What the cause means for people who read no code; empty where nobody has said so."""
+    """Return the cause in plain words for users who read no code; empty if the project gives none."""
     return group.plain or settings().operators.error_labels.get(group.title, "")
 
 
 def lasting(group: ErrorGroup) -> bool:
-    """Whether the same message will fail the same way until somebody changes something."""
+    """Return True if the same message will fail the same way until its cause is fixed."""
     return group.reason in LASTING
 
 
 def oldest_open() -> datetime | None:
-    """Since when the oldest parked message waits."""
+    """Return the time since when the oldest parked message waits."""
     parked = ParkedMessage.objects.filter(state=State.PARKED)
     return parked.order_by("parked_at").values_list("parked_at", flat=True).first()

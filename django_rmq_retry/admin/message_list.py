@@ -32,7 +32,7 @@ AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days
 
 
 class Word(SimpleListFilter):
-    """A filter of one word of a selection; a value that is no choice is shown as one all the same."""
+    """A filter for one field of a selection; a value that is not among its choices is shown as a choice too."""
 
     def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
         self.request = request
@@ -49,7 +49,7 @@ class Word(SimpleListFilter):
         raise NotImplementedError
 
     def meaning(self) -> dict[str, Any]:
-        """The words of a selection."""
+        """Return the filter's value as a part of a selection."""
         value = self.value()
         return {str(self.parameter_name): value} if value else {}
 
@@ -72,11 +72,11 @@ class ByState(Word):
         return {} if chosen == "all" else {"state": [chosen]}
 
     def value(self) -> str | None:
-        """Whoever searches for an id means the message wherever it stands."""
+        """Default to all states during a search: an id is searched in every state."""
         return super().value() or ("all" if self.request.GET.get("q") else None)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Parked is what stands there without a word; there is no choice called All before it."""
+        """Yield the choices. Parked is the default, so its link has no value, and no choice All comes before it."""
         chosen = self.value() or State.PARKED
         for value, label in self.lookup_choices:
             words = {"remove": ["state"]} if value == State.PARKED else {"new_params": {"state": value}}
@@ -134,7 +134,7 @@ class ByCycle(Word):
 
 
 class ByTime(Word):
-    """The way to what is older than the last page."""
+    """The filter behind the link to messages older than the last page."""
 
     title = gettext_lazy("parked before")
     parameter_name = "parked_before"
@@ -156,11 +156,11 @@ FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
 
 MOST = 100
 SINCE, AFTER = "since", "after"
-"""Words of the address: when the list was opened, and the highest number that was given then."""
+"""Query parameters: the time at which the list was opened, and the highest id at that time."""
 
 
 def view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """The bar alone: a part of a page, for the script."""
+    """Return the bar of newer messages alone: a part of a page, for the script."""
     why = allowing.refusal(request, "view")
     if why:
         return pages.refused(request, why)
@@ -182,7 +182,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
 
 
 def _listed(pages: Pages, request: HttpRequest) -> Any:
-    """The rows that the list would show, on all its pages."""
+    """Return the rows that the list would show on all its pages."""
     rows: Any = ParkedMessage.objects.all()
     words: Any = dict(request.GET.lists())
     for kind in FILTERS:
@@ -191,7 +191,7 @@ def _listed(pages: Pages, request: HttpRequest) -> Any:
 
 
 def _found(request: HttpRequest, rows: Any) -> int:
-    """By when they were parked and by number: one that is parked again keeps its number, one may be recorded late."""
+    """Count the newer messages by time and by id: a message parked again keeps its id, and one may be recorded late."""
     since, after = parse_datetime(request.GET.get(SINCE, "")), number_in(request.GET.get(AFTER, ""))
     if since is None or since.tzinfo is None or after is None:
         raise ValueError(request.GET)
@@ -207,14 +207,14 @@ MOST_COUNTED = 10_000
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only
-    """Counts no further than people turn pages."""
+    """A paginator that counts no further than users turn pages."""
 
     column = "pk"
 
     @cached_property
     def found(self) -> int:
         rows: Any = self.object_list
-        # In no order and of one column that the indexes have: the database need not look beyond them.
+        # Without an order and with an indexed column only, the database can count from an index alone.
         return int(rows.order_by().values(self.column)[: MOST_COUNTED + 1].count())
 
     @cached_property
@@ -227,19 +227,22 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in 
 
 
 class MessagePaginator(CappedPaginator):
-    """Of messages: the state is in the index of every filter. By the same one Django pages their history."""
+    """A paginator that counts messages by state, a column in the index of every filter.
+
+    Django uses the same paginator for the history of a message.
+    """
 
     @property
-    def column(self) -> str:  # type: ignore[override]  # it depends on what is paged
+    def column(self) -> str:  # type: ignore[override]  # the column depends on the rows
         return "state" if self.object_list.model is ParkedMessage else "pk"  # type: ignore[attr-defined]  # of rows
 
 
 class MessageList(ChangeList):
-    """What is chosen by words, as a selection says it; rows that the project's rules hide are left out."""
+    """The list, whose filters also form a selection; rows that the project's rules withhold are left out."""
 
     capped = False
     newest = 0
-    """The highest number that was given when the list was read."""
+    """The highest id when the list was read."""
 
     def get_results(self, request: HttpRequest) -> None:
         self.as_of = timezone.now()
@@ -248,15 +251,15 @@ class MessageList(ChangeList):
         super().get_results(request)
         self.capped = bool(getattr(self.paginator, "capped", False))
         if not self.result_count:
-            # That nothing fits is known from an index; the rows might be looked for in the whole table.
+            # An index has shown that no row matches; a query for the rows might search the whole table.
             self.result_list = []
         for row in self.result_list:
-            # Of a worker whose clock is ahead: it is on this page, so it is not newer.
+            # A worker's clock may be ahead: its message is on this page already, so it is not newer.
             self.newest, self.as_of = row.newest, max(self.as_of, row.parked_at)
         self.result_list = [row for row in self.result_list if not pages.refusal(request, "view", row)]
 
     def words(self) -> dict[str, Any]:
-        """The filter of everything that this list would show on all its pages."""
+        """Return the filter of all messages that this list would show on all its pages."""
         found: dict[str, Any] = {"search": self.query} if self.query else {}
         for spec in self.filter_specs:
             if isinstance(spec, Word):
@@ -264,7 +267,7 @@ class MessageList(ChangeList):
         return found
 
     def chosen(self) -> list[tuple[str, str, str]]:
-        """The filters that narrow the list: what, by which value, and the address without it."""
+        """Return the filters that narrow the list: title, value, and the address without the filter."""
         found = []
         for spec in self.filter_specs:
             if isinstance(spec, Word) and spec.used_parameters:
@@ -278,13 +281,13 @@ class MessageList(ChangeList):
 
     @property
     def newer(self) -> str:
-        """What the bar above the list asks for; nothing where what is parked anew would not be listed."""
+        """Return the query string of the bar above the list; empty if the list would not show newly parked messages."""
         if self.query or State.PARKED not in self.words().get("state", [State.PARKED]):
             return ""
         return self.get_query_string({SINCE: self.as_of.isoformat(), AFTER: self.newest})
 
     @property
     def last_time(self) -> str:
-        """Where the pages after the last one begin."""
+        """Return the time before which the messages after the last page were parked."""
         rows = list(self.result_list)
         return rows[-1].parked_at.isoformat() if rows else ""

@@ -36,41 +36,41 @@ from django_rmq_retry.templatetags.rmq_retry import rmq_minute, visible
 TEXT_LIMIT = 64 * 1024
 HEX_LIMIT = 4 * 1024
 FORMATTED_LIMIT = 8 * TEXT_LIMIT
-"""Indenting makes a text longer: one that would grow beyond this is shown as it came."""
+"""Indenting makes a text longer: one that would grow beyond this size is shown as it is stored."""
 MOST_HIDDEN = 100
-"""Hidden places that are named, each with its button; the others stay hidden without one."""
+"""The most hidden fields that are named with a button each; further ones stay hidden and have no button."""
 MASK_LIMIT = 1024 * 1024
-"""Hiding fields reads the whole text: a longer one is not shown to whoever may not see all of it."""
+"""Hiding fields reads the whole text: a longer one is withheld from users who may not see all of it."""
 MOST_EDITED = 3 * 1024 * 1024
-"""A form sends up to three bytes for one of a body, and more for the end of a line."""
+"""A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 _WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What a page shows of a body."""
+    """A body as a page shows it."""
 
     formatted: str = ""
     exact: str = ""
     hex: str = ""
     hidden: tuple[str, ...] = ()
-    """Places whose values are not shown."""
+    """Paths of fields whose values are not shown."""
     unnamed: int = 0
-    """Hidden places beyond those."""
+    """The number of hidden fields beyond the named ones."""
     cut: bool = False
     why: str = ""
-    """Why nothing is shown, or not as text."""
+    """The reason that nothing is shown, or that it is not shown as text."""
     unformatted: str = ""
-    """Why a JSON text is not set out in lines."""
+    """The reason that a JSON text is not indented."""
 
 
 def whole_of(request: HttpRequest, message: ParkedMessage) -> bool:
-    """Whether every byte may be seen."""
+    """Return True if the user may see every byte."""
     return not pages.refusal(request, "view_payload", message)
 
 
 def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] = ()) -> Body:
-    """What somebody sees of a body who may see the whole, or else all but the hidden fields."""
+    """Return the body for a user who may see the whole, or else without the hidden fields."""
     if whole:
         return _open(data, content_type)
     if len(data) > MASK_LIMIT:
@@ -83,7 +83,7 @@ def look(data: bytes, content_type: str, *, whole: bool, shown: Collection[str] 
 
 
 def beyond_forms(number: int, size: int) -> str:
-    """Why a body of this size cannot be edited on a page; nothing where it can."""
+    """Return the reason that a body of this size cannot be edited on a page; empty if it can."""
     if size <= MOST_EDITED:
         return ""
     said = _("Its body is larger than the form of a page may be. Edit it by: %(command)s")
@@ -91,7 +91,7 @@ def beyond_forms(number: int, size: int) -> str:
 
 
 def dump(data: bytes) -> str:
-    """Bytes as numbers, with the letters among them."""
+    """Return a hex dump, with ASCII characters beside it."""
     lines = []
     for start in range(0, min(len(data), HEX_LIMIT), _WIDTH):
         part = data[start : start + _WIDTH]
@@ -109,7 +109,7 @@ def _open(data: bytes, content_type: str) -> Body:
 
 
 def _untold(data: bytes, content_type: str) -> str:
-    """Why the confidential fields of a body cannot be found."""
+    """Return the reason that the confidential fields of a body cannot be found."""
     if is_json(decoded(data, content_type) or ""):
         return _("The body is nested too deeply to tell its confidential fields apart: it is not shown.")
     return _("The body is no JSON, so its confidential fields cannot be told apart: it is not shown.")
@@ -127,10 +127,10 @@ def _shown(text: str) -> Body:
 
 LONGEST = 2000
 DEATHS = 20
-"""Entries of x-death that are shown; a forged one may have thousands."""
+"""The most entries of x-death that are shown; a forged header may have thousands."""
 SHORT = 200
 PLACE = "headers."
-"""Before the name of a header that is hidden, so that no field of the body is called the same."""
+"""The prefix of a hidden header's name, so that it differs from the path of a body's field."""
 ROUTING = ("CC", "BCC", "x-delay")
 PLAIN = (
     *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration"),
@@ -147,12 +147,12 @@ class Header:
     kind: str
     section: str
     place: str = ""
-    """Where its value is hidden; empty where it is seen."""
+    """The header's name for a reveal if its value is hidden, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """One entry of x-death: how often the broker moved the message out of a queue, and why."""
+    """One entry of x-death: how many times the broker moved the message out of a queue, and the reason."""
 
     queue: str
     exchange: str
@@ -177,18 +177,18 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """Everything that a message says about itself."""
+    """The headers and properties of a message."""
 
     headers: tuple[Header, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
     deaths: tuple[Departure, ...] = ()
-    """The first of them."""
+    """The first entries of x-death."""
     more_deaths: int = 0
     unread_deaths: bool = False
-    """Whether there is an x-death that no broker writes."""
+    """True if x-death has a shape that no broker writes."""
     raw: str = ""
     why: str = ""
-    """Why it is shown as bytes, or not at all."""
+    """The reason that the headers are shown as bytes, or not at all."""
 
     def sections(self) -> Iterator[tuple[str, str, list[Header]]]:
         names = {"yours": _("The sender's"), "routing": _("Routing"), "system": _("The broker's and this app's")}
@@ -199,7 +199,7 @@ class Heading:
 
 
 def heading(raw: bytes, *, whole: bool, shown: Collection[str] = ()) -> Heading:
-    """What stored properties say, to somebody who may see the whole, or else all but the hidden fields."""
+    """Return stored properties for a user who may see the whole, or else without the hidden fields."""
     try:
         properties = decode_properties(raw)
     except UndecodableHeaders as error:
@@ -223,7 +223,7 @@ def _given(properties: Properties, name: str) -> bool:
     return getattr(properties, name) is not None
 
 
-def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Iterator[Header]:  # noqa: FBT001 - inside
+def _headers(properties: Properties, whole: bool, shown: Collection[str]) -> Iterator[Header]:  # noqa: FBT001 - private
     masks = () if whole else settings().operators.mask
     for name in properties.headers:
         place = PLACE + name
@@ -258,11 +258,11 @@ def _text(value: object) -> str:
 ATTEMPTS = 20
 ACTS = 20
 MOST_TOLD = 2**31 - 1
-"""x-death can be forged; no column holds more."""
+"""A bound for the count in x-death, which can be forged; no column holds more."""
 
 
 def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:
-    """The page; with `shown`, the places of hidden values that this one answer tells."""
+    """Show the page; ``shown`` names the hidden fields that this one response reveals."""
     message = _found(object_id)
     why = allowing.refusal(request, "view", message)
     if why:
@@ -286,7 +286,7 @@ def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str
 
 
 def found_or_404(object_id: str) -> ParkedMessage:
-    """The record, whole."""
+    """Return the parked message with all its columns, or raise Http404."""
     number = number_in(object_id)
     found = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
     message = None if found is None else found.first()
@@ -296,7 +296,7 @@ def found_or_404(object_id: str) -> ParkedMessage:
 
 
 def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[Act]:
-    """What may be done about it in its state, and why not where one may not."""
+    """Return the actions on the message in its state; one that is not allowed carries the reason."""
     selected = "?" + urlencode({"message": message.pk})
     preview = pages.address("requeuerun_preview") + selected
     closed = "" if message.open else _("It is not open any more: nothing is left to decide.")
@@ -333,12 +333,12 @@ def _found(object_id: str) -> ParkedMessage:
     asked = (Subquery(newer), Subquery(older), Subquery(counted), Subquery(behind))
     beside = ParkedMessage.objects.filter(pk=message.pk).values_list(*asked).first()
     found = beside or (None, None, None, None)
-    message.newer, message.older, message.known, message.behind = found  # type: ignore[attr-defined]  # for here
+    message.newer, message.older, message.known, message.behind = found  # type: ignore[attr-defined]  # page attributes
     return message
 
 
 def _told(message: ParkedMessage) -> int:
-    """How many attempts of this cycle the message itself bears: by our own count, or by the broker's."""
+    """Return the attempts of this cycle that the message itself reports, by its stamp or by the broker's count."""
     try:
         headers = decode_properties(bytes(message.properties)).headers
     except UndecodableHeaders:
@@ -347,7 +347,10 @@ def _told(message: ParkedMessage) -> int:
 
 
 def _unrecorded(message: Any) -> str:
-    """A warning where the history lacks attempts that the message tells of; what it tells is of its last arrival."""
+    """Return a warning if the history has fewer attempts than the message reports.
+
+    The message reports its attempts up to its last arrival in the parked queue.
+    """
     told, known = _told(message), message.known or 0
     if told <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
         return ""
@@ -403,7 +406,7 @@ def _contents(request: HttpRequest, message: ParkedMessage, shown: tuple[str, ..
 
 
 def _become(message: ParkedMessage, items: list[RequeueItem]) -> dict[str, Any]:
-    """What has become of it since it was parked, first of all; nothing of one that is still open."""
+    """Return the message's outcome since it was parked, for the top of the page; empty while it is open."""
     run = next((item.run for item in items if item.sent_at), None)
     told = {"run": run.pk, "name": run.by} if run else {}
     if message.state == State.PROCESSED:
@@ -418,7 +421,7 @@ def _become(message: ParkedMessage, items: list[RequeueItem]) -> dict[str, Any]:
 
 
 def _summary(message: ParkedMessage) -> str:
-    """What happened, in a sentence."""
+    """Return a sentence on the failed attempts and the reason for parking."""
     said = _("It never reached a handler, then it was parked: %(reason)s.")
     if message.attempts:
         said = ngettext(

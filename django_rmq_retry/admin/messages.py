@@ -37,7 +37,7 @@ from django_rmq_retry.parked.selection import Selection, narrowed, number_in, nu
 
 
 def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """Show the page once more with one hidden value, after that was written down."""
+    """Write the reveal to the audit log, then show the page once with the hidden value revealed."""
     message = message_page.found_or_404(str(pk))
     why = allowing.refusal(request, "view", message) or allowing.refusal(request, "reveal", message)
     if why:
@@ -51,7 +51,7 @@ def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """The exact bytes of the body, or of an older version of it, to be saved and not to be shown."""
+    """Return the exact bytes of the body, or of an older version, as a file to save and not to display."""
     message = message_page.found_or_404(str(pk))
     why = allowing.refusal(request, "view", message) or allowing.refusal(request, "view_payload", message)
     if why:
@@ -72,7 +72,7 @@ def download(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _hidden(message: ParkedMessage) -> set[str]:
-    """The places that are hidden from whoever may not see the whole message."""
+    """Return the fields that are hidden from users who may not see the whole message."""
     paths = settings().operators.mask
     now = contents(message)
     places = {
@@ -96,7 +96,7 @@ View = Callable[..., HttpResponse]
 
 
 def remembered(view: View) -> View:
-    """Answer with 410, and with what is left to tell, for a message that retention has deleted."""
+    """Answer with 410 and the remaining facts for a message that retention has deleted."""
 
     def answered(pages: Pages, request: HttpRequest, pk: Any) -> HttpResponse:
         try:
@@ -111,7 +111,7 @@ def remembered(view: View) -> View:
 
 
 def _was_there(number: str) -> bool:
-    """Numbers are given one after another: one below the newest, or one that somebody acted on, was given."""
+    """Return True if a message had this id: ids ascend, so there is a higher one or an action on it."""
     pk = number_in(number)
     if not pk:
         return False
@@ -155,7 +155,7 @@ POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
 
 @admin.register(ParkedMessage)
 class ParkedMessageAdmin(Pages):
-    """One list for people who look for a message, and the way from there to what may be done."""
+    """The list of parked messages, from which operators find a message and the actions on it."""
 
     list_display = ("status", "key", "kind", "failure", "queue_name", "attempts_made", "parked")
     list_display_links = ("key",)
@@ -177,7 +177,7 @@ class ParkedMessageAdmin(Pages):
     parked = admin.display(description=_("Parked"), ordering="parked_at")(lambda _self, one: labels.parked(one))
 
     @wraps(admin.ModelAdmin.action_checkbox)
-    def action_checkbox(self, obj: Any) -> SafeString:  # type: ignore[override]  # wraps() makes a function of it
+    def action_checkbox(self, obj: Any) -> SafeString:  # type: ignore[override]  # wraps() makes it a function
         return labels.tick(obj)
 
     @admin.action(description=_("Requeue…"), permissions=["requeue"])
@@ -234,7 +234,7 @@ class ParkedMessageAdmin(Pages):
         return super().changelist_view(request, {**more, **(extra_context or {})})
 
     def _may_open(self, request: HttpRequest, number: int) -> bool:
-        """Return False for a message that a rule hides: its refusal would tell that it exists."""
+        """Return False for a message that a rule withholds: the refusal would reveal that it exists."""
         if not helping.rules_apart(request):
             return True
         return any(not allowing.refusal(request, "view", one) for one in self.get_queryset(request).filter(pk=number))
@@ -263,7 +263,7 @@ class ParkedMessageAdmin(Pages):
             yield path(route, shown, name=f"rmq_retry_parkedmessage_{name}")
 
     def _to(self, name: str, request: HttpRequest) -> HttpResponse:
-        """Carry what was ticked, or everything that the list means, to the page that asks."""
+        """Redirect to the confirmation page with the ticked messages, or with all messages of the list."""
         if request.POST.get("select_across") == "1":
             listed: Any = self.get_changelist_instance(request)
             selection = Selection.of_filter(listed.words())

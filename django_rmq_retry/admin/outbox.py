@@ -1,6 +1,6 @@
 """The admin of the outbox. Bodies are not shown.
 
-To discard is left to the command, which wants a reason: a message that is not sent is a payment that is not made.
+Only the command discards, because it requires a reason: a payment that is not sent is not made.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ Rows = QuerySet[OutboxMessage]
 
 
 class ByState(admin.SimpleListFilter):
-    """Failed rows, and rows that are on their way."""
+    """A filter for failed rows or rows that still wait to be sent."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -38,7 +38,7 @@ class ByState(admin.SimpleListFilter):
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(Pages):
-    """Rows, the oldest first."""
+    """The rows of the outbox, oldest first."""
 
     list_display = ("name", "written", "state", "of_tries", "to", "order", "why")
     list_display_links = ("name",)
@@ -87,7 +87,7 @@ class OutboxMessageAdmin(Pages):
 
     @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["retry"])
     def resend(self, request: HttpRequest, rows: Rows) -> None:
-        """What is on its way by itself is left out."""
+        """Send failed rows again; rows that the relay will send anyway are left out."""
         chosen = list(rows.values_list("pk", flat=True))
         count = controls.resend(Actor.of_request(request), chosen, using=rows.db)
         said = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)

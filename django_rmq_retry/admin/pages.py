@@ -29,26 +29,26 @@ from django_rmq_retry.templatetags.rmq_retry import visible
 
 
 def refusal(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
-    """Nothing if it is allowed, else the sentence why not."""
+    """Return an empty string if the user may do this, else a sentence with the reason."""
     if verb == "requeue" and count is not None:
         return operators.requeue_refusal(request.user, count)
     return operators.refusal(request.user, verb, message)
 
 
 NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
-"""Verbs that need more than their own permission."""
+"""Actions that need more than one permission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """One of them, in the words of Django's own pages; ``why`` it is missing, else nothing."""
+    """One permission under the name in Django's own pages; ``why`` is the reason that it is missing, else empty."""
 
     name: str
     why: str
 
 
 def permissions(request: HttpRequest) -> list[Permission]:
-    """Each once, also where two verbs need the same."""
+    """Return each permission once, even if two actions need it."""
     found: dict[str, Permission] = {}
     for verb, (codename, name) in PERMISSIONS.items():
         if codename not in found:
@@ -57,7 +57,7 @@ def permissions(request: HttpRequest) -> list[Permission]:
 
 
 def rules_apart(request: HttpRequest) -> bool:
-    """Whether the project may forbid for single messages what is allowed here."""
+    """Return True if the project's rules may forbid on single messages what the user's permissions allow."""
     return settings().operators.permit is not None and not getattr(request.user, "is_superuser", False)
 
 
@@ -71,11 +71,14 @@ def _why_not(request: HttpRequest, verb: str) -> str:
 FOLDER = "admin/rmq_retry"
 P = ParamSpec("P")
 MOST_POSTED = 10 * 1024 * 1024
-"""Bytes of a form with a list of keys in it."""
+"""The most bytes of a form with a list of keys."""
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
-    """Nothing is added, changed or deleted by the admin's own forms; a page shows, an act has a page of its own."""
+    """The base of the admin's pages.
+
+    The admin's own forms add, change and delete nothing; each action has a page of its own.
+    """
 
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -96,13 +99,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         return False
 
     def address(self, name: str, *args: object) -> str:
-        """The address of one of our pages on this very site, such as `errorgroup_change`."""
+        """Return the address of one of our pages on the same admin site, by a name such as `errorgroup_change`."""
         return reverse(f"admin:rmq_retry_{name}", args=args, current_app=self.admin_site.name)
 
     def page(
         self, request: HttpRequest, template: str, *, title: str, status: int = 200, **context: Any
     ) -> TemplateResponse:
-        """A page in the frame of the site; only its part where the script asks for that."""
+        """Show a page in the site's frame; only its part if the script requests the part."""
         part = context.get("part")
         if part and request.GET.get("fragment"):
             template = part
@@ -120,9 +123,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         return TemplateResponse(request, f"{FOLDER}/{template}", frame, status=status)
 
     def roomy(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-        """A view whose form may be larger than DATA_UPLOAD_MAX_MEMORY_SIZE: it says itself what is too much.
+        """Wrap a view whose form may exceed DATA_UPLOAD_MAX_MEMORY_SIZE; a form above MOST_POSTED gets a 413 page.
 
-        Whoever comes here is signed in already. The form is read before its CSRF token can be, then checked as ever.
+        The user is signed in already. The form is read before its CSRF token can be; then the token is checked.
         """
         guarded = csrf_protect(view)
 
@@ -142,19 +145,19 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
         return read
 
     def refused(self, request: HttpRequest, why: str, *, status: int = 403) -> TemplateResponse:
-        """403, with the sentence that says what is missing and whom to ask."""
+        """Return 403 with the sentence that names the missing permission and the contact."""
         return self.page(request, "refused.html", title=_("This is not allowed"), status=status, why=why)
 
 
 def frame_of(request: HttpRequest) -> dict[str, Any]:
-    """What the frame of every page of ours shows, the admin's own lists among them."""
+    """Return the context for the frame of every page, including the admin's own lists."""
     known = settings()
     return {
         "rmq_environment": known.operators.environment,
         "rmq_contact": known.operators.contact,
         "rmq_live": request.GET.get("live") != "off",
-        # The template asks: a part of a page has no use for it.
-        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests put another one in its place
+        # A callable, so that only a template that uses it pays for it: a part of a page does not.
+        "rmq_glimpse": lambda: broker_look.glimpse(),  # noqa: PLW0108 - tests replace broker_look.glimpse
         "rmq_permissions": partial(permissions, request),
         "rmq_rules_apart": partial(rules_apart, request),
     }
@@ -163,14 +166,14 @@ def frame_of(request: HttpRequest) -> dict[str, Any]:
 def migrated(
     view: Callable[Concatenate[Any, HttpRequest, P], HttpResponse],
 ) -> Callable[Concatenate[Any, HttpRequest, P], HttpResponse]:
-    """Answer with a sentence where the tables are missing; every other trouble of the database stays what it is."""
+    """Answer with an explanation if the tables are missing; other database errors are raised as they are."""
 
     def answered(self: Any, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         try:
             response = view(self, request, *args, **kwargs)
             return response.render() if isinstance(response, TemplateResponse) else response
         except OverflowError as error:
-            # SQLite refuses to look for a number that no column holds; the others find nothing.
+            # SQLite refuses a number that no column can hold; other databases find no row.
             raise Http404(str(error)) from error
         except DatabaseError:
             if not _tables_are_missing(self.model):
@@ -191,7 +194,7 @@ def _tables_are_missing(model: type[models.Model]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """A button that leads to a page, or that posts to an address; disabled where `why` says so."""
+    """A button that leads to a page or posts to an address; disabled if ``why`` has a reason."""
 
     label: str
     address: str
@@ -199,19 +202,19 @@ class Act:
     post: bool = False
     values: tuple[tuple[str, str], ...] = ()
     kind: str = ""
-    """`main` for the one that most people come for, `danger` for what takes something away."""
+    """`main` for the most common action, `danger` for a destructive one."""
     describes: str = ""
-    """What it is about, for people who hear the button alone."""
+    """The object of the action, for users of a screen reader."""
 
 
 MOST_ASKED = 2000
-"""Messages of a filter about which the project's rules are asked before it is sent."""
+"""The most messages of a filter for which the project's rules are called before the request is sent."""
 CARRIED = ("canary",)
-"""What an address says besides the messages."""
+"""Query parameters that are kept besides the selection."""
 
 
 def frozen(request: HttpRequest) -> HttpResponseRedirect | None:
-    """To the same page with a signed selection, where the address names a group, a message or a run instead."""
+    """Redirect to the same page with a signed selection if the address names a group, a message or a requeue run."""
     if request.method != "GET" or request.GET.get("sel"):
         return None
     selection = _named(request)
@@ -222,12 +225,15 @@ def frozen(request: HttpRequest) -> HttpResponseRedirect | None:
 
 
 def chosen(request: HttpRequest) -> Selection:
-    """The selection that the page is about; Outdated where its token is too old or not ours."""
+    """Return the page's selection; raise Outdated if its token has expired or is not signed by this site."""
     return Selection.read(request.POST.get("sel") or request.GET.get("sel") or "")
 
 
 def counted(selection: Selection) -> int:
-    """How many messages are meant now; Refused where the choice has grown or is gone, unless all were left out."""
+    """Return the number of messages now.
+
+    Raise Refused if the selection has grown or is empty, unless all of its messages were left out.
+    """
     found = selection.queryset().count()
     if found or EXCEPT not in selection.filter:
         selection.check(found)
@@ -235,14 +241,14 @@ def counted(selection: Selection) -> int:
 
 
 def again(request: HttpRequest, selection: Selection) -> str:
-    """The address that freezes the same choice anew."""
+    """Return the address that freezes the same selection again."""
     words: dict[str, Any] = {"sel": _anew(selection).token()}
     words |= {name: request.GET[name] for name in CARRIED if name in request.GET}
     return f"{request.path}?{urlencode(words)}"
 
 
 def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
-    """Why the person may not do this to these messages; the project's rules are asked for those that are named."""
+    """Return the reason that the user may not do this; the project's rules are called for messages chosen by id."""
     count = selection.count if verb == "requeue" else None
     why = refusal(request, verb, count=count)
     if why or not selection.revisions:
@@ -255,7 +261,7 @@ def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
 
 
 def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int]:
-    """Records of a filter that the project's rules keep back; they are asked about the oldest `MOST_ASKED`."""
+    """Return the messages of a filter that the project's rules withhold, as checked for the oldest `MOST_ASKED`."""
     if selection.named or not operators.ruled(request.user):
         return []
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:MOST_ASKED]
@@ -263,13 +269,13 @@ def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int
 
 
 def named(request: HttpRequest, message: ParkedMessage, why: str) -> str:
-    """Why not, and which message it is about; by its number alone where the person may not see it."""
+    """Return the reason with the message's name, or only its id if the user may not see it."""
     name = f"#{message.pk}" if refusal(request, "view", message) else str(message)
     return f"{name}: {why}"
 
 
 def seen(request: HttpRequest, finding: Finding) -> Finding:
-    """A finding with those of its examples that the person may see."""
+    """Return the finding with only those examples that the user may see."""
     if settings().operators.permit is None and not refusal(request, "view"):
         return finding
     rows = ParkedMessage.objects.filter(pk__in=[pk for pk, _name in finding.examples]).defer("body", "properties")
@@ -278,7 +284,7 @@ def seen(request: HttpRequest, finding: Finding) -> Finding:
 
 
 def sample(request: HttpRequest, selection: Selection, count: int = 10) -> list[ParkedMessage]:
-    """The first few, the oldest first, as far as the person may see them."""
+    """Return the oldest messages, without those that the user may not see."""
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:count]
     return [row for row in rows if not refusal(request, "view", row)]
 
@@ -295,7 +301,7 @@ def _named(request: HttpRequest) -> Selection | None:
 
 
 def _number(text: str) -> int | None:
-    """One that a column can hold: SQLite refuses to look for others."""
+    """Return the number if a column can hold it: SQLite refuses to search for larger ones."""
     return int(text) if text.isdecimal() and int(text[:30]) <= BigIntegerField.MAX_BIGINT else None
 
 

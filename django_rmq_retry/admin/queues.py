@@ -29,7 +29,7 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
     "12h": (gettext_lazy("for 12 hours"), timedelta(hours=12)),
 }
 OVERDUE = 60.0
-"""Seconds after which a probe that nobody has begun says that the queue has no consumers."""
+"""Seconds past its due time after which a probe that no consumer has begun means that the queue has no consumers."""
 BADGES: dict[str, tuple[str, str, Any]] = {
     FLOWING: ("processed", "✓", pgettext_lazy("queue", "flowing")),
     PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
@@ -71,18 +71,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """Why a queue does not flow, wherever it is named."""
+    """The reason that a queue does not flow, for every page that names the queue."""
 
     kind: str
     sign: str
     label: Any
     said: str
     read: bool = True
-    """Whether consumers may be there: they come back as the pause ends, or as they try the next message."""
+    """True if consumers may exist: they return when the pause ends, or to probe with the next message."""
 
 
 def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
-    """Those of these queues that do not flow, by one query."""
+    """Return those of these queues that do not flow, by one query."""
     now, found = table.now(), {}
     for one in table.standing(queues, now):
         kind, sign, label = BADGES[one.state(now)]
@@ -95,19 +95,19 @@ def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
 
 
 def troubles(level: Level, still: Standstill | None) -> list[str]:
-    """What is wrong with a queue, in words; a queue that stands still may have no consumers because it does."""
+    """Return a queue's problems as texts; a queue that does not flow may have no consumers for that reason."""
     return [labels.trouble(problem) for problem in level.problems if not (still and still.read and problem == UNREAD)]
 
 
 @admin.register(QueueControl)
 class SwitchAdmin(Pages):
-    """One page; it stands where the list of a model stands."""
+    """One page, in the place of the model's list."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not pages.refusal(request, "view_queue")
 
     def get_urls(self) -> list[Any]:
-        """A queue has no page of its own."""
+        """Offer no page for a single queue."""
         turn = path("turn/", self.admin_site.admin_view(require_POST(self.turn)), name="rmq_retry_queuecontrol_turn")
         return [turn, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
 
@@ -128,7 +128,7 @@ class SwitchAdmin(Pages):
         )
 
     def turn(self, request: HttpRequest) -> HttpResponse:
-        """Pause or resume it, as the button said."""
+        """Pause or resume the queue, depending on the button."""
         why = pages.refusal(request, "view_queue") or pages.refusal(request, "pause_queue")
         if why:
             return self.refused(request, why)

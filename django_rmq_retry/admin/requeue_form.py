@@ -1,6 +1,6 @@
 """The pages before a requeue: preview, and edit and requeue.
 
-What was typed is never lost.
+A page that is shown again keeps everything that was typed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from django_rmq_retry.parked.requeue import REASON_FROM, UNFIT, start
 from django_rmq_retry.parked.selection import Selection
 
 TYPED_FROM = 1000
-"""Above this the number is typed, so that nobody sends a million messages by a habit of the hand."""
+"""Above this the number must be typed, so that an operator does not send a million messages by habit."""
 SAID: Mapping[str, Any] = {
     "resolved": ngettext_lazy("%(count)d is not open any more", "%(count)d are not open any more", "count"),
     "changed": ngettext_lazy(
@@ -82,7 +82,7 @@ SAID: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What stands in the form."""
+    """The contents of the form."""
 
     rate: float = 20.0
     max_depth: int | None = 1000
@@ -97,7 +97,7 @@ class Wish:
 
     @classmethod
     def read(cls, request: HttpRequest) -> "Wish":
-        """As it was filled in; what is no number becomes the number that stood there."""
+        """Read the submitted form; a number that is invalid is replaced by its default."""
         said = request.POST if request.method == "POST" else request.GET
         if request.method != "POST" and "rate" not in said:
             return cls(canary=bool(request.GET.get("canary")))
@@ -122,7 +122,7 @@ class Wish:
 
 
 def preview_view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Show what would be sent and what speaks against it; start the run where that button was pressed."""
+    """Show the messages to send and the objections; start the requeue run if that button was pressed."""
     why = allowing.refusal(request, "requeue")
     if why:
         return pages.refused(request, why)
@@ -151,7 +151,7 @@ def preview_view(pages: Pages, request: HttpRequest) -> HttpResponse:
 
 
 def number(text: str | None, otherwise: float) -> float:
-    """A number above zero that somebody typed."""
+    """Return the typed number if it is finite and not negative, else the default."""
     try:
         found = float((text or "").replace(",", "."))
     except ValueError:
@@ -178,7 +178,7 @@ def _start(pages: Pages, request: HttpRequest, selection: Selection, wish: Wish)
 
 
 def _wrong(wish: Wish, found: Report) -> dict[str, str]:
-    """What has to be filled in first."""
+    """Return the messages for fields that have to be filled in first."""
     wrong = {}
     if found.total > REASON_FROM and not wish.reason:
         wrong["reason"] = _("Say why: more than %(count)d messages need a reason.") % {"count": REASON_FROM}
@@ -229,13 +229,13 @@ def _page(
 
 
 def said(finding: Finding) -> str:
-    """What was found, in words and numbers."""
+    """Return a finding in words and numbers."""
     return str(SAID[finding.name] % {"count": finding.count})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A queue where messages would go, how many, and how it looks there."""
+    """A queue that messages would go to, with their number and the state of the queue."""
 
     queue: str
     count: int
@@ -245,12 +245,12 @@ class Place:
 
     @property
     def ready(self) -> bool:
-        """Whether they are handled as soon as they come."""
+        """True if the queue's messages are handled as soon as they arrive."""
         return bool(self.level and self.level.consumers and not self.still)
 
 
 def levels(found: Report, seen: broker_look.Look) -> list[Place]:
-    """Where messages would go, the most first."""
+    """Return the queues that messages would go to, the one with the most messages first."""
     queues = found.queues[:5]
     still = standstills_of(queue for queue, _count in queues) if queues else {}
     places = []
@@ -262,7 +262,7 @@ def levels(found: Report, seen: broker_look.Look) -> list[Place]:
 
 
 def _unasked(request: HttpRequest, selection: Selection) -> str:
-    """That the project's rules were not asked about all of them, where there are so many."""
+    """Return a note if there are too many messages to call the project's rules for all of them."""
     if selection.named or selection.count <= choosing.MOST_ASKED or not operators.ruled(request.user):
         return ""
     said = _("The project's rules were asked about the %(count)d oldest. What they refuse of the others is left out.")
@@ -279,7 +279,7 @@ FIELD = "header:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What somebody typed."""
+    """The submitted edit of a message."""
 
     text: str
     headers: dict[str, str | None]
@@ -291,10 +291,10 @@ class Draft:
     def read(cls, request: HttpRequest, message: ParkedMessage) -> "Draft":
         said = request.POST
         known = _free(edit.rows(_headers(message)))
-        # By their place: a name may hold what no form gives back unchanged.
+        # Fields are found by their place: a header's name may hold characters that a form does not return unchanged.
         headers = {name: said.get(f"{FIELD}{place}") for place, name in enumerate(known)}
         version = said.get("version", "")
-        # Browsers end each line of a text area their own way, and leave out the first that is empty.
+        # Browsers have their own line ends in a text area, and drop a first line that is empty.
         return cls(
             text=said.get("text", ""),
             headers={name: text for name, text in headers.items() if text is not None},
@@ -305,7 +305,7 @@ class Draft:
 
 
 def edit_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
-    """The form; its review; and the stored version, which the preview then sends."""
+    """Show the form, then its review; store the version, which the preview then sends."""
     message = message_page.found_or_404(str(pk))
     why = _forbidden(request, message)
     if why:
@@ -330,13 +330,13 @@ def edit_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _sent_by_form(message: ParkedMessage) -> int:
-    """Bytes of its body, the end of a line counted as much as a form sends for it."""
+    """Return the bytes of the body, with two for the end of each line because a form sends two."""
     body = contents(message).body
     return len(body) + body.count(b"\n")
 
 
 def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: str) -> HttpResponse:
-    """To the run that sends it, on the preview's usual terms; to the preview where that has something to ask."""
+    """Redirect to a requeue run on the preview's default terms, or to the preview if a decision is left."""
     usual = Wish()
     if "send" in request.POST and _ready(report(selection)):
         terms: dict[str, Any] = {"rate": usual.rate, "max_depth": usual.max_depth, "stop_at": usual.stop_at}
@@ -349,12 +349,12 @@ def _stored(pages: Pages, request: HttpRequest, selection: Selection, reason: st
 
 
 def _ready(found: Report) -> bool:
-    """Whether nothing is left to decide before it is sent."""
+    """Return True if no decision is left before the messages are sent."""
     return bool(found.sendable) and not broker_look.look().away
 
 
 def _forbidden(request: HttpRequest, message: ParkedMessage) -> str:
-    """Whoever edits a text sees it, and whoever sends it may send it."""
+    """Return the reason that the user may not edit: that also needs the permissions to see the text and to requeue."""
     verbs = ("view", "edit", "view_payload", "requeue")
     return next((why for verb in verbs if (why := allowing.refusal(request, verb, message))), "")
 
@@ -404,7 +404,7 @@ def _review(
 
 
 def _shown(lines: Sequence[Line]) -> list[Line]:
-    """As many of them as a page shows."""
+    """Return as many lines as a page shows."""
     lengths = accumulate(len(line.text) + 2 for line in lines)
     return [line for line, length in zip(lines, lengths, strict=True) if length <= TEXT_LIMIT]
 
@@ -417,7 +417,7 @@ def _headers(message: ParkedMessage) -> Headers:
 
 
 def _free(rows: list[edit.Row]) -> list[str]:
-    """Which can be edited in a field of one line without being changed by it."""
+    """Return the headers that a one-line field can edit without changing them."""
     return [row.name for row in rows if not row.locked and row.text.isprintable()]
 
 

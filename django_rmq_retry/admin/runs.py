@@ -27,23 +27,23 @@ from django_rmq_retry.parked.run import DRIVEN, drive, tally
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
 SLICE = 0.5
-"""Seconds for which an open page sends at once; it comes back for the next."""
+"""Seconds for which an open page sends in one request; the page then requests the next slice."""
 ALONE = 10.0
-"""The same for a page without JavaScript, where each slice is a click."""
+"""Seconds for which a page without JavaScript sends: there each slice is a click."""
 SILENT = timedelta(seconds=30)
 LISTED = 50
 TOLD_AFTER = 5.0
-"""Seconds of sending after which its real rate means something."""
+"""Seconds of sending after which the measured rate is meaningful."""
 SLOWER = 0.9
 SILENCED = (RunWait.BROKER_AWAY, RunWait.DEPTH_UNKNOWN)
-"""Why nobody knows when all will be sent."""
+"""Waits whose end is unknown, so that the time until all is sent is unknown too."""
 
 COUNTED = ("total", "sent", "processed", "failed", "skipped")
 
 
 @admin.register(RequeueRun)
 class RequeueRunAdmin(Pages):
-    """What was requeued, by whom, and what came of it."""
+    """The requeue runs: selection, operator and outcomes."""
 
     list_display = (
         "name",
@@ -114,7 +114,7 @@ class RequeueRunAdmin(Pages):
         return requeue_form.preview_view(self, request)
 
     def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Pause, resume, slow or stop it, as the button said."""
+        """Pause, resume, slow or stop the requeue run, depending on the button."""
         why = pages.refusal(request, "control")
         if why:
             return self.refused(request, why)
@@ -129,7 +129,7 @@ class RequeueRunAdmin(Pages):
         return HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def drive(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Send a slice of it; the script asks for one after another, a person without it for longer ones."""
+        """Send a slice of the requeue run: short ones for the script, longer ones for a user without it."""
         scripted = bool(request.GET.get("fragment"))
         why = pages.refusal(request, "requeue") or (scripted and pages.refusal(request, "view_run"))
         if why:
@@ -137,7 +137,7 @@ class RequeueRunAdmin(Pages):
         run = RequeueRun.objects.filter(pk=pk).first()
         if run is None:
             raise Http404(_("There is no such run."))
-        # Who clicks waits until all is sent; what became of it is told by the page, when it is looked at again.
+        # A click waits until the slice is sent; the page shows the outcomes at the next request.
         run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
@@ -206,19 +206,19 @@ class RequeueRunAdmin(Pages):
 
 
 def _seen(request: HttpRequest, items: QuerySet[RequeueItem] | list[RequeueItem]) -> list[RequeueItem]:
-    """The first of them, without those whose message the person may not see."""
+    """Return the first items, without those whose message the user may not see."""
     return [one for one in items[:LISTED] if not pages.refusal(request, "view", one.message)]
 
 
 def _left(run: RequeueRun, now: datetime) -> float | None:
-    """Seconds until all is sent, as fast as it really goes."""
+    """Return the seconds until all is sent, at the measured rate."""
     rest = run.total - run.sent - run.skipped - run.unconfirmed
     rate = _pace(run, now) or run.rate
     return max(rest, 0) / rate if run.state == RunState.RUNNING and rate else None
 
 
 def _pace(run: RequeueRun, now: datetime) -> float | None:
-    """Messages per second since it last began to send, where that is clearly less than it may."""
+    """Return the messages per second since sending last began, if that is clearly below the rate limit."""
     since = run.paced_at or run.started_at
     passed = (now - since).total_seconds() if since else 0.0
     if run.state != RunState.RUNNING or passed < TOLD_AFTER or run.sent <= run.paced_sent:
@@ -228,7 +228,7 @@ def _pace(run: RequeueRun, now: datetime) -> float | None:
 
 
 def _guard(run: RequeueRun) -> str:
-    """What the guard allows, and what it has counted."""
+    """Return a sentence with the guard's limit and its present count."""
     if run.stop_at is None:
         return _("guard off: it goes on however many fail again")
     most = {"most": floatformat(run.stop_at)}

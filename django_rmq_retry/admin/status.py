@@ -31,13 +31,13 @@ from django_rmq_retry.parked.survey import outbox, parked
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 LATE = timedelta(minutes=1)
-"""Written so long ago and not published yet: the broker is away, or refuses it."""
+"""The age at which an unpublished outbox message means that the broker is away or refuses it."""
 Address = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One thing that somebody should look at, with the way there."""
+    """One problem that needs attention, with a link."""
 
     said: str
     address: str = ""
@@ -45,7 +45,7 @@ class Alarm:
 
 
 def halted_said(line: QueueControl) -> str:
-    """Since when an ordered line stands still, and why."""
+    """Return a sentence with the time since when an ordered queue is halted, and the reason."""
     said = _("halted since %(time)s at attempt %(count)d: %(error)s")
     at = "" if line.halted_at is None else date_format(timezone.localtime(line.halted_at), "H:i:s")
     return said % {"time": at, "count": line.halted_attempt or 0, "error": line.halted_error.rstrip(".")}
@@ -60,7 +60,7 @@ def alarms(
     address: Address,
     halts: Sequence[QueueControl] = (),
 ) -> Iterator[Alarm]:
-    """All of them; a page shows the first few."""
+    """Yield all alarms; a page shows the first few."""
     apart = clocks_differ()
     if apart:
         yield Alarm(said=apart)
@@ -86,7 +86,7 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
     try:
         found = outbox()
     except Error:
-        # One of the project's databases is away: whoever needs it says so, and this page is needed most then.
+        # A database is away. The pages that need it report that; this page must still work, now above all.
         yield Alarm(said=_("The outbox cannot be looked into: a database of it does not answer."), **way)
         return
     if found.failed:
@@ -120,7 +120,7 @@ def _just_parked(recent: int, address: Address) -> Alarm:
 
 
 def _too_many() -> str:
-    """As the page of the keys says it."""
+    """Return the same sentences as on the page of blocked keys."""
     said = _(
         "A further message is taken once a second, which slows down its queue. Resolve the messages that go first, or "
         "raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
@@ -133,13 +133,13 @@ MOST = 3
 
 @admin.register(LiveStatus)
 class LiveStatusAdmin(Pages):
-    """One page; it stands where the list of a model stands."""
+    """One page, in the place of the model's list."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not pages.refusal(request, "view_status")
 
     def get_urls(self) -> list[Any]:
-        """There are no records of it, so no page of one."""
+        """Offer no page for single rows, because the model has none."""
         return [url for url in super().get_urls() if url.name == "rmq_retry_livestatus_changelist"]
 
     @migrated
@@ -181,7 +181,7 @@ class LiveStatusAdmin(Pages):
 
 
 def _counts() -> dict[str, Any]:
-    """What the database knows, in three queries."""
+    """Return the figures of the database, in three queries."""
     now = timezone.now()
     told = parked(now)
     open_ones = {"parked": told.count, "oldest": told.oldest, "recent": told.recent}

@@ -15,13 +15,13 @@ from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 LOOKED_AT = 200
-"""The newest attempts of a group, for its deploys."""
+"""The newest attempts of a group that are searched for its deploys."""
 DEPLOYS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One place in the code."""
+    """One line of a traceback."""
 
     file: str
     line: str
@@ -54,30 +54,30 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The whole of it, as far as it was kept."""
+    """The traceback of an attempt, as far as it was stored."""
 
     attempt: Attempt
     causes: tuple[Cause, ...]
 
     @property
     def full(self) -> str:
-        """As Python prints it, for whoever copies it; the newest exception last."""
+        """Return the text as Python prints it, ready to copy; the newest exception is last."""
         return "\n\n".join("\n".join([*map(str, cause.lines), cause.said]) for cause in reversed(self.causes))
 
 
 def trace_of(attempt: Attempt) -> Trace | None:
-    """What an attempt tells; nothing where it tells nothing."""
+    """Return the attempt's traceback, or None if none was stored."""
     causes = tuple(_causes(attempt.chain))
     return Trace(attempt=attempt, causes=causes) if causes else None
 
 
 def latest(fingerprint: str, *, traced: bool) -> tuple[Trace | None, list[tuple[str, datetime | None]]]:
-    """How it failed last in a group, and the deploys that its newest attempts ran under, by one question.
+    """Return the newest traceback of a group and the deploys of its newest attempts, by one query.
 
-    Of each deploy since when, the newest first; of the one at the end of what was looked at nobody knows.
+    Each deploy has the time since when it was seen, newest first; None for the oldest, which may have begun earlier.
     """
     attempts = Attempt.objects.filter(fingerprint=fingerprint).order_by("-started_at", "-pk")
-    # Of one row only: a chain is long.
+    # Read the chain of one row only, because a chain is long.
     newest = [When(pk=Subquery(attempts.values("pk")[:1]), then=F("chain"))] if traced else []
     told = Case(*newest, default=Value(None), output_field=JSONField(null=True))
     rows = list(attempts.defer("chain", "logs", "error_text").annotate(told=told)[:LOOKED_AT])
@@ -106,11 +106,11 @@ def _lines(frames: list[Any]) -> Iterator[Line]:
 
 
 TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
-"""Acts that changed what became of the message; looking at it did not."""
+"""Actions that changed the message's state; a view of the message is not among them."""
 BESIDE = timedelta(minutes=1)
-"""So far the clocks of two machines may be apart: a message is parked after the attempt that led to it."""
+"""The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
 ASTEP = timedelta(microseconds=1)
-"""Of two events at the same time, so much later is the one that follows from the other."""
+"""The distance by which the later of two events with the same time is shown after the earlier."""
 SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "act": "●", "sent": "→", "published": "→"}
 
 
@@ -135,7 +135,7 @@ class Event:
 def timeline(
     message: ParkedMessage, attempts: Sequence[Attempt], acts: Iterable[OperatorAction], items: Iterable[RequeueItem]
 ) -> list[Event]:
-    """All of it; attempts come newest first, and only the last of them is unfolded."""
+    """Return all events; attempts arrive newest first, and only the newest is unfolded."""
     found = [*_own(message, attempts), *_acts(acts), *_sent(items, attempts)]
     for place, attempt in enumerate(attempts):
         found += _attempt(attempt, newest=place == 0)
@@ -143,7 +143,7 @@ def timeline(
 
 
 def _ended(attempts: Sequence[Attempt]) -> datetime | None:
-    """When the attempt ended that led to the parking."""
+    """Return the time at which the attempt ended that parked the message."""
     last = next((attempt for attempt in attempts if attempt.verdict == "park"), None)
     return _end_of(last) if last else None
 
@@ -163,7 +163,7 @@ def _own(message: ParkedMessage, attempts: Sequence[Attempt]) -> Iterator[Event]
     title = _("Parked: %(reason)s") % {"reason": reason_text(message.reason)}
     yield Event(at=at, kind="parked", title=title, said=said)
     if message.succeeded_at:
-        # Another machine's clock may tell the attempt that handled it: what came of it is told behind it.
+        # The clock of the host that handled it may differ: show the outcome after the attempt that caused it.
         done = [_end_of(one) for one in attempts if one.verdict == "ack"]
         at = max([message.succeeded_at, *(end for end in done if abs(end - message.succeeded_at) < BESIDE)])
         yield Event(at=at + ASTEP, kind="succeeded", title=_("Handled by its consumer"))
@@ -198,7 +198,7 @@ def _acts(acts: Iterable[OperatorAction]) -> Iterator[Event]:
 def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator[Event]:
     for item in items:
         if item.sent_at:
-            # By the clock of whoever sent it: its own attempts began afterwards.
+            # The sender's clock may be ahead: the attempts of its own cycle began afterwards.
             began = [one.started_at - ASTEP for one in attempts if item.cycle and one.cycle == item.cycle]
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
@@ -209,7 +209,7 @@ LISTED = 20
 
 
 def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
-    """The newest acts, as many as the person may see; and why they see none."""
+    """Return the newest actions that the user may see, and the reason if the user sees none."""
     why = pages.refusal(request, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
@@ -219,5 +219,5 @@ def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[
 
 
 def told(acts: Iterable[OperatorAction]) -> list[tuple[OperatorAction, str]]:
-    """Each with its reason in words."""
+    """Return each action with its reason in words."""
     return [(act, labels.act_reason(act)) for act in acts]
