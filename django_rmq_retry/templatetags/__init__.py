@@ -1,1 +1,1 @@
-"""What the templates of the admin say in the app's own way."""
+"""The template tags of the admin."""

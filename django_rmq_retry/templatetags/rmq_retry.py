@@ -20,7 +20,7 @@ BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
 
 
 def sparkline(counts: Sequence[int], *, title: str, height: int = HEIGHT) -> str:
-    """Bars from the oldest to the newest; a count above zero is never drawn as nothing."""
+    """Draw bars from the oldest to the newest; a count above zero always gets a visible bar."""
     width = max(len(counts) * (BAR + GAP) - GAP, 1)
     highest = max(counts, default=0)
     bars = "".join(_bar(place, count, highest, height) for place, count in enumerate(counts))
@@ -61,16 +61,16 @@ ICONS = {
 }
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _FEW = 10 * _MINUTE
-"""Below this the seconds are told as well."""
+"""Below this, a span includes its seconds."""
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
 _KEPT = {"\n", "\t"}
 NOTHING = "\N{EN DASH}"
-"""What is not known; never a number."""
+"""The sign for an unknown value; it never stands for a number."""
 
 
 @register.filter
 def rmq_span(seconds: float | None) -> str:
-    """How long: `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
+    """Return a time span: `30.5 s`, `1 min 41 s`, `19 min`, `3 h 12 min`, `4 days`."""
     if seconds is None:
         return NOTHING
     whole = round(seconds)
@@ -90,19 +90,19 @@ def rmq_span(seconds: float | None) -> str:
 
 @register.filter
 def rmq_ago(at: datetime | None) -> SafeString | str:
-    """How long ago, with the moment itself for whoever wants to know."""
+    """Return the time passed since then, with the exact time in its title."""
     if at is None:
         return NOTHING
     passed = (timezone.now() - at).total_seconds()
     seconds = int(abs(passed))
     if _MINUTE <= seconds < _HOUR:
-        # How old something is need not be told to the second.
+        # An age needs no seconds.
         seconds -= seconds % _MINUTE
     if seconds < _DAY:
         said = _("%(span)s ago") if passed >= 0 else _("in %(span)s")
         return _time(at, said % {"span": rmq_span(seconds)})
     days = seconds // _DAY
-    # Their own texts: in some languages a day ago is another form of the word than a day that lasts.
+    # These texts are separate because in some languages "a day ago" and "for a day" use different forms.
     said = (
         ngettext("%(count)d day ago", "%(count)d days ago", days)
         if passed >= 0
@@ -113,13 +113,13 @@ def rmq_ago(at: datetime | None) -> SafeString | str:
 
 @register.filter
 def rmq_clock(at: datetime | None) -> SafeString | str:
-    """The moment to the second, in the current time zone."""
+    """Return the time to the second, in the current time zone."""
     return NOTHING if at is None else _time(at, f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}")
 
 
 @register.filter
 def rmq_minute(at: datetime | None) -> SafeString | str:
-    """The hour and minute; with its day where that is not today."""
+    """Return hour and minute, with the day if it is not today."""
     if at is None:
         return NOTHING
     local = timezone.localtime(at)
@@ -128,40 +128,40 @@ def rmq_minute(at: datetime | None) -> SafeString | str:
 
 @register.filter
 def rmq_badge(state: str) -> SafeString:
-    """What became of it, as sign and word; colour only repeats them."""
+    """Return the outcome of a message as a sign and a word; colour only repeats them."""
     return badge(state)
 
 
 @register.filter
 def rmq_run(run: RequeueRun) -> SafeString:
-    """Where a run stands, or what came of it."""
+    """Return the state or outcome of a requeue run."""
     return run_badge(run)
 
 
 @register.filter
 def rmq_visible(text: object) -> str:
-    """A text with signs for what nobody would see, or what would turn the letters around."""
+    """Return the text with signs for invisible characters and for those that change the direction of letters."""
     return visible(str(text))
 
 
 @register.simple_tag
 def rmq_spark(counts: Sequence[int], title: str, height: int = 24) -> SafeString:
-    """Small bars with a sentence for those who do not see them."""
+    """Draw small bars, with a sentence for users of a screen reader."""
     return mark_safe(sparkline(counts, title=title, height=height))  # noqa: S308 - it escapes its title
 
 
 @register.simple_tag(takes_context=True)
 def rmq_nonce(context: Context) -> SafeString:
-    """The nonce of a strict policy, of Django's own middleware or of django-csp; nothing where there is none."""
+    """Return the nonce of a strict CSP, from Django's own middleware or django-csp; empty without one."""
     nonce = context.get("csp_nonce")
     if nonce is None:
         nonce = getattr(context.get("request"), "csp_nonce", "")
-    # Django makes its own when it is written for the first time; before that it counts as none.
+    # Django creates its nonce when it is first converted to text; before that it is false.
     return format_html(' nonce="{}"', nonce) if str(nonce) else SafeString("")
 
 
 def badge(state: str, said: Any = None) -> SafeString:
-    """The badge of a state of a message, of a run or of one of its items."""
+    """Return the badge for a state of a message, of a requeue run or of one of its items."""
     value: Any = next((kind(state) for kind in (State, RunState, ItemState) if state in kind.values), state)
     return format_html(
         '<span class="rmq-badge rmq-is-{}"><span class="rmq-icon" aria-hidden="true">{}</span> {}</span>',
@@ -172,12 +172,12 @@ def badge(state: str, said: Any = None) -> SafeString:
 
 
 def run_badge(run: RequeueRun, *, away: bool = False) -> SafeString:
-    """Where a run stands, or what came of it."""
+    """Return the badge for the state or outcome of a requeue run."""
     return badge(*run_outcome(run, away=away))
 
 
 def run_outcome(run: RequeueRun, *, away: bool = False) -> tuple[str, str]:
-    """A finished run is as good as what came of its messages; one that sends needs a broker."""
+    """Return the badge's name and text: a finished requeue run shows its outcomes, a sending one needs a broker."""
     if run.state == RunState.RUNNING and (away or run.wait == RunWait.BROKER_AWAY):
         return RunState.PLANNED, _("Waiting for the broker")
     if run.state != RunState.FINISHED:
@@ -196,7 +196,7 @@ def run_outcome(run: RequeueRun, *, away: bool = False) -> tuple[str, str]:
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures, marks of direction and lone surrogates as their numbers."""
+    """Replace control characters by pictures, direction marks and lone surrogates by their numbers."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if char in _KEPT else _shown(char) for char in text)
