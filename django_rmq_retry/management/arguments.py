@@ -51,13 +51,13 @@ FILTERS: Mapping[str, tuple[str, str]] = {
     "cycle_min": ("N", "sent to their queue at least so often"),
 }
 NAMED_KEYS = 20
-"""So many keys, and messages of one key, a remark names; rmq_parked keys has all."""
+"""The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
 NAMED = {"parked_reason": "reason"}
 CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNCONFIRMED}
 
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:
-    """The arguments by which messages are chosen."""
+    """Add the arguments by which messages are chosen."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="numbers of records; - reads them from stdin")
     chosen = parser.add_argument_group("messages")
     for name, (metavar, words) in FILTERS.items():
@@ -74,7 +74,10 @@ def add_choice(parser: CommandParser, *, states: bool = True) -> None:
 
 
 def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selection:
-    """What the arguments mean; ``states`` where they name none. ``narrow``: without any filter --all is needed."""
+    """Return the selection of the arguments, by default with these ``states``.
+
+    With ``narrow`` the arguments must name messages, a filter or --all.
+    """
     try:
         chosen = _chosen(options, states=states, narrow=narrow)
         keys = keys_from(options["except_from"])
@@ -106,7 +109,7 @@ def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
         given[LISTED] = meaning(store(keys, Actor.of_shell(), look_up(keys)))
     if not given and not options["all"] and narrow:
         raise CommandError("Say which messages: numbers, a filter, --keys-from or --all.", returncode=Exit.USAGE)
-    # On hold is what somebody wants left alone: a key is no reason to overlook that.
+    # A message on hold needs an operator's decision, so a list of keys alone does not select it.
     states = State.PARKED if keys and set(states.split(",")) == set(OPEN) else states
     return Selection.of_filter({"state": (options.get("state") or states).split(","), **given})
 
@@ -118,7 +121,7 @@ def _check_stdin(options: Options) -> None:
 
 
 def keys_from(name: str | None) -> list[str]:
-    """The keys in a file, or on stdin; none where no file is named."""
+    """Read the keys from a file, or from stdin; an empty list if no file is named."""
     if name is None:
         return []
     try:
@@ -135,19 +138,19 @@ def keys_from(name: str | None) -> list[str]:
 
 
 def answer_of(chosen: Selection) -> Answer | None:
-    """What became of the keys by which messages were chosen."""
+    """Return the matches of the keys by which messages were chosen; None without a list of keys."""
     listed = chosen.filter.get(LISTED)
     return answered(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
 
 
 def excluded_from(chosen: Selection) -> Excluded | None:
-    """What keys took out of a choice."""
+    """Return the messages that a list of keys took out of the selection; None without such a list."""
     listed = chosen.filter.get(EXCEPT)
     return excluded(keys_of(listed["list"]), chosen.leaving_out(None).queryset()) if listed else None
 
 
 def say_keys(command: RmqCommand, chosen: Selection) -> Exit:
-    """Say what became of the keys by which messages were chosen; PARTLY where one of them names no message."""
+    """Write the matches of the keys by which messages were chosen; return PARTLY if a key matches no message."""
     told, left = answer_of(chosen), excluded_from(chosen)
     if told:
         command.say(
@@ -187,7 +190,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def keys_data(told: Answer) -> dict[str, Any]:
-    """What became of each key, as programs read it."""
+    """Return the matches of each key as JSON data."""
     matches = {key: [_match(one) for one in told.matches.get(key, ())] for key in told.keys}
     return {
         "keys": len(told.keys),
@@ -204,7 +207,7 @@ def _match(one: Match) -> dict[str, object]:
 
 
 def excluded_data(left: Excluded) -> dict[str, Any]:
-    """What keys took out, as programs read it."""
+    """Return the messages that keys took out as JSON data."""
     return {
         "keys": len(left.keys),
         "messages": left.messages,
@@ -216,13 +219,13 @@ def excluded_data(left: Excluded) -> dict[str, Any]:
 
 
 def lists_data(chosen: Selection) -> dict[str, Any]:
-    """Of a choice, for its document: null where no list of keys has part in it."""
+    """Return a selection's key lists as JSON data; null for a list that it does not use."""
     told, left = answer_of(chosen), excluded_from(chosen)
     return {"keys": keys_data(told) if told else None, "except": excluded_data(left) if left else None}
 
 
 def refused(error: Refused) -> CommandError:
-    """A refusal as the end of a command."""
+    """Return a refusal as a CommandError with its exit code."""
     return CommandError(str(error), returncode=CODES.get(type(error), Exit.USAGE))
 
 
@@ -248,7 +251,7 @@ def _ids(given: list[str]) -> list[int] | None:
 
 
 def age(text: str) -> timedelta:
-    """An argument: ``90s``, ``10m``, ``1h``, ``7d``."""
+    """Parse an argument: ``90s``, ``10m``, ``1h``, ``7d``."""
     found = _AGE.fullmatch(text)
     if not found:
         raise argparse.ArgumentTypeError(f"takes an age such as 90s, 10m, 1h or 7d, not {text!r}")
@@ -268,31 +271,31 @@ def _moment(text: str, *, ahead: bool) -> datetime:
 
 
 def moment(text: str) -> datetime:
-    """An argument: a time, or how long ago."""
+    """Parse an argument: a time, or an age."""
     return _moment(text, ahead=False)
 
 
 def later(text: str) -> datetime:
-    """An argument: a time, or in how long."""
+    """Parse an argument: a time, or a duration from now."""
     return _moment(text, ahead=True)
 
 
 def positive(text: str) -> int:
-    """An argument: how many, at least 1."""
+    """Parse an argument: a number, at least 1."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
         raise argparse.ArgumentTypeError(f"takes a number from 1 on, not {text!r}")
     return int(text)
 
 
 def whole(text: str) -> int:
-    """An argument: how many, and none is a number too."""
+    """Parse an argument: a number, at least 0."""
     if not text.isascii() or not text.isdigit() or int(text) >= MOST:
         raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
     return int(text)
 
 
 def clock(at: datetime | None, *, terminal: bool) -> str:
-    """A time for people: how long ago on a terminal, in full elsewhere."""
+    """Format a time: its age on a terminal, the full time elsewhere."""
     if at is None:
         return "-"
     if not terminal:

@@ -27,7 +27,7 @@ from django_rmq_retry.topology.plan import Item, Plan, State, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is still healthy, and how long an answer may take."""
+    """The limits of a healthy state, and the seconds that an answer may take."""
 
     timeout: float
     max_parked: int | None = None
@@ -37,33 +37,33 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One look at everything."""
+    """The result of one look at broker, database and topology."""
 
     broker: str
     round_trip: float
     gauged: Gauged
     plan: Plan
     survey: Survey | None
-    """None where the database is not used, or ``trouble`` tells why it could not be asked."""
+    """None if the database is not used, or if it could not be queried and ``trouble`` has the reason."""
     trouble: str
     problems: tuple[str, ...]
     of_queues: int
-    """So many of the problems stand in the rows of their queues."""
+    """The number of problems that are shown in the rows of their queues; they come first in ``problems``."""
 
     @property
     def consumers(self) -> int:
-        """Those of the work queues; a process counts once for each that it reads."""
+        """The consumers of the work queues; a process counts once for each queue that it consumes."""
         return sum(level.consumers or 0 for level in self.gauged.levels if level.role is Role.WORK)
 
     @property
     def declared(self) -> tuple[int, int, int]:
-        """How much of the topology is as it is written, of how much that can be seen, and what cannot be."""
+        """Return the numbers of items that match their definition, that are visible, and that are not."""
         same, unseen = len(self.plan.of(State.SAME)), len(self.plan.of(State.UNSEEN))
         return same, len(self.plan.items) - unseen, unseen
 
 
 def look(limits: Limits) -> Standing:
-    """At the database first: it knows which queues nobody shall read for now."""
+    """Query the database first: it has the queues that are stopped on purpose."""
     found, trouble = _asked(limits.timeout)
     stopped = frozenset(switch.queue for switch in found.stopped) if found else frozenset()
     bounds = Bounds(min_consumers=limits.min_consumers, stopped=stopped)
@@ -72,7 +72,7 @@ def look(limits: Limits) -> Standing:
         topology = registry.topology()
         former = formers(found.declared, topology, Place.of(it.session)) if found else ()
         gauged = gauge(it, topology, bounds, former)
-        # A management API that is away costs what only it sees, and nothing else.
+        # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
         broker = f"{it.session.access.shown} ({it.session.server})"
     opened = [f"{switch.queue}: {opened_since(switch)}" for switch in (found.stopped if found else ()) if switch.opened]
@@ -99,7 +99,7 @@ def _round_trip(session: Session) -> float:
 
 
 def _asked(timeout: float) -> tuple[Survey | None, str]:
-    """What the database says; or why not, in one line."""
+    """Return the figures from the database, or None and the reason in one line."""
     answers: list[tuple[Survey | None, str]] = []
     broken: list[Exception] = []
     alias = router.db_for_read(ParkedMessage)
@@ -109,7 +109,7 @@ def _asked(timeout: float) -> tuple[Survey | None, str]:
     def ask() -> None:
         try:
             answers.append(_surveyed())
-        except Exception as error:  # noqa: BLE001 - told in the thread that asked
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
             broken.append(error)
         finally:
             connections.close_all()
@@ -123,7 +123,7 @@ def _asked(timeout: float) -> tuple[Survey | None, str]:
 
 
 def only(alias: str) -> bool:
-    """Whether no other connection sees what this thread's one does."""
+    """Return True if no other connection sees the data of this thread's connection."""
     connection = connections[alias]
     return connection.in_atomic_block or bool(getattr(connection, "is_in_memory_db", bool)())
 
@@ -140,7 +140,7 @@ def _surveyed() -> tuple[Survey | None, str]:
 
 
 def _drift(plan: Plan, gauged: Gauged) -> Iterator[str]:
-    """What differs from how it is written; a queue that has a problem of its own has told it already."""
+    """Yield the items that differ from their definition, except queues whose own problem is shown already."""
     told = {level.queue for level in gauged.levels if level.problems}
     for item in plan.of(State.CREATE, State.DIFFERS, State.MISSING, State.REFUSED):
         if item.kind == "queue" and item.name in told and item.state is not State.DIFFERS:
@@ -155,7 +155,7 @@ def _drifted(item: Item) -> str:
 
 
 def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[str]:
-    """What is more, or older, than it may be."""
+    """Yield the figures that exceed a limit."""
     unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
     parked = unrecorded + (found.parked.count if found else 0)
     if limits.max_parked is not None and parked > limits.max_parked:
@@ -189,17 +189,17 @@ def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]
 
 
 def opened_since(switch: QueueControl) -> str:
-    """Of a queue whose breaker is open."""
+    """Return the problem text of a queue whose breaker is open."""
     return f"its breaker is open: {switch.cause}" if switch.cause else "its breaker is open"
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 message``, ``2 messages``."""
+    """Return a count with its noun: ``1 message``, ``2 messages``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def heads(seen: Standing) -> list[tuple[str, ...]]:
-    """A row each for broker, database and topology."""
+    """Return a row each for broker, database and topology."""
     same, all_seen, unseen = seen.declared
     topology = "ok" if same == all_seen else "✕"
     hidden = f", {counted(unseen, 'binding')} not visible" if unseen else ""
@@ -218,7 +218,7 @@ def _database(seen: Standing) -> tuple[str, str]:
 
 
 def row(level: Level, seen: Standing) -> tuple[str, ...]:
-    """A queue in the table."""
+    """Return a queue's row of the table."""
     stopped = _stopped(level, seen)
     state = "ok"
     problems = [*level.problems, *([opened_since(stopped)] if stopped and stopped.opened else [])]
@@ -241,7 +241,7 @@ def row(level: Level, seen: Standing) -> tuple[str, ...]:
 
 
 def style(level: Level, seen: Standing) -> str:
-    """The colour of its row."""
+    """Return the colour of the queue's row."""
     stopped = _stopped(level, seen)
     return (
         "ERROR"
@@ -263,7 +263,7 @@ def _halted(level: Level, seen: Standing) -> QueueControl | None:
 
 
 def _why(switch: QueueControl) -> str:
-    """By a person's word; an open breaker is a problem, and told as one."""
+    """Return the text of an operator's pause; an open breaker is listed as a problem instead."""
     by = f"paused by {switch.by}" if switch.by else "paused"
     reason = f": {switch.reason}" if switch.reason else ""
     until = f", goes on at {clock(switch.until, terminal=False)}" if switch.until else ""
@@ -271,7 +271,10 @@ def _why(switch: QueueControl) -> str:
 
 
 def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
-    """``Consumers 3 · parked 226 (+38 in 10 min) · runs 1 active``, and what else waits, where anything does."""
+    """Yield the totals, then lines for the outbox and for blocked keys if any messages wait there.
+
+    ``Consumers 3 · parked 226 (+38 in 10 min) · runs 1 active``
+    """
     words = [f"Consumers {seen.consumers}"]
     found = seen.survey
     if found is not None:
@@ -296,7 +299,7 @@ def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
 
 
 def as_data(seen: Standing) -> Mapping[str, Any]:
-    """All of it for programs."""
+    """Return the whole status as JSON data."""
     same, all_seen, unseen = seen.declared
     return {
         "broker": seen.broker,
@@ -322,7 +325,7 @@ def _database_data(seen: Standing) -> Mapping[str, object]:
 
 
 def _survey_data(found: Survey | None) -> Mapping[str, object]:
-    """None is what cannot be known."""
+    """Return the database's figures as JSON data; None stands for an unknown value."""
     if found is None:
         return dict.fromkeys(("parked", "runs", "outbox", "blocked", "stopped", "halted"))
     stopped = [
@@ -398,13 +401,13 @@ _WORDS = {
 
 
 def show_plan(command: RmqCommand, plan: Plan) -> None:
-    """One line for each item: its sign, kind, name and what there is to say."""
+    """Write one line for each item: sign, kind, name and details."""
     rows = [(f"  {SIGNS[item.state]}", item.kind, item.name, _detail(item)) for item in plan.items]
     command.table(rows, [STYLES[SIGNS[item.state]] for item in plan.items])
 
 
 def summary(plan: Plan, *, done: bool) -> str:
-    """``1 created, 8 unchanged, 1 differs.``"""
+    """Return the counts of a plan: ``1 created, 8 unchanged, 1 differs.``"""
     counts = plan.counts
     words = {State.CREATE: "created" if done else "to create", **_WORDS}
     said = [f"{counts[state]} {word}" for state, word in words.items() if counts[state]]

@@ -1,4 +1,4 @@
-"""The base of all commands: exit codes, output, confirmation and the way to broker and database."""
+"""The base of all commands: exit codes, output, confirmation and access to broker and database."""
 
 import argparse
 import datetime
@@ -34,7 +34,7 @@ from django_rmq_retry.server import uncertain
 
 
 class _Pin:
-    """A router before all others."""
+    """A database router that goes before all others."""
 
     def __init__(self, alias: str, labels: Collection[str]) -> None:
         self._alias = alias
@@ -48,7 +48,7 @@ class _Pin:
 
 @contextmanager
 def pinned(alias: str | None, also: Collection[str] = ()) -> Iterator[None]:
-    """Ours, and those of further apps, are read and written there."""
+    """Read and write the models of this package, and of the apps in ``also``, in the given database."""
     if alias is None:
         yield
         return
@@ -65,10 +65,10 @@ LONGEST = 300
 
 
 def look_without_lock() -> None:
-    """Ask each SQLite whether it knows JSON.
+    """Ask each SQLite database if it supports JSON, without a lock.
 
-    Django asks so in a transaction, from 6.1 on before every command with checks. Where transactions take SQLite's lock
-    as they begin, that waits for whoever has it, and then says that this SQLite knows no JSON.
+    Django asks in a transaction, from 6.1 on before every command with checks. If transactions take SQLite's lock at
+    their start, that query waits for the lock's owner, and then Django reports that this SQLite has no JSON support.
     """
     for connection in connections.all():
         if connection.vendor != "sqlite" or not connection.settings_dict["OPTIONS"].get("transaction_mode"):
@@ -77,19 +77,19 @@ def look_without_lock() -> None:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT JSON('{}')")
         except OperationalError:
-            # Django says what is the matter.
+            # Django reports the problem.
             continue
         connection.features.supports_json_field = True
 
 
 def check_without_database(check: Callable[..., None], say: Callable[[str], None]) -> None:
-    """Run the checks. A database that is away costs only the checks of field types, for which MariaDB is asked."""
+    """Run the checks; without a database, skip only the checks of field types, which query MariaDB."""
     try:
         check()
     except AWAY:
         away = _away()
         if not away:
-            # The error is the check's own, such as a table that is missing.
+            # The error comes from the check itself, such as a missing table.
             raise
         left = ", ".join(f"{alias!r} ({_words(error)})" for alias, error in away.items())
         try:
@@ -103,7 +103,7 @@ def check_without_database(check: Callable[..., None], say: Callable[[str], None
 
 
 def _away() -> dict[str, Exception]:
-    """The databases to which no fresh connection can be opened, each with its error."""
+    """Return the databases that accept no new connection, each with its error."""
     found: dict[str, Exception] = {}
     for connection in connections.all():
         fresh = connection.copy()
@@ -112,7 +112,7 @@ def _away() -> dict[str, Exception]:
         except AWAY as error:
             found[connection.alias] = error
         except ImproperlyConfigured:
-            # No database at all: Django's checks pass over it.
+            # No database is configured here, so Django's checks skip it.
             continue
         finally:
             fresh.close()
@@ -120,7 +120,7 @@ def _away() -> dict[str, Exception]:
 
 
 def away(error: BaseException) -> str:
-    """Which database is away, as a sentence; empty where the error says something else."""
+    """Return a sentence that names the unreachable database; empty if the error has another cause."""
     alias, connecting = _raised_by(error)
     if not alias or not isinstance(error, AWAY) or not (connecting or uncertain(error)):
         return ""
@@ -129,9 +129,9 @@ def away(error: BaseException) -> str:
 
 
 def _raised_by(error: BaseException) -> tuple[str, bool]:
-    """The alias of a database's error, and whether it came from connecting.
+    """Return the alias of the error's database, and True if the error came from connecting.
 
-    Read from the traceback: the error does not name its database, and connecting again may wait for minutes.
+    Both are read from the traceback: the error does not name its database, and a new connection may take minutes.
     """
     alias, connecting = "", False
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -166,21 +166,24 @@ class Exit(IntEnum):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DjangoHelpFormatter):
-    """Django's order of options, and examples as they are written."""
+    """Django's order of options, with examples printed as they are written."""
 
 
 class RmqCommand(BaseCommand):
-    """Data goes to stdout, all else to stderr; ``run`` returns the exit code, None for 0."""
+    """The base of all commands.
+
+    Data goes to stdout, all else to stderr; ``run`` returns the exit code, None for 0.
+    """
 
     examples: Sequence[str] = ()
-    """Three lines that begin the help, without ``manage.py``."""
+    """Three example lines for the start of the help, without ``manage.py``."""
     common: Sequence[str] = ()
-    """Of --timeout and --using those that mean something to it."""
+    """Those of the options --timeout and --using that the command accepts."""
     patience: float | None = None
-    """Seconds for an answer of the broker, where --timeout does not tell."""
+    """Default seconds for --timeout, the wait for each answer of the broker."""
     also_using: Sequence[str] = ()
-    """Other apps whose records are where ours are."""
-    # An operator must be able to look although some other app fails its checks.
+    """Other apps whose models are in the same database as this package's."""
+    # Commands for inspection must run even if another app fails its checks.
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
 
     def run(self, options: Options) -> Exit | None:
@@ -197,7 +200,7 @@ class RmqCommand(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         for stream in (sys.stdout, sys.stderr):
-            # A terminal that knows no ✕ shows \u2715; it is no reason to fail.
+            # A terminal whose encoding has no ✕ shows \u2715; it must not fail.
             with suppress(AttributeError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # of real files only
         super().run_from_argv(argv)
@@ -212,11 +215,11 @@ class RmqCommand(BaseCommand):
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
         finally:
-            # Also before an exit code of ours: Python's own flush would make 120 of it.
+            # Flush before an exit code of this command: a failed flush by Python would replace it by 120.
             with _ending_quietly():
                 self.stdout.flush()
 
-    # The sentences that the admin shares with the commands would stand among English ones.
+    # Translated sentences, which the admin shares with the commands, would mix with English ones.
     @no_translations
     def handle(self, *_args: Any, **options: Any) -> None:
         using = options.get("using")
@@ -240,17 +243,17 @@ class RmqCommand(BaseCommand):
             sys.exit(int(code))
 
     def line(self, text: str = "", style: str = "") -> None:
-        """A line of what was asked for, to stdout; a style is one of Django's: SUCCESS, WARNING, ERROR, NOTICE."""
+        """Write a line of data to stdout; a style is one of Django's: SUCCESS, WARNING, ERROR, NOTICE."""
         self.stdout.write(getattr(self.style, style)(printable(text)) if style else printable(text))
 
     def say(self, text: str = "") -> None:
-        """A remark, to stderr."""
+        """Write a remark to stderr."""
         self.stderr.write(printable(text), lambda remark: remark)
 
     def table(self, rows: Iterable[Sequence[object]], styles: Sequence[str] = (), *, cut: bool = False) -> None:
-        """Columns: aligned on a terminal, divided by tabs elsewhere; ``styles`` has one for each row, or none.
+        """Write columns, aligned on a terminal and separated by tabs elsewhere; ``styles`` is empty or has one per row.
 
-        ``cut``: a terminal's row holds one row, for there is another way to read the whole of it.
+        With ``cut``, a row longer than the terminal's line is cut; another command shows the whole of it.
         """
         cells = [[printable(str(cell), keep="") for cell in row] for row in rows]
         if not self.stdout.isatty():
@@ -260,7 +263,7 @@ class RmqCommand(BaseCommand):
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         most = _columns(self.stdout) if cut else 0
         for number, row in enumerate(cells):
-            # The numbers of a table stand below each other by their last digits.
+            # Align the numbers of a column by their last digits.
             aligned = (
                 cell.rjust(width) if cell.isdigit() else cell.ljust(width)
                 for cell, width in zip(row, widths, strict=True)
@@ -270,12 +273,12 @@ class RmqCommand(BaseCommand):
             self.line(text, styles[number] if styles else "")
 
     def document(self, schema: str, **content: object) -> None:
-        """The one JSON document of ``--json``."""
+        """Write the single JSON document of ``--json``."""
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.stdout.write(json.dumps({"schema": f"rmq_retry.{schema}", "at": at, **content}, indent=2, default=str))
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Return only if the answer is yes."""
+        """Return only if the answer is yes, else raise CommandError."""
         if yes:
             return
         if not (sys.stdin.isatty() and self.stderr.isatty()):
@@ -290,7 +293,7 @@ class RmqCommand(BaseCommand):
 
 
 def _columns(stream: Any) -> int:
-    """Of a terminal; 0 where nobody can tell."""
+    """Return the terminal's columns; 0 if they are unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
@@ -306,7 +309,7 @@ def _ending_quietly() -> Iterator[None]:
 
 
 def _hush() -> None:
-    """The reader (head, less) has enough: nothing is left for the flush at exit to trip over."""
+    """Redirect stdout, whose reader (head, less) has closed it, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -319,7 +322,7 @@ def add_json(parser: CommandParser) -> None:
 
 
 def add_option(parser: CommandParser, name: str, *, default: object) -> None:
-    """--timeout or --using."""
+    """Add --timeout or --using."""
     if name == "timeout":
         known = f"; {default:g} by default" if isinstance(default, float) else ""
         said = f"seconds for each answer of the broker{known}"
@@ -329,7 +332,7 @@ def add_option(parser: CommandParser, name: str, *, default: object) -> None:
 
 
 def patience(text: str) -> float:
-    """An argument: how long to wait for an answer."""
+    """Parse an argument: the seconds to wait for an answer."""
     try:
         number = float(text)
     except ValueError:
@@ -340,7 +343,7 @@ def patience(text: str) -> float:
 
 
 def add_common(parser: CommandParser, common: Iterable[str] = ()) -> None:
-    """Options of all acts behind the name of an act too, as are Django's own: it takes them before it only."""
+    """Accept the common options after a subcommand's name too; Django accepts its own only before it."""
     for name in common:
         add_option(parser, name, default=argparse.SUPPRESS)
     for name in ("--no-color", "--force-color", "--traceback"):
@@ -354,7 +357,7 @@ def add_common(parser: CommandParser, common: Iterable[str] = ()) -> None:
 
 
 def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: Exit = Exit.USAGE) -> None:
-    """Refuse a name that is not known, with the nearest one that is."""
+    """Refuse an unknown name, and suggest the nearest known one."""
     among = list(known)
     for name in names:
         if name in among:
@@ -365,7 +368,7 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str], *, code: 
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Text whose control characters are written out: a name or an error cannot steer the terminal."""
+    """Return the text with control characters escaped, so that a name or an error cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -377,7 +380,7 @@ PATIENCE_OF_API = 5.0
 
 
 def remembered(command: RmqCommand) -> list[Declared] | None:
-    """What the project has declared; None where the database cannot tell, which is said where it should."""
+    """Return the project's declared objects; if the database is not readable, return None and write a remark."""
     try:
         return declared.remembered()
     except declared.Forgetful as error:
@@ -388,7 +391,7 @@ def remembered(command: RmqCommand) -> list[Declared] | None:
 
 @contextmanager
 def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
-    """A Declarer on a session of its own; with a time-out for each step, where it is for a probe."""
+    """Open a Declarer on a session of its own, with a timeout for each step if one is given, as for a probe."""
     access = settings().access()
     if timeout is not None:
         access = replace(access, connect_timeout=timeout)
@@ -397,7 +400,7 @@ def declarer(*, timeout: float | None = None) -> Iterator[Declarer]:
 
 
 def inspector(*, timeout: float | None = None) -> Inspector | None:
-    """The management API, where RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"] names one."""
+    """Return the management API of RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]; None if that is not set."""
     url = settings().operators.management_url
     if url is None:
         return None

@@ -26,12 +26,12 @@ from django_rmq_retry.parked.transfer import run_lines
 
 WIDTH = 24
 EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if stderr is not a terminal."""
 LOOK = 0.25
 
 
 class Follower:
-    """Drives a requeue run while no other process does, and shows its progress."""
+    """Sends a requeue run's messages while no other process does, and shows the progress."""
 
     def __init__(self, command: RmqCommand, run: int) -> None:
         self._command = command
@@ -41,7 +41,7 @@ class Follower:
         self._why = ""
 
     def follow(self, *, wait: float) -> RequeueRun:
-        """Until all is sent and has its outcome, but no longer than ``wait`` seconds after the last was sent."""
+        """Follow the run until all messages have an outcome, at most ``wait`` seconds after the last one was sent."""
         drive: Drive | None = None
         waiting_since: float | None = None
         try:
@@ -54,7 +54,7 @@ class Follower:
                 if run.state not in DRIVEN:
                     return run
                 if pause is None:
-                    # A consumer drives it; should it die, its lease runs out and this goes on.
+                    # A consumer drives the run. If that consumer dies, its lease expires and this process takes over.
                     drive.end()
                     drive = None
                 if run.state == RunState.WAITING:
@@ -70,7 +70,7 @@ class Follower:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Ctrl-C waits until what is being sent is confirmed and noted; a second one does not."""
+        """Delay Ctrl-C until the messages in flight are confirmed and recorded; a second Ctrl-C stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -107,7 +107,7 @@ class Follower:
 
 
 def bar(run: RequeueRun) -> str:
-    """``60% ██████████████▌         126/211 20/s  ok 118 again 1``."""
+    """Return a progress bar: ``60% ██████████████▌         126/211 20/s  ok 118 again 1``."""
     todo = run.total - run.skipped
     done = run.sent + run.unconfirmed
     share = done / todo if todo else 1.0
@@ -117,7 +117,7 @@ def bar(run: RequeueRun) -> str:
 
 
 def summary(run: RequeueRun) -> str:
-    """``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
+    """Return the result: ``Requeue run 73: 207 processed, 3 failed again, 1 left out.``"""
     waiting = run.sent - run.processed - run.failed
     counts = {
         "processed": run.processed,
@@ -133,18 +133,18 @@ def summary(run: RequeueRun) -> str:
 
 
 def code_of(run: RequeueRun) -> Exit:
-    """0 only where every message that was chosen was processed."""
+    """Return 0 only if every chosen message was processed."""
     return Exit.DONE if run.processed == run.total else Exit.PARTLY
 
 
 TYPED_FROM = 1000
-"""More messages than this are confirmed by typing their number."""
+"""The number above which messages are confirmed by typing their number."""
 OUTCOMES = 60.0
 BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """The subcommands with their options."""
+    """Add the subcommands with their options."""
     requeue = add("requeue", help="send messages back to their queues, as a requeue run")
     add_choice(requeue)
     option = requeue.add_argument
@@ -234,7 +234,7 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
 
 
 def act(command: RmqCommand, options: Options) -> Exit:
-    """Discard, restore, hold or unhold."""
+    """Discard, restore, hold or unhold the chosen messages."""
     name = options["subcommand"]
     chosen = selection_of(options, states={"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH))
     partly = say_keys(command, chosen)
@@ -245,7 +245,7 @@ def act(command: RmqCommand, options: Options) -> Exit:
         _show_token(command, chosen, f"{name.capitalize()} {_messages(chosen.count)}.", options)
         return Exit.DONE
     _confirm(command, chosen.count, f"{name.capitalize()} {_messages(chosen.count)}?", options)
-    # Asked before: afterwards none of them is open any more.
+    # Read the matches before the action: afterwards none of the messages is open.
     lists = lists_data(chosen) if options["json"] else {}
     done = _ACTS[name](chosen, Actor.of_shell(), options)
     if options["json"]:
@@ -266,7 +266,7 @@ _DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "
 
 
 def percent(text: str) -> float:
-    """An argument: ``20%`` or ``20``."""
+    """Parse an argument: ``20%`` or ``20``."""
     number = float(text.removesuffix("%"))
     if not 0 <= number <= 100:  # noqa: PLR2004 - percent
         raise argparse.ArgumentTypeError(f"takes 0% to 100%, not {text}")
@@ -333,7 +333,7 @@ def _check_broker(options: Options) -> None:
 
 
 def _confirm(command: RmqCommand, count: int, question: str, options: Options) -> None:
-    """One message that was named needs no question; very many need their number."""
+    """Ask for confirmation: none for a single message chosen by id, the typed number for very many."""
     if options["yes"] or (count == 1 and options["ids"]):
         return
     if count <= TYPED_FROM or not (sys.stdin.isatty() and command.stderr.isatty()):

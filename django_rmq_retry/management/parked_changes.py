@@ -21,7 +21,7 @@ from django_rmq_retry.parked.transfer import Payload, export, import_lines
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """The subcommands with their options."""
+    """Add the subcommands with their options."""
     edit = add("edit", help="store a new version of a message; requeue sends it")
     edit.add_argument("id", type=int, metavar="ID")
     source = edit.add_mutually_exclusive_group()
@@ -131,7 +131,7 @@ def _new_text(options: Options, before: str) -> str:
 
 
 def _edited(before: str) -> str:
-    """What comes back out of the editor; the file is nobody else's to read."""
+    """Return the text as saved in the editor; only the user can read the temporary folder."""
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "body"
@@ -141,7 +141,7 @@ def _edited(before: str) -> str:
         except (OSError, subprocess.CalledProcessError) as error:
             raise CommandError(f"{editor[0]} did not end well: {error}.", returncode=Exit.ERROR) from error
         after = path.read_bytes().decode()
-    # Editors end a file with a line of their own.
+    # Editors add a newline at the end of a file.
     return after if before.endswith("\n") else after.removesuffix("\n")
 
 

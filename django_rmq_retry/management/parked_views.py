@@ -34,14 +34,14 @@ from django_rmq_retry.parked.transfer import as_data
 
 LIMIT = 50
 DEATHS = 20
-"""Entries of x-death, and keys of one, that are shown; a forged one may have thousands."""
+"""The most entries of x-death, and keys of one entry, that are shown; a forged header may have thousands."""
 FORMATTED_LIMIT = 16 * 1024 * 1024
-"""Indenting makes a body longer: one that would grow beyond this is written as it is."""
+"""Indenting makes a body longer: one that would grow beyond this size is written as it is stored."""
 BODIES = ("none", "exact", "pretty", "hex")
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
-    """The subcommands with their options."""
+    """Add the subcommands with their options."""
     listed = add("list", help="the messages, the latest first")
     add_choice(listed)
     listed.add_argument("--limit", type=positive, metavar="N", help=f"at most so many; {LIMIT} by default")
@@ -76,7 +76,7 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
             for row in page:
                 command.stdout.write(json.dumps(as_data(row)))
         return Exit.DONE if lines else Exit.NOTHING
-    # One more than is shown tells whether there are more.
+    # Read one row more than is shown, to detect a following page.
     most = limit or LIMIT
     more = [row for page in pages(rows, after=after, limit=most + 1) for row in page]
     found = more[:most]
@@ -157,7 +157,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
 
 
 def _group_data(row: ErrorGroup) -> Mapping[str, object]:
-    """A cause as programs read it."""
+    """Return an error group as JSON data."""
     names = ("title", "culprit", "reason", "parked", "requeued", "processed", "discarded", "failed_again", "note")
     times = {name: clock(getattr(row, name), terminal=False) for name in ("first_seen", "last_seen")}
     return {"id": row.pk, **{name: getattr(row, name) for name in names}, **times}
@@ -184,7 +184,7 @@ def _run_cells(run: RequeueRun, *, terminal: bool) -> tuple[object, ...]:
 
 
 def run_data(run: RequeueRun) -> Mapping[str, object]:
-    """A run as programs read it."""
+    """Return a requeue run as JSON data."""
     names = ("state", "wait", "note", "by", "reason", "target", "rate", "max_depth", "stop_at", "one_by_one", "canary")
     counts = ("total", "sent", "processed", "failed", "skipped", "unconfirmed")
     times = {name: clock(getattr(run, name), terminal=False) for name in ("created_at", "started_at", "finished_at")}
@@ -229,7 +229,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
 
 
 def _deaths(row: ParkedMessage) -> Sequence[Death] | None:
-    """What x-death of the message as it came says, the first entries; None where no broker writes one like that."""
+    """Return the first entries of the message's x-death; None if it has a shape that no broker writes."""
     try:
         headers = decode_properties(bytes(row.properties)).headers
     except UndecodableHeaders:

@@ -15,7 +15,7 @@ from django_rmq_retry.management.command import printable
 
 NAME = "django_rmq_retry"
 LEVELS = (logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
-"""By verbosity."""
+"""Log levels by verbosity."""
 SIGNS = {
     "ack": ("✓", "+", "SUCCESS"),
     "duplicate": ("≡", "d", "SUCCESS"),
@@ -31,7 +31,10 @@ _KEY = re.compile(r"[^\w.-]")
 
 
 class Lines(logging.Formatter):
-    """``03:02:11 ✕ payment.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout``."""
+    """Format a record as one coloured line.
+
+    ``03:02:11 ✕ payment.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout``.
+    """
 
     def __init__(self, style: Style, *, plain: bool, with_pid: bool) -> None:
         super().__init__()
@@ -68,7 +71,10 @@ class Lines(logging.Formatter):
 
 
 class Logfmt(logging.Formatter):
-    """``ts=2026-11-21T03:02:11.482Z level=error event=park queue=payments handler=…``."""
+    """Format a record as logfmt.
+
+    ``ts=2026-11-21T03:02:11.482Z level=error event=park queue=payments handler=…``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(
@@ -77,33 +83,33 @@ class Logfmt(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, in ASCII: no text can break out of it."""
+    """Format a record as one line of JSON in ASCII, so that no text can break out of the line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(dict(fields(record)), default=str)
 
 
 class Console(logging.StreamHandler[Any]):
-    """Whatever happens to the terminal or the pipe, no message suffers from it."""
+    """A log handler that ignores errors of the terminal or pipe, so that they affect no message."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Say nothing: the place to say it is the one that fails."""
+        """Ignore the error: a report would go to the stream that fails."""
 
 
 def install(stream: Any, style: Style, *, verbosity: int, json_logs: bool, with_pid: bool) -> bool:
-    """Write the log to this stream; tell whether that is so.
+    """Write the log to this stream; return True if it does.
 
-    A project whose own LOGGING brings our records to the console keeps that, unless JSON lines were asked for.
+    A project whose own LOGGING writes this package's records to the console keeps that, except with ``json_logs``.
     """
     log, root = logging.getLogger(NAME), logging.getLogger()
     if log.level == logging.NOTSET or verbosity != 1:
         log.setLevel(LEVELS[verbosity])
     pika = logging.getLogger("pika")
     if pika.level == logging.NOTSET:
-        # It tells each lost connection in six lines of its own; what matters of it is in ours.
+        # pika logs each lost connection in six lines; the package's own log line has the relevant facts.
         pika.setLevel(logging.INFO if verbosity == len(LEVELS) - 1 else logging.CRITICAL)
     for logger in (log, root):
-        # Of a command that ran before in this process, as tests do it.
+        # Remove the handler of a command that ran before in this process, as in tests.
         logger.handlers[:] = [one for one in logger.handlers if not isinstance(one, Console)]
     theirs = [one for one in (*log.handlers, *(root.handlers if log.propagate else ())) if _on_console(one)]
     if (theirs or log.handlers) and not json_logs:
@@ -126,7 +132,7 @@ def _formatter(stream: Any, style: Style, *, json_logs: bool, with_pid: bool) ->
 
 
 def shows_signs(stream: Any) -> bool:
-    """Whether a stream's encoding has the signs of the lines."""
+    """Return True if the stream's encoding can write the signs of the lines."""
     try:
         "✓↻✕○■→·".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -135,7 +141,7 @@ def shows_signs(stream: Any) -> bool:
 
 
 def fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
-    """What there is to say of a record, most important first; what says nothing is left out."""
+    """Yield the fields of a record, most important first; empty ones are left out."""
     extras = {key: value for key, value in vars(record).items() if key not in RECORD_FIELDS and value not in (None, "")}
     if not extras.get("after"):
         extras.pop("after", None)
@@ -159,20 +165,20 @@ def trace_of(record: logging.LogRecord) -> str:
 
 
 def flat(text: object) -> str:
-    """A text of whatever origin on one line, with nothing in it that steers a terminal."""
+    """Return any text on one line, without characters that control a terminal."""
     said = str(text)
     return said if said.isprintable() else printable(said.replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def took(seconds: float) -> str:
-    """``30.0 s``, ``83 ms``, ``0.4 ms``."""
+    """Return a duration, such as ``30.0 s``, ``83 ms`` or ``0.4 ms``."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"  # noqa: PLR2004
 
 
 def _end(record: Any) -> Iterator[str]:
-    """The end of a verdict's line: what went wrong, and what becomes of the message."""
+    """Yield the end of a verdict's line: the error, and what happens to the message."""
     yield from {
         "retry": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
         "park": (f"→ parked: {record.detail or record.reason}",),
@@ -184,7 +190,7 @@ def _end(record: Any) -> Iterator[str]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    # isprintable() first: a line is written for every message, and going through each character costs more than it.
+    # isprintable() first: a line is written for every message, and a search of each character costs more.
     if text.isprintable() and _BARE.fullmatch(text):
         return text
     return printable(json.dumps(text, ensure_ascii=False))

@@ -1,1 +1,1 @@
-"""One file for each command: it parses arguments and calls one object."""
+"""One module for each command: it parses arguments and calls one object."""

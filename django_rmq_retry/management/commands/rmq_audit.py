@@ -1,4 +1,4 @@
-"""``manage.py rmq_audit``: what operators did, whether the log is whole, and its own retention."""
+"""``manage.py rmq_audit``: show, export and verify operators' actions, and delete old ones."""
 
 import datetime
 

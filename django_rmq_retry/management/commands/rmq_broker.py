@@ -1,4 +1,4 @@
-"""``manage.py rmq_broker``: runs the embedded broker by itself, for all processes of the project."""
+"""``manage.py rmq_broker``: run the embedded broker on its own, for all processes of the project."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``manage.py rmq_consume``: runs the handlers until it is told to stop."""
+"""``manage.py rmq_consume``: run the handlers until the process is stopped."""
 
 import argparse
 import logging
@@ -79,7 +79,7 @@ class Command(RmqCommand):
         start = Start.of(self._chosen(options["queues"]) if not options["park_only"] else (), options)
         if options["park_only"]:
             check_park_only(start, options["queues"])
-        # Settings that cannot be used are told here, in a sentence, before anything is started.
+        # Invalid settings are reported here, in one sentence, before anything is started.
         plan = bring_broker() if settings().access().embedded else None
         many = start.processes > 1
         verbosity, json_logs = options["verbosity"], options["json_logs"]
@@ -97,7 +97,7 @@ class Command(RmqCommand):
         process = None if many else Process(start, row=row)
         code = process.run() if process else supervised(start)
         if code and process and not shown:
-            # The project's own logging may show it or not; whoever looks at a process that ended must see why.
+            # The project's own logging may hide the reason, and an operator must see why the process ended.
             raise CommandError(process.why, returncode=code)
         if code:
             sys.exit(code)
@@ -114,7 +114,7 @@ class Command(RmqCommand):
         return [known[name] for name in dict.fromkeys(queues)] or list(known.values())
 
     def _greet(self, start: Start, *, lines: bool) -> None:
-        """A line for each thing to know on a terminal, one log line elsewhere."""
+        """Write a line for each fact about the start on a terminal, one log line elsewhere."""
         if not lines:
             queues = ", ".join(intake.queue.name for intake in start.intakes)
             log.info("Consuming %s", queues or "parked messages", extra={"event": "started", **start.facts()})
@@ -123,13 +123,13 @@ class Command(RmqCommand):
                 self.line(text)
 
     def _last_row(self, options: Options) -> LastRow | None:
-        """Where a person looks on: below the lines, how it goes."""
+        """Return the status row below the log lines, if stdout is a terminal that can show it."""
         if not (self.stdout.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
             return None
         return LastRow(sys.stdout, escapes=not options["no_color"], plain=not terminal.shows_signs(sys.stdout))
 
     def _reloadable(self, start: Start, row: LastRow | None, *, lines: bool) -> None:
-        """In the reloader's thread."""
+        """Run the consumer in the reloader's thread."""
         self._greet(start, lines=lines)
         code = Process(start, row=row).run_reloadable()
         if code:
@@ -137,7 +137,7 @@ class Command(RmqCommand):
 
 
 def bring_broker() -> Plan:
-    """See to it that the embedded broker runs, with the project's queues; some may be as they once were."""
+    """Start the embedded broker if it does not run, and declare the queues; a differing queue stays as it is."""
     starting.ensure(settings().folder())
     topology = registry.topology()
     with declarer() as it:
@@ -149,7 +149,7 @@ def bring_broker() -> Plan:
 
 
 def warn_of_drift(plan: Plan) -> None:
-    """Say what the embedded broker keeps from before the project was changed."""
+    """Log the queues and exchanges that the embedded broker keeps with an earlier definition."""
     for item in plan.of(State.DIFFERS):
         log.warning(
             "The embedded broker has %s %s as it was declared before (%s). To make a queue anew with its messages: "
@@ -168,7 +168,7 @@ def check_park_only(start: Start, queues: Sequence[str]) -> None:
 
 
 def whole(text: str) -> int:
-    """An argument: 1 or more."""
+    """Parse an argument: 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"takes 1 or more, not {number}")
@@ -176,7 +176,7 @@ def whole(text: str) -> int:
 
 
 def prefetch(text: str) -> int:
-    """An argument: what AMQP can say of a prefetch."""
+    """Parse an argument: a prefetch that AMQP can express."""
     number = whole(text)
     if number > MOST_PREFETCH:
         raise argparse.ArgumentTypeError(f"takes 1 to {MOST_PREFETCH}, not {number}")
@@ -184,7 +184,7 @@ def prefetch(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """An argument: 0 or more."""
+    """Parse an argument: 0 or more."""
     number = float(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"takes seconds, not {text}")

@@ -1,4 +1,4 @@
-"""``manage.py rmq_declare``: the topology onto the broker, plan first."""
+"""``manage.py rmq_declare``: declare the topology on the broker, after showing the plan."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +90,7 @@ class Command(RmqCommand):
 
     @contextmanager
     def _saying_what_was_created(self, plan: Plan) -> Iterator[None]:
-        """Name what was declared before a queue could not be made anew: it stays."""
+        """After an error, name the objects that were declared before it: they stay."""
         try:
             yield
         except Exception:
@@ -100,7 +100,7 @@ class Command(RmqCommand):
             raise
 
     def _heed_checks(self, *, looks_only: bool) -> None:
-        """What ``check`` calls an error is not put onto a broker: it cannot be changed in place afterwards."""
+        """Refuse to declare if ``check`` reports an error: a queue cannot be changed in place afterwards."""
         wrong = [
             f"{found.msg} {found.hint} ({found.id})"
             for found in run_checks(tags=[TAG])
@@ -160,7 +160,7 @@ class Command(RmqCommand):
             self.say(f"What was declared is not remembered in the database: {why}")
 
     def _prune(self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
-        """An old consumer of a former queue still needs its waiting queues."""
+        """Delete unused queues, except those that an old consumer of a former queue still needs to wait in."""
         names = stale(topology, it.inspector.queues()) if it.inspector is not None else []
         for one in former:
             home = look(it.session, None, one.home) if one.home and one.home not in topology.queues else None
@@ -213,7 +213,7 @@ def _departed(done: Departed) -> Deleted:
 
 
 def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
-    """Where the messages of each former queue go; a wait begins anew in the waiting queue of the same name."""
+    """Return each former queue's target; a wait starts from the beginning in the waiting queue of the same name."""
     parks = {intake.queue.name: intake.park for intake in registry.intakes()}
     found: dict[str, str] = {}
     for one in family:

@@ -1,4 +1,4 @@
-"""``manage.py rmq_delete``: queues of the project from the broker, empty ones unless it is forced."""
+"""``manage.py rmq_delete``: delete queues of the project from the broker; with messages only if forced."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ class Command(RmqCommand):
             feeders = [*topology.queues.values(), *(one.queue for one in former)]
             done = delete_queues(it, queues, feeders=feeders, force=options["force"])
             done.refused.update(left)
-            # What leads out of them into queues of others would keep them; it is the project's own.
+            # The exchanges' bindings to queues of others would prevent their deletion, so these own bindings go first.
             dropped = delete_exchanges(it, exchanges, [one for one in topology.bindings if one.source in exchanges])
             forget(it, [*done.deleted, *done.missing], dropped.deleted)
         if options["json"]:
@@ -84,13 +84,13 @@ class Command(RmqCommand):
     def _split(
         it: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
     ) -> tuple[list[str], dict[str, str]]:
-        """Those to delete, and those that others consume now, each with a sentence."""
+        """Return the queues to delete, and those that others consume now, each with a sentence."""
         kept = {} if options["queues"] and options["force"] else handed_over(it, former)
         left = {name: why for name, why in kept.items() if name in queues}
         return [name for name in queues if name not in left], left
 
     def _queues(self, topology: Topology, former: Sequence[Former], options: Options) -> list[str]:
-        """In an order in which no queue goes before what waits to come back to it."""
+        """Return the queues in deletion order: waiting queues before the queues to which their messages return."""
         named: list[str] = options["queues"]
         if options["all"]:
             ours = [queue for queue in topology.queues.values() if not queue.existing]
@@ -105,7 +105,7 @@ class Command(RmqCommand):
     def _check_names(self, topology: Topology, named: Sequence[str], former: Sequence[str]) -> None:
         ours = [queue.name for queue in topology.queues.values() if not queue.existing]
         others = topology.queues.keys() - set(ours)
-        # What a move or a former back-off has left is ours as well, but nothing to be offered for a name mistyped.
+        # The remains of a move or of an earlier back-off belong to the project too, but are not suggested for a typo.
         left = {name + end for name in ours for end in (MOVING, TRIAL)} | set(stale(topology, named))
         left |= set(former) - others
         check_known("queue of this project", [name for name in named if name not in left], ours)

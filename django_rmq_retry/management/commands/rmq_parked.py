@@ -1,4 +1,4 @@
-"""``manage.py rmq_parked``: what the admin does with parked messages, for shells and scripts."""
+"""``manage.py rmq_parked``: the admin's actions on parked messages, for shells and scripts."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""``manage.py rmq_publish``: one message, from a file or from stdin."""
+"""``manage.py rmq_publish``: publish one message, from a file or from stdin."""
 
 import argparse
 import json
@@ -27,9 +27,9 @@ GIVEN = (
     *("type", "priority", "expiration", "correlation_id", "message_id", "delay", "reply_to", "app_id", "user_id"),
     *("timestamp", "content_encoding"),
 )
-"""Options of a publish that are arguments of the same name."""
+"""The publish options that have a command argument of the same name."""
 QUIET = 2
-"""The verbosity below which nothing is said while a broker is waited for."""
+"""The verbosity below which no remark is written while the command waits for a broker."""
 
 
 class Command(RmqCommand):
@@ -113,7 +113,7 @@ class Command(RmqCommand):
             raise CommandError("--content-encoding goes with --raw.", returncode=Exit.USAGE)
         given = {name: options[name] for name in GIVEN}
         said = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
-        # The bytes leave as they came: who tests a handler wants to say exactly what it gets.
+        # Send the exact bytes: a test of a handler needs full control over its input.
         raw = replace(destination_of(subscription), codec=Raw()) if subscription else None
         return message_of(body, exchange=exchange, routing_key=key, codec=Raw(), options=said, destination=raw)
 
@@ -124,7 +124,7 @@ def _subscription(name: str) -> Subscription:
 
 
 def _checked(body: bytes, options: Given, subscription: Subscription | None) -> str:
-    """The content type of a body that its reader can read."""
+    """Return the content type after checking that the handler's codec, or JSON, can read the body."""
     given: str | None = options["content_type"]
     if options["raw"]:
         return given or Raw.content_type
@@ -141,7 +141,7 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
 
 
 def name(text: str) -> str:
-    """An argument: what AMQP can say as a name."""
+    """Parse an argument: a name that AMQP can express."""
     size = len(text.encode("utf-8", "surrogateescape"))
     if size > LONGEST_NAME:
         raise argparse.ArgumentTypeError(f"takes at most {LONGEST_NAME} bytes, not {size}")
@@ -149,14 +149,14 @@ def name(text: str) -> str:
 
 
 def priority(text: str) -> int:
-    """An argument: what AMQP can say of a priority."""
+    """Parse an argument: a priority that AMQP can express."""
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_PRIORITY):
         raise argparse.ArgumentTypeError(f"takes a whole number from 0 to {MOST_PRIORITY}, not {text!r}")
     return int(text)
 
 
 def timestamp(text: str) -> int:
-    """An argument: a time with its zone, or seconds of the epoch."""
+    """Parse an argument: a time with its zone, or seconds since the epoch."""
     try:
         return seconds_of(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text))
     except ValueError as error:
@@ -164,7 +164,7 @@ def timestamp(text: str) -> int:
 
 
 def header(text: str) -> tuple[str, object]:
-    """An argument: ``tenant=acme`` is a text, ``amount:=7`` a JSON value."""
+    """Parse an argument: ``tenant=acme`` is a text, ``amount:=7`` a JSON value."""
     name, equals, value = text.partition("=")
     if not equals or not name.rstrip(":"):
         raise argparse.ArgumentTypeError(f"takes NAME=text or NAME:=json, not {text!r}")

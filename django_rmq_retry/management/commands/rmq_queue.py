@@ -1,4 +1,4 @@
-"""``manage.py rmq_queue``: which queues flow; pauses them and lets them go on."""
+"""``manage.py rmq_queue``: show the state of the queues; pause and resume them."""
 
 from datetime import UTC, datetime
 

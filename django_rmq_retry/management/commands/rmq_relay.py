@@ -1,4 +1,4 @@
-"""``manage.py rmq_relay``: sends what commits have left in the outbox; and what people do with what cannot be sent."""
+"""``manage.py rmq_relay``: publish the messages of the outbox; list, retry or discard those that failed."""
 
 import logging
 
@@ -44,7 +44,7 @@ class Command(RmqCommand):
             one.add_argument("ids", nargs="*", type=int, metavar="ID", help="rows, as `rmq_relay list` names them")
             add_yes(one)
         for one in (listed, again, gone):
-            # Under a name of its own: the audit log stays where the project's records are.
+            # A name of its own, because the audit log stays in the database of the project's records.
             said = "the database that has the outbox; default by default"
             one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=said)
             add_json(one)
@@ -127,7 +127,7 @@ class Command(RmqCommand):
 
 
 def _run(options: Options) -> tuple[Relaying, bool]:
-    """Until a signal, a limit, or the end of a burst; whether it ended in good order."""
+    """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
     relaying = Relaying(around=assembly.Around, burst=options["burst"])
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()

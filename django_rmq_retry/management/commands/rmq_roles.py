@@ -1,4 +1,4 @@
-"""``manage.py rmq_roles``: five groups of permissions for the people around parked messages."""
+"""``manage.py rmq_roles``: five groups of permissions for people who work with parked messages."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_j
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS
 
 LOOKS = ("view", "view_group", "view_run", "view_status", "view_queue", "view_key", "view_outbox", "view_audit")
-"""The audit log shows each only what is their own, unless they may see what others did."""
+"""Permissions to look. The audit log shows users their own actions, unless they may see those of others."""
 ONCALL = (
     *LOOKS,
     *("view_payload", "view_traceback", "requeue", "bulk_requeue", "discard", "hold", "export", "note", "control"),

@@ -1,4 +1,4 @@
-"""``manage.py rmq_status``: how the queues are doing, for people and for probes."""
+"""``manage.py rmq_status``: show the state of the queues, for operators and for probes."""
 
 import argparse
 import time
@@ -76,13 +76,13 @@ class Command(RmqCommand):
         return Exit.UNHEALTHY if seen.problems and options["check"] else Exit.DONE
 
     def _fail(self, why: str) -> None:
-        """Whatever a broker or database says, it is one line."""
+        """Write the failure as one line, even if the broker's or database's text has several."""
         self.line(f"FAIL {' '.join(why.split())}", "ERROR")
 
     def _watch(self, options: Options) -> Exit:
         if options["check"] or options["json"]:
             raise CommandError("--watch is for people: leave --check and --json out.", returncode=Exit.USAGE)
-        # Ctrl-C is how a watch ends.
+        # Ctrl-C ends a watch.
         with suppress(KeyboardInterrupt):
             while True:
                 self._look_again(options)
@@ -90,7 +90,7 @@ class Command(RmqCommand):
         return Exit.DONE
 
     def _look_again(self, options: Options) -> None:
-        """On a terminal in the place of the last, elsewhere a block below it. A broker that is away may come back."""
+        """Show the status: on a terminal in place of the last, elsewhere below it. An unreachable broker may return."""
         problem = ""
         try:
             seen = look(limits_of(options))
@@ -112,7 +112,7 @@ class Command(RmqCommand):
         blind = seen.gauged.blind
         rows = [_HEAD, *(row(level, seen) for level in seen.gauged.levels)]
         styles = ["", *(style(level, seen) for level in seen.gauged.levels)]
-        # Columns that only the management API can fill are left out where it cannot be asked.
+        # Leave out columns that need the management API if it does not answer.
         shown = [not blind or name not in ("UNACKED", "IN/S", "OUT/S") for name in _HEAD]
         self.table([[*compress(cells, shown)] for cells in rows], styles)
         for line in totals(seen, terminal=self.stdout.isatty()):
@@ -120,7 +120,7 @@ class Command(RmqCommand):
         count = len(seen.problems)
         said = "No problem." if not count else f"{counted(count, 'problem')}."
         self.line(said, "ERROR" if count else "SUCCESS")
-        # What belongs to a queue stands in its row.
+        # The problems of a queue are in its row.
         for problem in seen.problems[seen.of_queues :]:
             self.line(f"✕ {problem}", "ERROR")
         if blind:
@@ -137,7 +137,7 @@ def limits_of(options: Options) -> Limits:
 
 
 def period(text: str) -> float:
-    """An argument: seconds between two looks."""
+    """Parse an argument: seconds between two looks."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``manage.py rmq_topology``: the project's exchanges and queues, drawn or as definitions; no broker is asked."""
+"""``manage.py rmq_topology``: the project's exchanges and queues, drawn or as definitions, without a broker."""
 
 import json
 
