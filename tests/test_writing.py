@@ -15,16 +15,13 @@ PLAIN: tuple[str, ...] = (
     "django_rmq_retry/arguments.py",
     "django_rmq_retry/checks",
     "django_rmq_retry/conf.py",
-    "django_rmq_retry/embedded/__init__.py",
-    "django_rmq_retry/embedded/direct/__init__.py",
-    "django_rmq_retry/embedded/engine",
-    "django_rmq_retry/embedded/file_store.py",
-    "django_rmq_retry/embedded/place.py",
-    "django_rmq_retry/embedded/process.py",
-    "django_rmq_retry/embedded/wire",
+    "django_rmq_retry/embedded",
     "django_rmq_retry/env.py",
     "django_rmq_retry/errors.py",
+    "django_rmq_retry/ordering",
+    "django_rmq_retry/server.py",
     "django_rmq_retry/signals.py",
+    "django_rmq_retry/templatetags",
     "django_rmq_retry/testing",
     "django_rmq_retry/topology",
     "testproject",
@@ -46,6 +43,23 @@ def test_what_was_rewritten_stays_plain() -> None:
     found = [(str(path.relative_to(ROOT)), finding) for path in files() for finding in in_file(path)]
 
     assert [f"{name}: {one}" for name, one in found if (name, one.found) not in ALLOWED] == []
+
+
+def test_docstrings_and_comments_of_the_product_are_plain() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {finding}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for finding in in_python(path.read_text(), literals=False)
+    ]
+
+    assert found == []
+
+
+def test_literals_can_be_left_out() -> None:
+    text = '"""Nobody."""\nx = "anew"  # told\n'
+
+    assert [one.found for one in in_python(text)] == ["Nobody", "anew", "told"]
+    assert [one.found for one in in_python(text, literals=False)] == ["Nobody", "told"]
 
 
 def test_few_words_are_allowed_and_each_is_needed() -> None:

@@ -59,10 +59,17 @@ class Finding:
         return f"line {self.line}: {self.found!r}; write: {self.instead}"
 
 
-def in_python(text: str) -> list[Finding]:
-    """The findings in the strings, docstrings and comments of a module; its identifiers are not read."""
+def in_python(text: str, *, literals: bool = True) -> list[Finding]:
+    """The findings in the strings, docstrings and comments of a module; its identifiers are not read.
+
+    Without literals only docstrings and comments are read.
+    """
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    docstrings = {(node.lineno, node.col_offset) for node in nodes if isinstance(node.value, ast.Constant)}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    prose = (_words(token.string, token.start[0]) for token in tokens if token.type in PROSE)
+    read = (token for token in tokens if token.type in PROSE)
+    read = (token for token in read if literals or token.type == tokenize.COMMENT or token.start in docstrings)
+    prose = (_words(token.string, token.start[0]) for token in read)
     return sorted([finding for findings in prose for finding in findings] + list(_openings(text)))
 
 
