@@ -15,8 +15,11 @@ def functions(text: str) -> Iterator[Function]:
 
 
 def length(function: Function) -> int:
-    """Return the number of lines from `def` to the last one."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+    """The lines of a function from `def` to the last, without its docstring."""
+    first = function.body[0]
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if documented else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring
 
 
 def positional(function: Function) -> int:
