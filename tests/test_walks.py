@@ -1,5 +1,6 @@
 """Counting walks: which functions run for one more message, and by which name they count."""
 
+import sys
 from pathlib import Path
 from threading import Thread
 from types import CodeType
@@ -101,6 +102,7 @@ def test_code_that_runs_once_for_two_messages_still_counts(batches: int, counts:
     assert bool(walk([], calls("records:write") * batches, more=10)) is counts
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11, 4), reason="the profiler of Debian's Python 3.11.2 did not return here")
 def test_the_profiler_takes_the_calls_of_this_thread_and_of_those_begun_after_it(tmp_path: Path) -> None:
     made, scope = str(tmp_path / "made.py"), dict[str, Any]()
     exec(compile("def one():\n    return 1\n\ndef two():\n    one()\n", made, "exec"), scope)  # noqa: S102 - the text here

@@ -44,6 +44,8 @@ WORDS = {
 OPENING = re.compile(rf"(?:{'|'.join(OPENINGS)})\b")
 FORMATTED = tokenize.FSTRING_MIDDLE if hasattr(tokenize, "FSTRING_MIDDLE") else tokenize.STRING
 PROSE = (tokenize.STRING, tokenize.COMMENT, FORMATTED)
+PREFIX = re.compile(r"[rR]?[fF][rR]?['\"]")
+EXPRESSION = re.compile(r"\{[^{}]*\}")
 FENCED = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
@@ -69,8 +71,14 @@ def in_python(text: str, *, literals: bool = True) -> list[Finding]:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     read = (token for token in tokens if token.type in PROSE)
     read = (token for token in read if literals or token.type == tokenize.COMMENT or token.start in docstrings)
-    prose = (_words(token.string, token.start[0]) for token in read)
+    prose = (_words(_spoken(token), token.start[0]) for token in read)
     return sorted([finding for findings in prose for finding in findings] + list(_openings(text)))
+
+
+def _spoken(token: tokenize.TokenInfo) -> str:
+    """The text of a token; before Python 3.12 a formatted string is one token, with its expressions."""
+    formatted = token.type == tokenize.STRING and PREFIX.match(token.string)
+    return EXPRESSION.sub("{}", token.string) if formatted else token.string
 
 
 def in_markup(text: str) -> list[Finding]:
