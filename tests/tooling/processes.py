@@ -1,8 +1,8 @@
 """Processes of tests, forked from one that has imported Django already.
 
-A run of the tests starts more than a thousand commands, and each would import the same modules for most of a second.
-So a test process keeps one interpreter, which imports what needs no settings; each command is a fork of it, with the
-arguments, environment, folder and files of its own. What a fork cannot be like, is started as usual: see ``forks``.
+A run of the tests starts hundreds of commands, and each would import the same modules for most of a second. So a test
+process keeps one interpreter, which imports what needs no settings; each command is a fork of it, with the arguments,
+environment, folder and files of its own. Commands that a fork cannot imitate start as usual: see ``forks``.
 """
 
 import atexit
