@@ -6,19 +6,12 @@ from django_rmq_retry.messages.codecs import Json, Raw
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.policies.backoff import Exponential, Fixed, Steps
 from django_rmq_retry.policies.breaker import Breaker
-from django_rmq_retry.policies.carriers import (
-    AckFirst,
-    DeadLetter,
-    InPlace,
-    Ladder,
-    NackRequeue,
-    Native,
-    Republish,
-    WaitQueue,
-)
-from django_rmq_retry.policies.policy import Discard, OneShot, Park, Retry, RetryThenPark, Schedule, StopTheLine
+from django_rmq_retry.policies.carriers import AckFirst, InPlace, Ladder, NackRequeue, Native, Republish
+from django_rmq_retry.policies.dead_letter import DeadLetter, WaitQueue
+from django_rmq_retry.policies.policy import OneShot, RetryThenPark, Schedule, StopTheLine
+from django_rmq_retry.policies.verdict import Discard, Park, Retry
 from django_rmq_retry.publishing.publish import apublish, publish, publish_many
-from django_rmq_retry.topology.queues import Broadcast, Exchange, Queue
+from django_rmq_retry.topology.declarations import Broadcast, Exchange, Queue
 
 __version__ = "0.1.0"
 

@@ -17,7 +17,7 @@ from django_rmq_retry.amqp.address import Access, Host, Password, Secret, Tls
 from django_rmq_retry.embedded import place
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
-from django_rmq_retry.topology.queues import Exchange, Queue, QueueType
+from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
 
 Reader = Callable[[str, object], object]
 Urls = tuple[Secret, ...] | Callable[[], str | list[str]]

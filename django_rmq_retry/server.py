@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error, InterfaceError, OperationalError
 from django.utils import timezone
 
-from django_rmq_retry.policies.policy import Overrule
+from django_rmq_retry.policies.verdict import Overrule
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -83,7 +83,7 @@ def trusted(using: str) -> datetime | None:
     if abs(apart) > TOLERANCE:
         if using not in _told:
             _told.add(using)
-            said = "%s Nothing is deleted by age until they agree: set both by NTP."
+            said = "%s Nothing is deleted by age until they agree. Synchronize both by NTP."
             log.error(said, difference(apart, using), extra={"event": "clocks", "database": using})
         return None
     if using in _told:

@@ -1,4 +1,4 @@
-"""How Sphinx makes the documentation: ``make docs``; warnings are errors."""
+"""Sphinx configuration of the documentation: ``make docs``; warnings are errors."""
 
 import re
 from pathlib import Path

@@ -4,14 +4,12 @@ from typing import Any
 import pytest
 from django.dispatch import Signal
 
-from django_rmq_retry import signals
+from django_rmq_retry import Delivery, Queue, StopTheLine, signals
 from django_rmq_retry.consumer import events
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import FinishedAttempt
-from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.policy import ACK, StopTheLine, Verdict, halt, park, retry
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.messages import Reason
+from django_rmq_retry.policies import ACK, Verdict, halt, park, retry
 
 Heard = list[tuple[str, str]]
 LEDGER = Subscription(

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from django_rmq_retry.models.parked import State
-from django_rmq_retry.policies.policy import Kind
+from django_rmq_retry.policies import Kind
 from tests.test_ladder import RUNGS
+from tests.tooling.seams import OPERATING
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rmq_retry"
@@ -65,6 +66,19 @@ def test_every_function_and_class_on_the_page_is_defined() -> None:
     missing = [name for name in sorted(named - values) if not re.search(rf"\b(?:def|class) {name}\b", code)]
 
     assert missing == ["rmq_status"], "a command is a module"
+
+
+def test_the_public_names_of_parked_are_those_that_tests_may_import() -> None:
+    assert sorted(re.findall(r"^\| `(\w+)` \| `(parked\.\w+)` \|$", PAGE, re.MULTILINE)) == sorted(
+        (name, module) for module, name in OPERATING
+    )
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(OPERATING))
+def test_each_public_name_of_parked_is_defined_in_its_module(module: str, name: str) -> None:
+    code = (PACKAGE / Path(*module.split("."))).with_suffix(".py").read_text()
+
+    assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE)
 
 
 def test_every_thread_is_on_the_page() -> None:

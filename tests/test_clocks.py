@@ -24,7 +24,7 @@ from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import OnceState
 from django_rmq_retry.inbox.once import once
-from django_rmq_retry.inbox.retention import Ageing
+from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.management import broker_status
 from django_rmq_retry.models import (
     Attempt,
@@ -54,7 +54,8 @@ from tests.tooling.waiting import wait_until
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 WRONG = [8 * YEAR, -300 * DAY, 3600.0, -3600.0]
 SAID = dict(zip(WRONG, ("2920 d ahead of", "300 d behind", "60 min ahead of", "60 min behind"), strict=True))
-UNTIL = "Nothing is deleted by age until they agree: set both by NTP."
+UNTIL = "Nothing is deleted by age until they agree. Synchronize both by NTP."
+REFUSED = "Nothing is deleted by age until they agree: synchronize both by NTP."
 NEAR = timedelta(seconds=30)
 
 
@@ -175,7 +176,7 @@ def test_an_entry_of_a_wrong_host_is_as_old_as_it_is(
     shifted(monkeypatch, wrong)
     handle("m")
     monkeypatch.undo()
-    Ageing()()
+    EntryRetention()()
 
     assert handled == ["m"]
     assert [abs(at - right) < NEAR for at in InboxEntry.objects.values_list("handled_at", flat=True)] == [True]
@@ -190,12 +191,12 @@ def test_a_wrong_host_forgets_nothing_and_says_so_once(
     handle("m")
     old = timezone.now() - timedelta(days=500)
     InboxEntry.objects.create(key=uuid4(), handler="book", name="old", digest=uuid4(), handled_at=old)
-    ageing = Ageing()
+    retention = EntryRetention()
     shifted(monkeypatch, wrong)
-    assert [ageing(), ageing()] == [False, False]
+    assert [retention(), retention()] == [False, False]
     names = sorted(InboxEntry.objects.values_list("name", flat=True))
     monkeypatch.undo()
-    ageing()
+    retention()
 
     assert (names, list(InboxEntry.objects.values_list("name", flat=True))) == (["m", "old"], ["m"])
     said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "clocks"]
@@ -212,7 +213,7 @@ def test_a_wrong_host_deletes_no_record_and_no_attempt(monkeypatch: pytest.Monke
     Attempt.objects.create(identity="n", queue="q", number=1, started_at=now, seconds=0.1, verdict="retry", pid=1)
     shifted(monkeypatch, 8 * YEAR)
 
-    assert retention.age_out() is False
+    assert retention.delete_old() is False
     assert (ParkedMessage.objects.count(), Attempt.objects.count()) == (1, 1)
 
 
@@ -221,7 +222,7 @@ def test_a_wrong_host_deletes_no_record_and_no_attempt(monkeypatch: pytest.Monke
 def test_an_operator_cannot_purge_from_a_wrong_host(dry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parked(message_id="m", state=State.PROCESSED, resolved_at=timezone.now())
     shifted(monkeypatch, 8 * YEAR)
-    said = f"The clock of this host differs from the clock of the database by 2920 d. {UNTIL}"
+    said = f"The clock of this host differs from the clock of the database by 2920 d. {REFUSED}"
 
     for purges in (purge, purge_audit):
         with pytest.raises(Refused) as found:
@@ -255,12 +256,12 @@ def test_the_difference_is_a_problem_of_the_status(
     shifted(monkeypatch, wrong)
     found = survey()
     limits = broker_status.Limits(timeout=1.0)
-    problems = list(broker_status._beyond(limits, Look(at=timezone.now()), found))  # type: ignore[arg-type]
+    problems = list(broker_status._exceeded_limits(limits, Look(at=timezone.now()), found))  # type: ignore[arg-type]
     request = rf.get("/")
     request.user = admin_user
     warned = [one.said for one in alarms(request, Look(at=timezone.now()), {}, recent=0, address=lambda *_: "")]
 
-    said = f"clocks: The clock of this host is {word} the clock of database 'default'. Set both by NTP."
+    said = f"clocks: The clock of this host is {word} the clock of database 'default'. Synchronize both by NTP."
     assert problems == ([said] if word else [])
     assert [one.startswith("The clock of this host differs from the clock of the database") for one in warned] == (
         [True] if word else []
@@ -277,7 +278,7 @@ def unrecorded(settings: Any) -> None:
 def tried(arrival: Delivery) -> Message:
     """The copy that a failed attempt makes of its message, on a thread like a consumer's."""
     limits = Limits()
-    consumer = assembly.consumer(registry.intakes(), Events(time.time), threads=1, prefetch=1, limits=limits)
+    consumer = assembly.consumer(registry.work_queues(), Events(time.time), threads=1, prefetch=1, limits=limits)
     with ThreadPoolExecutor(1) as pool:
         copy = pool.submit(consumer._attempts.settlement, arrival).result(10).copy
     assert copy is not None
@@ -296,11 +297,11 @@ def test_what_a_wrong_host_parks_after_it_was_resolved_is_open_again(
         def charge(_: Delivery) -> None:
             raise ValueError
 
-        Store(HOMES).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+        Store(HOMES, registry.work_queues()).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
         ParkedMessage.objects.update(state=state, resolved_at=server.now("default"), resolution="done")
         ErrorGroup.objects.update(parked=0, **{state.value: 1})
         shifted(monkeypatch, wrong)
-        Store(HOMES).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
+        Store(HOMES, registry.work_queues()).store([arrived(tried(delivery(message_id="m")), queue="payments.parked")])
 
     record = ParkedMessage.objects.get()
     assert (record.state, record.copies) == (State.PARKED, 2)

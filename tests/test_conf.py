@@ -9,12 +9,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_rmq_retry import conf
-from django_rmq_retry.amqp.address import Secret, Tls
+from django_rmq_retry import Exchange, Fixed, Queue, RetryThenPark, StopTheLine, conf
+from django_rmq_retry.amqp import Secret, Tls
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
-from django_rmq_retry.topology.queues import Exchange, Queue
 
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(1))
 EVENTS = Exchange("events", "topic")

@@ -41,7 +41,7 @@ def ask(connection: BaseDatabaseWrapper) -> None:
 def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run, tmp_path: Path) -> None:
     def attempt() -> None:
         connection = bank(tmp_path, max_age=0)
-        with assembly.Around():
+        with assembly.FreshConnections():
             ask(connection)
             assert connection.connection is not None
 
@@ -53,11 +53,11 @@ def test_what_the_first_handler_of_a_thread_opens_is_closed_after_it(worker: Run
 def test_a_connection_that_grew_old_between_messages_is_closed_before_the_next(worker: Run, tmp_path: Path) -> None:
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
-        with assembly.Around():
+        with assembly.FreshConnections():
             ask(connection)
         assert connection.connection is not None
         connection.close_at = 0
-        with assembly.Around():
+        with assembly.FreshConnections():
             assert connection.connection is None
 
     worker(attempts)
@@ -67,7 +67,7 @@ def test_queries_are_logged_for_one_message_only(worker: Run, tmp_path: Path) ->
     def attempts() -> None:
         connection = bank(tmp_path, max_age=None)
         for _ in range(3):
-            with assembly.Around():
+            with assembly.FreshConnections():
                 ask(connection)
 
                 assert len(connection.queries_log) == 1

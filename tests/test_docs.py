@@ -18,12 +18,11 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 import django_rmq_retry
-from django_rmq_retry import OneShot, RetryThenPark, StopTheLine, conf, errors, handler, signals
-from django_rmq_retry.amqp.contracts import CONFIRMED, Done
+from django_rmq_retry import Delivery, Message, OneShot, RetryThenPark, StopTheLine, conf, errors, handler, signals
+from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.env import VARIABLES
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages import Reason
 from django_rmq_retry.publishing import broker_connections
 from tests.tooling.connections import Given
 from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project

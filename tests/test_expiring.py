@@ -2,15 +2,12 @@
 
 import pytest
 
+from django_rmq_retry import DeadLetter, Ladder, NackRequeue, Native, Republish, RetryThenPark, WaitQueue
 from django_rmq_retry.errors import NotExpirable
 from django_rmq_retry.handlers.handler import destination_of
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.policies.carriers import DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
-from django_rmq_retry.policies.carriers.carrier import Carrier
-from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry.policies import Carrier
 from django_rmq_retry.publishing.publish import Options, message_of
-from tests.core.made import subscription
+from tests.core.made import subscription, topology_of
 
 LOOP = DeadLetter(exchange="retry", queue="payments.wait", after=30)
 
@@ -41,7 +38,7 @@ def test_without_an_expiration_it_is_published_to() -> None:
 def test_where_an_expired_message_is_parked_it_may_expire(via: Carrier) -> None:
     charge = subscription(RetryThenPark(attempts=2, via=via))
     message = message_of(1, options=Options(expiration=5), destination=destination_of(charge))
-    work = layout(intakes([charge])).queues["payments"].arguments
+    work = topology_of(charge).queues["payments"].arguments
 
     assert message.properties.expiration == "5000"
     assert (work["x-dead-letter-exchange"], work["x-dead-letter-routing-key"]) == ("", "payments.parked")

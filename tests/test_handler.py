@@ -30,10 +30,9 @@ from django_rmq_retry import (
     StopTheLine,
     handler,
 )
-from django_rmq_retry.amqp.contracts import CONFIRMED, Done
+from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.subscription import Match
+from django_rmq_retry.handlers import Match, registry
 from django_rmq_retry.publishing import broker_connections
 from tests.tooling.connections import Given
 
@@ -225,10 +224,10 @@ class Bank:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other. Write it so:"),
+        (takes_none, r"takes_none\(\) -> None must take one argument, the message, and no other. Write it like this:"),
         (takes_two, r"takes_two\(message: object, other: object\) -> None must take one argument"),
-        (takes_by_name, "must take one argument, the message, and no other. Write it so:"),
-        (nested(), "must take one argument, the message, and no other. Write it so:"),
+        (takes_by_name, "must take one argument, the message, and no other. Write it like this:"),
+        (nested(), "must take one argument, the message, and no other. Write it like this:"),
         (Bank.charge, "A method cannot be a handler; write a function"),
         (generates, "Handler generates contains 'yield'"),
         (generates_async, "Handler generates_async contains 'yield'"),
@@ -264,12 +263,12 @@ def test_the_decorator_needs_its_queue() -> None:
         ("q", {"keys": "payment"}, "keys is a function, such as lambda message: …, not 'payment'"),
         ("q", {"fingerprint": 7}, "fingerprint is a function, such as"),
         ("q", {"ack": "never"}, "ack is 'manual' or 'auto', not 'never'"),
-        ("q", {"ack": "auto", "policy": RetryThenPark()}, "nothing is retried, counted or parked. Leave policy out"),
-        ("q", {"ack": "auto", "park": "p"}, "Leave park out"),
-        ("q", {"ack": "auto", "once": True}, "Leave once out"),
-        ("q", {"ack": "auto", "order_by": len}, "Leave order_by out"),
-        ("q", {"ack": "auto", "rate": 5}, "Leave rate out"),
-        (Queue("q", type="classic", auto_delete=True), {"ack": "auto"}, "would end with that. Use Broadcast"),
+        ("q", {"ack": "auto", "policy": RetryThenPark()}, "no message is retried, counted or parked. Omit policy"),
+        ("q", {"ack": "auto", "park": "p"}, "Omit park"),
+        ("q", {"ack": "auto", "once": True}, "Omit once"),
+        ("q", {"ack": "auto", "order_by": len}, "Omit order_by"),
+        ("q", {"ack": "auto", "rate": 5}, "Omit rate"),
+        (Queue("q", type="classic", auto_delete=True), {"ack": "auto"}, "would be deleted then. Use Broadcast"),
         ("q", {"timeout": 0}, "timeout takes seconds above 0 and up to ten years, not 0"),
         ("q", {"timeout": "15"}, "timeout takes seconds above 0 and up to ten years, not '15'"),
         ("q", {"park": "q"}, "parks into its own queue"),
@@ -416,7 +415,7 @@ def test_a_queue_for_each_process_is_published_to_by_its_exchange_only(taken: Ta
     remember.publish({"rate": "1.08"}, exchange="prices", routing_key="eur.usd")
 
     assert str(caught.value) == (
-        "Handler remember has a queue for each process, with names that only the broker knows. Publish to its "
+        "Handler remember has one queue for each process, with a name given by the broker. Publish to its "
         "exchange: publish(…, exchange='prices', routing_key=…)."
     )
     assert [(message.exchange, message.routing_key) for message in taken.messages] == [("prices", "eur.usd")]

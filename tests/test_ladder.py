@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import django_rmq_retry
+from django_rmq_retry import amqp, handlers, messages, policies, topology
 from tests.tooling.ladder import Ladder
 
 PACKAGE = Path(__file__).parents[1] / "django_rmq_retry"
@@ -96,6 +99,13 @@ def test_the_public_names_need_no_settings_and_no_consumer() -> None:
     told = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
 
     assert (told.stdout.strip(), told.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("front", [messages, topology, policies, amqp, handlers])
+def test_a_front_offers_nothing_that_the_public_package_exports(front: ModuleType) -> None:
+    assert front.__all__
+    assert set(front.__all__) & set(django_rmq_retry.__all__) == set()
+    assert [name for name in front.__all__ if isinstance(getattr(front, name), ModuleType)] == []
 
 
 def test_the_web_process_never_imports_the_consumer() -> None:

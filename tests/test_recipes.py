@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Exponential, OneShot, RetryThenPark, StopTheLine, handler
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery, Exponential, OneShot, RetryThenPark, StopTheLine, handler
+from django_rmq_retry.testing import isolated_handlers
 from tests.tooling.pages import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "testing.md"
@@ -76,7 +75,7 @@ class Bank:
 @pytest.fixture
 def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
     made = Bank()
-    with registry.isolated():
+    with isolated_handlers():
         handlers, failures = ModuleType("payments.handlers"), ModuleType("payments.errors")
         policy = RetryThenPark(attempts=5, backoff=Exponential(10, factor=3))
         handlers.__dict__["charge"] = handler("payments.charge", policy=policy, name="charge")(made.charge)

@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_rmq_retry import Delivery, Exchange, Queue, RetryThenPark, StopTheLine, handler
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.topology import Role
 
 HANDLERS = """
 from django_rmq_retry import handler
@@ -102,10 +102,10 @@ def test_a_queue_given_by_name_is_the_one_written_out_elsewhere() -> None:
     @handler(written, name="card", type="card")
     def card(message: Delivery) -> None: ...
 
-    (intake,) = registry.intakes()
+    (work_queue,) = registry.work_queues()
 
     assert cash.queue == card.queue == written
-    assert [found.name for found in intake.subscriptions] == ["cash", "card"]
+    assert [found.name for found in work_queue.subscriptions] == ["cash", "card"]
 
 
 def test_a_handler_that_comes_later_still_writes_the_queue_out() -> None:
@@ -144,7 +144,7 @@ def test_two_handlers_for_every_message_of_one_queue_are_refused() -> None:
     def card(message: Delivery) -> None: ...
 
     with pytest.raises(ConfigurationError, match="cash and card would both take every message"):
-        registry.intakes()
+        registry.work_queues()
 
 
 def test_an_ordered_and_an_unordered_handler_cannot_share_a_queue() -> None:

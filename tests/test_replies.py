@@ -19,24 +19,23 @@ from django.conf import settings as project
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery, Fixed, OneShot, Queue, Raw, RetryThenPark
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, Limits
 from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.errors import CallFailed, CallUnanswered, ConfigurationError, MessageReturned, NotDelayable
+from django_rmq_retry.handlers import Subscription, work_queues
 from django_rmq_retry.handlers.attempt import Surroundings
 from django_rmq_retry.handlers.handler import destination_of
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.codecs import JSON, Codec, Raw
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import OneShot, RetryThenPark
+from django_rmq_retry.messages import Codec
+from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import Options, acall, call
-from django_rmq_retry.topology.queues import Queue
 from tests.broker.declared import declare
+from tests.core.made import topology_of
+from tests.tooling.brokers import using_broker
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -70,7 +69,7 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
         today=lambda: time.time_ns() // 1_000_000,
         chance=random.random,
     )
-    made = intakes([subscription])
+    made = work_queues([subscription])
     source = PikaSource(
         broker_connections.current.io("rmq-test"), settings().access(), broker_connections.current.publisher
     )
@@ -88,12 +87,10 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
 
 
 @pytest.fixture(autouse=True)
-def wired(vhost: Vhost) -> Iterator[None]:
-    broker_connections.close()
-    declare(vhost, layout(intakes([subscribed()])))
-    with override_settings(RMQ_RETRY={"URL": vhost.url}):
+def wired(vhost: Vhost, settings: Any) -> Iterator[None]:
+    declare(vhost, topology_of(subscribed()))
+    with using_broker(settings, vhost.url):
         yield
-        broker_connections.close()
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -161,7 +158,7 @@ def test_a_call_cannot_be_delayed() -> None:
 
 
 def test_a_correlation_id_of_the_callers_own_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="makes its own correlation_id"):
+    with pytest.raises(ConfigurationError, match="sets correlation_id=… itself"):
         call(1, destination=destination_of(subscribed()), options=Options(correlation_id="mine"))
 
 
@@ -180,7 +177,7 @@ def test_callers_are_answered_and_failures_retried_beside_invented_reply_address
     subscription = Subscription(
         name="rates.quote", run=answer, queue=Queue("rates.more"), policy=policy, park="rates.more.parked", codec=JSON
     )
-    declare(vhost, layout(intakes([subscription])))
+    declare(vhost, topology_of(subscription))
     for number in range(60):
         invented = f"amq.rabbitmq.reply-to.{base64.b64encode(os.urandom(30)).decode()}.a2V5"
         foreign = "amq.rabbitmq.reply-to.g2dkAA5yYWJiaXRAZm9yZWlnbgAAAfQAAAAAYw==.YWJj"

@@ -34,12 +34,10 @@ from django_rmq_retry import (
     publish,
 )
 from django_rmq_retry.errors import BrokerUnfit, CallFailed, CallUnanswered, DeadlineExceeded, MessageReturned
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.carriers import Carrier
-from django_rmq_retry.policies.policy import Kind, Policy
-from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.testing import NeverQuiet, RmqTest, message_of
+from django_rmq_retry.messages import ErrorNote
+from django_rmq_retry.policies import Carrier, Kind, Policy
+from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers, message_of
+from tests.tooling.brokers import is_replaced
 
 DAY = 86_400
 
@@ -66,7 +64,7 @@ class Bank:
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -455,7 +453,7 @@ def test_a_kit_that_cannot_begin_leaves_nothing_behind(made: Made) -> None:
 
     with pytest.raises(BrokerUnfit), RmqTest():
         raise AssertionError("it is not to be entered")
-    assert not broker_connections.current.replaced
+    assert not is_replaced()
 
 
 def test_ctrl_c_in_a_handler_ends_the_test_and_not_the_message(rmq: RmqTest) -> None:

@@ -17,9 +17,8 @@ from django.test import TestCase, TransactionTestCase
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
 from django_rmq_retry.errors import MessageUnsent
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology
+from django_rmq_retry.testing import RmqTest, RmqTestMixin, assert_topology, isolated_handlers
+from tests.tooling.brokers import is_replaced
 
 ROOT = Path(__file__).parents[1]
 Capture = Callable[..., AbstractContextManager[list[Any]]]
@@ -30,7 +29,7 @@ class Regret(Exception): ...
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -170,7 +169,7 @@ def test_one_kit_gives_way_to_another_and_then_to_the_broker(charge: Handler[Non
 
     assert [one.data for one in inner.published()] == [1]
     assert [one.data for one in outer.published()] == [2]
-    assert not broker_connections.current.replaced
+    assert not is_replaced()
 
 
 class TestOfDjango(RmqTestMixin, TestCase):

@@ -7,8 +7,7 @@ import pytest
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, StopTheLine, handler
 from django_rmq_retry.errors import CallUnanswered, MessageNacked, MessageUnsent, PublishUnknown
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.testing import Fault, RmqTest
+from django_rmq_retry.testing import Fault, RmqTest, isolated_handlers
 
 
 class BankDown(Exception): ...
@@ -16,7 +15,7 @@ class BankDown(Exception): ...
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 

@@ -27,10 +27,10 @@ from django_rmq_retry import (
 )
 from django_rmq_retry.errors import BrokerUnfit, MessageNacked, MessageReturned, PublishUnknown
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.policies.carriers import Carrier
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.policies import Carrier
 from django_rmq_retry.testing import NeverQuiet, RmqTest
 from tests.embedded.served import served
+from tests.tooling.brokers import is_replaced
 from tests.tooling.vhosts import Vhost
 
 
@@ -182,7 +182,7 @@ def test_messages_of_somebody_else_are_not_touched(vhost: Vhost, amqp: BlockingC
         raise AssertionError("it is not to be entered")
     assert amqp.queue_declare("mine.parked", passive=True).method.message_count == 1
     assert vhost.queues().keys() == {"mine.parked"}
-    assert not broker_connections.current.replaced
+    assert not is_replaced()
 
 
 def test_what_does_not_become_quiet_in_time_says_so(broker_url: str) -> None:

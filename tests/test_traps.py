@@ -9,16 +9,15 @@ import pytest
 from django.core.checks.registry import registry as checks
 
 import django_rmq_retry
-from django_rmq_retry import handler
+from django_rmq_retry import Delivery, handler
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.codecs import JSON
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem
 from django_rmq_retry.parked.requeue import requeue
-from django_rmq_retry.publishing import broker_connections
 from tests.admin.conftest import Kept
 from tests.operating.made import ANN, QUEUE, record
+from tests.tooling.brokers import replaced_by
 
 RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "joblib"}
 
@@ -53,7 +52,7 @@ def test_checks_of_ours_ask_no_database() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
     kept = Kept()
-    with registry.isolated(), broker_connections.replaced(kept, lambda _exclusive: kept):
+    with registry.isolated(), replaced_by(kept):
 
         @handler(QUEUE)
         def charge(message: Delivery) -> None:

@@ -98,7 +98,7 @@ class ActList(ChangeList):
     @property
     def counted(self) -> "ActList":
         """Return a copy with the name of its rows, singular or plural, for the line below them."""
-        name = npgettext("counted", "act", "acts", self.result_count)
+        name = npgettext("counted", "action", "actions", self.result_count)
         same = copy(self)
         same.opts = SimpleNamespace(verbose_name=name, verbose_name_plural=name)  # type: ignore[assignment]  # names only
         return same
@@ -113,8 +113,9 @@ class OperatorActionAdmin(Pages):
     list_filter = ("action", BySource, ByMessage, ByGroup, ByRun)
     search_fields = ("actor_name__exact",)
     search_help_text = gettext_lazy(
-        "A name, as it stands in the list; or a message by its business key, message id, or number as #17: "
-        "also in requeue runs, and in acts on messages that were chosen one by one or by a list of keys."
+        "The name of an operator, as shown in the list, or a message by its business key, message id or "
+        "number such as #17. A search by message also finds requeue runs, and actions on messages that were "
+        "chosen one by one or by a list of keys."
     )
     ordering = ("-number",)
     sortable_by = ()
@@ -122,7 +123,7 @@ class OperatorActionAdmin(Pages):
     change_list_template = "admin/rmq_retry/operatoraction/list.html"
 
     when = admin.display(description=gettext_lazy("When"))(lambda _self, act: rmq_clock(act.at))
-    act = admin.display(description=gettext_lazy("What"))(lambda _self, act: act.get_action_display())
+    act = admin.display(description=gettext_lazy("Action"))(lambda _self, act: act.get_action_display())
     why = admin.display(description=gettext_lazy("Reason"))(
         lambda _self, act: labelled(_("Reason"), cut(labels.act_reason(act)) or NOTHING)
     )
@@ -133,11 +134,11 @@ class OperatorActionAdmin(Pages):
     def of_messages(self, act: OperatorAction) -> SafeString:
         return labelled(_("Messages"), NOTHING if act.queue else act.count)
 
-    @admin.display(description=gettext_lazy("Who"))
+    @admin.display(description=gettext_lazy("Operator"))
     def who(self, act: OperatorAction) -> str:
         return cut(f"{act.actor_name} ({act.behalf})" if act.behalf else act.actor_name)
 
-    @admin.display(description=gettext_lazy("About"))
+    @admin.display(description=gettext_lazy("Subject"))
     def about(self, act: OperatorAction) -> SafeString | str:
         """Return a link to the action's object; the link's text stays readable after the object is deleted."""
         for number, page in ((act.message, "parkedmessage"), (act.run, "requeuerun"), (act.group, "errorgroup")):
@@ -192,7 +193,9 @@ class OperatorActionAdmin(Pages):
         why = pages.refusal(request, "view_audit")
         found = self.get_queryset(request).filter(pk=object_id).first() if object_id.isdecimal() else None
         if why or found is None:
-            return self.refused(request, why or pages.refusal(request, "view_all_audit") or _("There is no such act."))
+            return self.refused(
+                request, why or pages.refusal(request, "view_all_audit") or _("There is no such action.")
+            )
         facts = [(name, plain(value)) for name, value in (found.details or {_("facts"): found.facts}).items()]
         title = _("%(act)s by %(name)s") % {"act": found.get_action_display(), "name": found.actor_name}
         return self.page(

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django_rmq_retry.admin import pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.models import BlockedKey, ParkedMessage
-from django_rmq_retry.ordering.keys import record_of, records_of, standing
+from django_rmq_retry.ordering.keys import blocked_figures, record_of, records_of
 from django_rmq_retry.parked.controls import blocked, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
@@ -46,7 +46,7 @@ class BlockedKeyAdmin(Pages):
             part="parts/blocked.html",
             title=_("Blocked keys"),
             rows=[(row, _seen(request, records.get(row.pk))) for row in rows],
-            standing=standing(),
+            standing=blocked_figures(),
             more=blocked(handler=handler).count() - len(rows) if len(rows) == SHOWN else 0,
             why_not=pages.refusal(request, "unblock"),
         )
@@ -83,7 +83,7 @@ class BlockedKeyAdmin(Pages):
 
     def _unblock(self, request: HttpRequest, row: BlockedKey) -> None:
         if request.POST.get("first") != row.name:
-            raise Outdated(_("Nothing was changed: another message goes first on this key by now."))
+            raise Outdated(_("Nothing was changed: another message now goes first on this key."))
         now = unblock(row, Actor.of_request(request), reason=request.POST.get("text", ""))
         if now is None:
             messages.success(request, _("Key %(key)s is unblocked: no message waits behind it.") % {"key": row.key})

@@ -116,7 +116,7 @@ def _seen(known: Sequence[Declared]) -> Look:
     inspector = None if url is None else Inspector(url=url, vhost=access.vhost)
     with Session(replace(access, connect_timeout=timeout), purpose="admin", patience=PATIENCE) as session:
         topology = registry.topology()
-        former = declared.formers(known, topology, declared.Place.of(session))
+        former = declared.former_queues(known, topology, declared.Place.of(session))
         gauged = gauge(Declarer(session, inspector), topology, Bounds(), former)
     return Look(at=timezone.now(), levels=gauged.levels, blind=gauged.blind)
 

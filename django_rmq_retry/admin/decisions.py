@@ -16,9 +16,9 @@ from django_rmq_retry.admin import pages as allowing
 from django_rmq_retry.admin import pages as choosing
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import ParkedMessage
-from django_rmq_retry.parked.actions import Category, Done, discard, hold, restore, unhold
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.models import DiscardCategory
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
+from django_rmq_retry.parked.operators import Actor, Allowed, Refused
 from django_rmq_retry.parked.selection import Selection
 
 SPANS: tuple[tuple[str, Any], ...] = (
@@ -28,7 +28,6 @@ SPANS: tuple[tuple[str, Any], ...] = (
     ("at", gettext_lazy("until")),
 )
 MORNING = 8
-Allowed = Callable[[ParkedMessage], str]
 
 
 def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
@@ -39,8 +38,8 @@ def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
         done = discard(selection, Actor.of_request(request), category=category, text=text, allowed=allowed)
         until = timezone.localdate() + timedelta(days=settings().operators.resolved_days)
         said = ngettext(
-            "%(count)d message discarded (reason: %(why)s). Restore until %(day)s.",
-            "%(count)d messages discarded (reason: %(why)s). Restore until %(day)s.",
+            "%(count)d message was discarded (reason: %(why)s). It can be restored until %(day)s.",
+            "%(count)d messages were discarded (reason: %(why)s). They can be restored until %(day)s.",
             done.changed,
         )
         facts = {"count": done.changed, "why": labels.resolution(category), "day": f"{until:%Y-%m-%d}"}
@@ -73,7 +72,7 @@ def restoring(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
 
 def unhold_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """End a hold now."""
-    return _one(pages, request, pk, "unhold", unhold, _("The hold is over, the message is parked."))
+    return _one(pages, request, pk, "unhold", unhold, _("The hold has ended and the message is parked again."))
 
 
 def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selection, Allowed], str]) -> HttpResponse:
@@ -122,7 +121,7 @@ def _page(
         count=count,
         keys=rows.exclude(business_key="").values("business_key").distinct().count() if count <= LISTED else None,
         sample=choosing.sample(request, selection),
-        categories=Category.choices,
+        categories=DiscardCategory.choices,
         spans=SPANS,
         typed=request.POST or request.GET,
         until=timezone.localdate() + timedelta(days=settings().operators.resolved_days),
@@ -144,7 +143,7 @@ def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[.
         if done.changed:
             messages.success(request, said[0])
         else:
-            messages.warning(request, _("Somebody was quicker: the message is not as it was. Nothing was changed."))
+            messages.warning(request, _("Nothing was changed: the message has changed since this page was loaded."))
     except Refused as refusal:
         messages.warning(request, str(refusal))
     return HttpResponseRedirect(pages.address("parkedmessage_change", pk))
@@ -161,19 +160,19 @@ def _until(span: str, at: str) -> datetime:
         except ValueError:
             found = None
         if found is None:
-            raise Refused(_("Say until when, such as 2026-11-22T08:00."))
+            raise Refused(_("Enter the end of the hold, such as 2026-11-22T08:00."))
         return found if timezone.is_aware(found) else timezone.make_aware(found)
     spans = {"30m": timedelta(minutes=30), "2h": timedelta(hours=2)}
     if span not in spans:
-        raise Refused(_("Choose until when."))
+        raise Refused(_("Choose the end of the hold."))
     return now + spans[span]
 
 
 def _rest(done: Done) -> str:
     left = done.left + done.refused
     said = ngettext(
-        "%(count)d was left as it is: it changed meanwhile, or a rule of the project forbids it.",
-        "%(count)d were left as they are: they changed meanwhile, or a rule of the project forbids it.",
+        "%(count)d was not changed: it had changed meanwhile, or a rule of the project forbids the change.",
+        "%(count)d were not changed: they had changed meanwhile, or a rule of the project forbids the change.",
         left,
     )
     return " " + said % {"count": left} if left else ""

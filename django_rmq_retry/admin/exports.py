@@ -75,7 +75,7 @@ def _forbidden(request: HttpRequest, selection: Selection, count: int) -> str:
     For a filter's messages the project's rules are called for up to `MOST_ASKED`.
     """
     why = next((why for verb in VERBS if (why := choosing.forbidden(request, verb, selection))), "")
-    if why or selection.named or not operators.ruled(request.user) or count > choosing.MOST_ASKED:
+    if why or selection.named or not operators.has_own_rules(request.user) or count > choosing.MOST_ASKED:
         return why
     for row in selection.queryset().defer(*LEFT_OUT).order_by("pk").iterator(chunk_size=500):
         kept_back = _why_not(request, VERBS, row)
@@ -88,7 +88,7 @@ def _forbidden(request: HttpRequest, selection: Selection, count: int) -> str:
 def _messages_file(request: HttpRequest, selection: Selection) -> HttpResponseBase:
     form, payload = request.POST.get("form", "csv"), request.POST.get("payload", Payload.NONE)
     if form not in FORMS or payload not in set(Payload):
-        raise Refused(_("There is no such form of an export."))
+        raise Refused(_("There is no such export format."))
     verbs = (*VERBS, "view_payload") if payload == Payload.WHOLE else VERBS
     why = _why_not(request, verbs)
     if why:
@@ -104,7 +104,7 @@ def run(pages: Pages, request: HttpRequest, pk: int) -> HttpResponseBase:
     if why:
         return pages.refused(request, why)
     if not RequeueRun.objects.filter(pk=pk).exists():
-        raise Http404(_("There is no such run."))
+        raise Http404(_("There is no such requeue run."))
     lines = run_lines(pk, Actor.of_request(request), allowed=lambda message: _why_not(request, VERBS, message))
     return _file(lines, f"run-{pk}", "csv")
 
@@ -123,9 +123,9 @@ def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
     if request.method == "POST":
         form = request.POST.get("form", "csv")
         if form not in FORMS:
-            return pages.refused(request, _("There is no such form of an export."))
+            return pages.refused(request, _("There is no such export format."))
         return _file(audit_lines(rows.order_by(), Actor.of_request(request), form=form), "audit", form)
-    label = ngettext("Export %(count)d act", "Export %(count)d acts", count)
+    label = ngettext("Export %(count)d action", "Export %(count)d actions", count)
     return pages.page(request, "operatoraction/export.html", title=label % {"count": count})
 
 
@@ -152,7 +152,7 @@ def _allowed(request: HttpRequest, selection: Selection, verbs: Collection[str])
     if asked and len(kept_back) == asked:
         raise NotAllowed(said)
     if len(kept_back) > MOST_LEFT_OUT:
-        said = _("The project's rules keep %(count)d of these messages back from you. Choose fewer.")
+        said = _("The project's rules do not allow you to export %(count)d of these messages. Choose only others.")
         raise NotAllowed(said % {"count": len(kept_back)})
     return Selection.of_filter({**selection.filter, "without": kept_back}) if kept_back else selection
 

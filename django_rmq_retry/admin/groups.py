@@ -43,7 +43,7 @@ def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
         except Refused as refusal:
             messages.warning(request, str(refusal))
         else:
-            messages.success(request, _("The note is stored."))
+            messages.success(request, _("The note is saved."))
         return HttpResponseRedirect(pages.address("errorgroup_change", pk))
     return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
 
@@ -68,7 +68,7 @@ class ErrorGroupAdmin(Pages):
 
     def help(self, request: HttpRequest) -> HttpResponse:
         """Show the dialog behind `?` as a page, for every user of the site."""
-        return self.page(request, "errorgroup/help.html", title=_("Keys and my permissions"))
+        return self.page(request, "errorgroup/help.html", title=_("Keyboard shortcuts and my permissions"))
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -218,10 +218,10 @@ def _with_origin(groups: QuerySet[ErrorGroup]) -> QuerySet[ErrorGroup]:
 
 def _kept_back(request: HttpRequest, attempt: Attempt) -> str:
     """Return the reason that the project's rules withhold a traceback; they are called with the attempt's message."""
-    if not operators.ruled(request.user):
+    if not operators.has_own_rules(request.user):
         return ""
     message = ParkedMessage.objects.filter(identity=attempt.identity).first()
-    return operators.unruled() if message is None else pages.refusal(request, "view_traceback", message)
+    return operators.own_rules_refusal() if message is None else pages.refusal(request, "view_traceback", message)
 
 
 def _types(group: ErrorGroup) -> list[dict[str, Any]]:

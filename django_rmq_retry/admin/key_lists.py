@@ -17,14 +17,14 @@ from django_rmq_retry.models import KeyList, ParkedMessage, State
 from django_rmq_retry.parked import operators
 from django_rmq_retry.parked.key_lists import (
     MOST_KEYS,
-    Answer,
+    Lookup,
     Match,
-    Seen,
-    answered,
+    Visible,
     excluded,
     keys_of,
+    list_filter,
     look_up,
-    meaning,
+    matches_of_list,
     parse,
     store,
     written,
@@ -40,9 +40,9 @@ NOT_CARRIED = {"csrfmiddlewaretoken", "sel", "except", "leave_out", "start", "to
 """Form fields that are not carried over when the form is shown again with another selection."""
 
 
-def seen_by(request: HttpRequest) -> Seen | None:
+def seen_by(request: HttpRequest) -> Visible | None:
     """Return a function that is True for a message the user may see; None if the project has no rules for the user."""
-    if not operators.ruled(request.user):
+    if not operators.has_own_rules(request.user):
         return None
 
     def seen(row: ParkedMessage) -> bool:
@@ -63,7 +63,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         except Refused as refusal:
             wrong = str(refusal)
     known = _mine(request) if request.GET.get("list") and not wrong else None
-    told = answered(known, seen_by(request)) if known else None
+    told = matches_of_list(known, seen_by(request)) if known else None
     return pages.page(
         request,
         "parkedmessage/keys.html",
@@ -93,7 +93,7 @@ def _mine(request: HttpRequest) -> KeyList:
     return known
 
 
-def _answer(pages: Pages, request: HttpRequest, known: KeyList, told: Answer) -> dict[str, Any]:
+def _answer(pages: Pages, request: HttpRequest, known: KeyList, told: Lookup) -> dict[str, Any]:
     held = bool(request.GET.get("held"))
     on_hold, waiting = told.records(State.ON_HOLD), {one.record for one in _matches(told) if one.run is not None}
     return {
@@ -111,7 +111,7 @@ def _answer(pages: Pages, request: HttpRequest, known: KeyList, told: Answer) ->
     }
 
 
-def _matches(told: Answer) -> list[Match]:
+def _matches(told: Lookup) -> list[Match]:
     return [one for some in told.matches.values() for one in some]
 
 
@@ -141,7 +141,7 @@ def _acts(pages: Pages, request: HttpRequest, known: KeyList, *, held: bool) -> 
 
 
 def _of(known: KeyList, states: Sequence[str]) -> Selection:
-    return Selection.of_filter({LISTED: meaning(known), "state": list(states)})
+    return Selection.of_filter({LISTED: list_filter(known), "state": list(states)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +171,8 @@ class Left:
             (
                 "hm",
                 ngettext(
-                    "%(count)d key was not found: nothing is left out for it",
-                    "%(count)d keys were not found: nothing is left out for them",
+                    "%(count)d key was not found, so no message is left out for it",
+                    "%(count)d keys were not found, so no message is left out for them",
                     len(missing),
                 ),
                 missing,
@@ -189,8 +189,8 @@ class Left:
             (
                 "fyi",
                 ngettext(
-                    "%(count)d key names a message that is not among these anyway",
-                    "%(count)d keys name messages that are not among these anyway",
+                    "%(count)d key matches a message that is not among these anyway",
+                    "%(count)d keys match messages that are not among these anyway",
                     len(elsewhere),
                 ),
                 [f"{key} ({State(one.state).label})" for key, one in elsewhere],
@@ -198,8 +198,8 @@ class Left:
             (
                 "fyi",
                 ngettext(
-                    "%(count)d key names several messages: all of them are left out",
-                    "%(count)d keys name several messages: all of them are left out",
+                    "%(count)d key matches several messages: all of them are left out",
+                    "%(count)d keys match several messages: all of them are left out",
                     len(several),
                 ),
                 [f"{key} ({count})" for key, count in several],
@@ -227,7 +227,7 @@ def changed(request: HttpRequest) -> HttpResponse | None:
         return None
     if keys == _left_out_by(selection):
         return None
-    listed = meaning(store(keys, Actor.of_request(request))) if keys else None
+    listed = list_filter(store(keys, Actor.of_request(request))) if keys else None
     return _again(request, selection.leaving_out(listed))
 
 
@@ -251,7 +251,8 @@ def _again(request: HttpRequest, selection: Selection) -> HttpResponse:
     """Redirect to the same page with the new selection and all other fields of the form."""
     if "leave_out" not in request.POST:
         said = _(
-            "The keys to leave out had changed, so nothing was done. They are left out now: look, and press again."
+            "Nothing was done, because the keys to leave out had changed. They are left out now: check the "
+            "result and press the button again."
         )
         messages.warning(request, said)
     kept = [(name, value) for name in request.POST if name not in NOT_CARRIED for value in request.POST.getlist(name)]
@@ -276,10 +277,10 @@ def _told(request: HttpRequest, selection: Selection, known: Sequence[str]) -> L
     )
 
 
-def _several(selection: Selection, seen: Seen | None) -> list[tuple[str, int]]:
+def _several(selection: Selection, seen: Visible | None) -> list[tuple[str, int]]:
     """Return the keys that match more than one message each, if the selection is a list of keys."""
     known = KeyList.objects.filter(pk=selection.filter[LISTED]["list"]).first()
-    told = answered(known, seen) if known else None
+    told = matches_of_list(known, seen) if known else None
     states = selection.filter.get("state", State.values)
     found = [(key, sum(one.state in states for one in told.matches[key])) for key in told.several] if told else []
     return [(key, count) for key, count in found if count > 1]

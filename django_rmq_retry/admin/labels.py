@@ -17,12 +17,11 @@ from django.utils.translation import gettext, gettext_lazy, gettext_noop, ngette
 from django.utils.translation import gettext as _
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.parked import By
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, State
+from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
-from django_rmq_retry.parked.actions import Category
 from django_rmq_retry.parked.groups import parked_lately
 from django_rmq_retry.parked.selection import EXCEPT, LISTED
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, badge, rmq_ago, rmq_minute, visible
@@ -32,7 +31,7 @@ LONGEST = 400
 PARKED_BY: Mapping[str, Any] = {
     By.CONSUMER: pgettext_lazy("parked by", "consumer"),
     By.BROKER: pgettext_lazy("parked by", "broker"),
-    By.OTHER: pgettext_lazy("parked by", "somebody else"),
+    By.OTHER: pgettext_lazy("parked by", "another client"),
 }
 ROLES: Mapping[str, Any] = {
     Role.WORK: pgettext_lazy("role of a queue", "work"),
@@ -65,26 +64,26 @@ CHOSEN: Mapping[str, Any] = {
 """The names of the fields of a selection."""
 SAID_OF_QUEUES = (
     gettext_noop("it does not exist: manage.py rmq_declare"),
-    gettext_noop("nobody reads this queue"),
-    gettext_noop("somebody consumes it: retries come too early"),
-    gettext_noop("full: it refuses or gives up messages"),
-    gettext_noop('Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'),
+    gettext_noop("no consumer reads this queue"),
+    gettext_noop("a consumer reads it, so retries arrive too early"),
+    gettext_noop("full: it rejects or drops messages"),
+    gettext_noop('Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'),
 )
 """Texts from the amqp package, which has no translations."""
 COUNTED_OF_QUEUES: Mapping[str, Any] = {
-    r"(?P<count>\d+) dead letters wait: where they go to is full or missing": ngettext_lazy(
-        "%(count)d dead letter waits: where it goes to is full or missing",
-        "%(count)d dead letters wait: where they go to is full or missing",
+    r"(?P<count>\d+) dead letters wait: their target queue is full or missing": ngettext_lazy(
+        "%(count)d dead letter waits: its target queue is full or missing",
+        "%(count)d dead letters wait: their target queue is full or missing",
         "count",
     ),
-    r"a move of it was interrupted, (?P<count>\d+) messages wait: (?P<command>.+)": ngettext_lazy(
-        "a move of it was interrupted, %(count)d message waits: %(command)s",
-        "a move of it was interrupted, %(count)d messages wait: %(command)s",
+    r"a move of its messages was interrupted, (?P<count>\d+) messages wait: (?P<command>.+)": ngettext_lazy(
+        "a move of its messages was interrupted, %(count)d message waits: %(command)s",
+        "a move of its messages was interrupted, %(count)d messages wait: %(command)s",
         "count",
     ),
-    r"abandoned, (?P<count>\d+) messages?, nobody consumes it: (?P<command>.+)": ngettext_lazy(
-        "abandoned, %(count)d message, nobody consumes it: %(command)s",
-        "abandoned, %(count)d messages, nobody consumes it: %(command)s",
+    r"abandoned, (?P<count>\d+) messages?, no consumer: (?P<command>.+)": ngettext_lazy(
+        "abandoned, %(count)d message, no consumer: %(command)s",
+        "abandoned, %(count)d messages, no consumer: %(command)s",
         "count",
     ),
     r"handed over, (?P<count>\d+) messages?, other consumers read it": ngettext_lazy(
@@ -104,7 +103,7 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
 def resolution(text: str) -> str:
     """Return the reason of a discard with the operator's remark, in the user's language."""
     category, colon, more = text.partition(": ")
-    return f"{Category(category).label}{colon}{more}" if category in Category.values else text
+    return f"{DiscardCategory(category).label}{colon}{more}" if category in DiscardCategory.values else text
 
 
 def act_reason(act: OperatorAction) -> str:

@@ -23,7 +23,7 @@ from django_rmq_retry.admin.labels import LEFT_OUT
 from django_rmq_retry.admin.pages import Pages
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_records
@@ -92,7 +92,7 @@ class ByQueue(Word):
     parameter_name = "queue"
 
     def known(self) -> Iterable[tuple[str, Any]]:
-        names = {intake.queue.name for intake in registry.intakes()} | set(settings().parked_queues)
+        names = {work_queue.queue.name for work_queue in registry.work_queues()} | set(settings().parked_queues)
         return ((name, name) for name in sorted(names | queues_with_records()) if "*" not in name)
 
 

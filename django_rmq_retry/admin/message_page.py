@@ -20,10 +20,9 @@ from django_rmq_retry.admin.pages import Act, Pages
 from django_rmq_retry.admin.timeline import timeline
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.deaths import BROKERS_OWN, Death, deaths, rejections, well_formed
+from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Death, deaths, rejections, well_formed
 from django_rmq_retry.messages.masking import HIDDEN, decoded, hides, indented, is_json, masked, without
 from django_rmq_retry.messages.properties import Properties, decode_properties
-from django_rmq_retry.messages.stamp import PREFIX
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueItem, State
 from django_rmq_retry.models.parked import reason_text
 from django_rmq_retry.ordering.keys import blocked_by
@@ -86,7 +85,7 @@ def beyond_forms(number: int, size: int) -> str:
     """Return the reason that a body of this size cannot be edited on a page; empty if it can."""
     if size <= MOST_EDITED:
         return ""
-    said = _("Its body is larger than the form of a page may be. Edit it by: %(command)s")
+    said = _("Its body is too large to be edited in a browser. Edit it with: %(command)s")
     return said % {"command": f"manage.py rmq_parked edit {number} --editor"}
 
 
@@ -103,7 +102,7 @@ def dump(data: bytes) -> str:
 def _open(data: bytes, content_type: str) -> Body:
     text = decoded(data, content_type)
     if text is None:
-        why = _("The body is no text in its encoding: here are its bytes.")
+        why = _("The body is not text in its declared encoding, so its bytes are shown.")
         return Body(hex=dump(data), cut=len(data) > HEX_LIMIT, why=why)
     return replace(_shown(text), hex=dump(data))
 
@@ -111,8 +110,8 @@ def _open(data: bytes, content_type: str) -> Body:
 def _untold(data: bytes, content_type: str) -> str:
     """Return the reason that the confidential fields of a body cannot be found."""
     if is_json(decoded(data, content_type) or ""):
-        return _("The body is nested too deeply to tell its confidential fields apart: it is not shown.")
-    return _("The body is no JSON, so its confidential fields cannot be told apart: it is not shown.")
+        return _("The body is nested too deeply to find its confidential fields, so it is not shown.")
+    return _("The body is not JSON, so its confidential fields cannot be found and it is not shown.")
 
 
 def _shown(text: str) -> Body:
@@ -121,7 +120,7 @@ def _shown(text: str) -> Body:
     if not cut and is_json(text):
         formatted = indented(text, most=FORMATTED_LIMIT)
         if formatted is None:
-            why = _("It is nested too deeply to be formatted.")
+            why = _("The body is nested too deeply to be formatted.")
     return Body(formatted=visible(formatted or ""), exact=exact, cut=cut, unformatted=why)
 
 
@@ -191,7 +190,7 @@ class Heading:
     """The reason that the headers are shown as bytes, or not at all."""
 
     def sections(self) -> Iterator[tuple[str, str, list[Header]]]:
-        names = {"yours": _("The sender's"), "routing": _("Routing"), "system": _("The broker's and this app's")}
+        names = {"yours": _("Set by the sender"), "routing": _("Routing"), "system": _("Set by the broker or this app")}
         for section, title in names.items():
             rows = [header for header in self.headers if header.section == section]
             if rows:
@@ -291,7 +290,12 @@ def found_or_404(object_id: str) -> ParkedMessage:
     found = None if number is None else ParkedMessage.objects.select_related("group").filter(pk=number)
     message = None if found is None else found.first()
     if message is None:
-        raise Http404(_("There is no such message. Resolved messages are deleted after a while; the audit log stays."))
+        raise Http404(
+            _(
+                "There is no such message. Resolved messages are deleted when their retention ends; "
+                "the audit log is kept."
+            )
+        )
     return message
 
 
@@ -299,7 +303,7 @@ def acts_of(pages: Pages, request: HttpRequest, message: ParkedMessage) -> list[
     """Return the actions on the message in its state; one that is not allowed carries the reason."""
     selected = "?" + urlencode({"message": message.pk})
     preview = pages.address("requeuerun_preview") + selected
-    closed = "" if message.open else _("It is not open any more: nothing is left to decide.")
+    closed = "" if message.open else _("The message is no longer open, so no action on it is possible.")
 
     def act(label: str, verb: str, address: str, **more: Any) -> Act:
         return Act(label=label, address=address, why=closed or allowing.refusal(request, verb, message), **more)
@@ -355,13 +359,13 @@ def _unrecorded(message: Any) -> str:
     if told <= known or (message.requeued_at is not None and message.requeued_at > message.parked_at):
         return ""
     said = ngettext(
-        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempt was not recorded: "
-        "its consumer crashed, or was an older version or another program.",
-        "The message tells of %(told)d attempts, the history has %(known)d. %(count)d attempts were not recorded: "
-        "their consumer crashed, or was an older version or another program.",
+        "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempt was not "
+        "recorded: its consumer crashed, or was an older version or another program.",
+        "The message reports %(reported)d attempts, but the history has %(known)d. %(count)d attempts were "
+        "not recorded: their consumer crashed, or was an older version or another program.",
         told - known,
     )
-    return said % {"told": told, "known": known, "count": told - known}
+    return said % {"reported": told, "known": known, "count": told - known}
 
 
 def _history(request: HttpRequest, message: ParkedMessage) -> dict[str, Any]:
@@ -422,7 +426,7 @@ def _become(message: ParkedMessage, items: list[RequeueItem]) -> dict[str, Any]:
 
 def _summary(message: ParkedMessage) -> str:
     """Return a sentence on the failed attempts and the reason for parking."""
-    said = _("It never reached a handler, then it was parked: %(reason)s.")
+    said = _("It was parked before it reached a handler: %(reason)s.")
     if message.attempts:
         said = ngettext(
             "It failed %(count)d time, then it was parked: %(reason)s.",

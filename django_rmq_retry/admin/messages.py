@@ -30,9 +30,8 @@ from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.messages.masking import hides, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.models import Action, OperatorAction, ParkedMessage
-from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.parked.selection import Selection, narrowed, number_in, numbers_of
 
 
@@ -89,7 +88,7 @@ def _hidden(message: ParkedMessage) -> set[str]:
 
 def _note(request: HttpRequest, message: ParkedMessage, action: Action, facts: dict[str, object]) -> None:
     actor = Actor.of_request(request)
-    note(actor, action, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
+    log_action(actor, action, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
 
 
 View = Callable[..., HttpResponse]
@@ -128,7 +127,7 @@ def _page(pages: Pages, request: HttpRequest, number: int) -> HttpResponse:
     return pages.page(
         request,
         "parkedmessage/departed.html",
-        title=gettext("Message #%(number)d is not here any more") % {"number": number},
+        title=gettext("Message #%(number)d no longer exists") % {"number": number},
         status=410,
         name=next((act.subject for act, _why in known["activity"] if act.subject), ""),
         log="" if known["no_activity"] else f"{pages.address('operatoraction_changelist')}?message={number}",

@@ -30,7 +30,7 @@ class ByState(admin.SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("failed", pgettext("outbox", "failed")), ("waiting", _("on its way"))]
+        return [("failed", pgettext("outbox", "failed")), ("waiting", _("waiting to be sent"))]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         return queryset.filter(failed_at__isnull=self.value() == "waiting") if self.value() else queryset
@@ -58,8 +58,8 @@ class OutboxMessageAdmin(Pages):
     name = admin.display(description=gettext_lazy("Message"))(lambda _self, row: cut(str(row)))
     written = admin.display(description=gettext_lazy("Written"))(lambda _self, row: rmq_clock(row.created_at))
     of_tries = column(OutboxMessage, "attempts")
-    order = admin.display(description=gettext_lazy("Order"))(lambda _self, row: cut(row.order_key))
-    why = admin.display(description=gettext_lazy("Why it was not sent"))(lambda _self, row: cut(row.error))
+    order = admin.display(description=gettext_lazy("Ordering key"))(lambda _self, row: cut(row.order_key))
+    why = admin.display(description=gettext_lazy("Last error"))(lambda _self, row: cut(row.error))
 
     @admin.display(description=gettext_lazy("To"))
     def to(self, row: OutboxMessage) -> str:
@@ -67,7 +67,7 @@ class OutboxMessageAdmin(Pages):
 
     @admin.display(description=gettext_lazy("State"))
     def state(self, row: OutboxMessage) -> str:
-        return pgettext("outbox", "failed") if row.failed_at else _("on its way")
+        return pgettext("outbox", "failed") if row.failed_at else _("waiting to be sent")
 
     def get_queryset(self, request: HttpRequest) -> Rows:
         return super().get_queryset(request).defer("body", "properties")
@@ -85,10 +85,10 @@ class OutboxMessageAdmin(Pages):
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return not pages.refusal(request, "retry")
 
-    @admin.action(description=gettext_lazy("Send again what was refused"), permissions=["retry"])
+    @admin.action(description=gettext_lazy("Retry failed messages"), permissions=["retry"])
     def resend(self, request: HttpRequest, rows: Rows) -> None:
         """Send failed rows again; rows that the relay will send anyway are left out."""
         chosen = list(rows.values_list("pk", flat=True))
-        count = controls.resend(Actor.of_request(request), chosen, using=rows.db)
+        count = controls.retry_outbox(Actor.of_request(request), chosen, using=rows.db)
         said = ngettext("%d message will be sent again.", "%d messages will be sent again.", count)
         self.message_user(request, said % count, messages.SUCCESS if count == len(chosen) else messages.WARNING)

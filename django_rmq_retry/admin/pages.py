@@ -64,7 +64,7 @@ def rules_apart(request: HttpRequest) -> bool:
 def _why_not(request: HttpRequest, verb: str) -> str:
     why = next((why for one in NEEDED.get(verb, (verb,)) if (why := refusal(request, one))), "")
     if verb == "edit" and not why and True not in settings().operators.editable.values():
-        return _("No message is to be edited in this project (EDITABLE).")
+        return _("This project does not allow messages to be edited (setting EDITABLE).")
     return why
 
 
@@ -178,7 +178,9 @@ def migrated(
         except DatabaseError:
             if not _tables_are_missing(self.model):
                 raise
-            missing: HttpResponse = self.page(request, "unmigrated.html", title=_("The tables are missing"), status=503)
+            missing: HttpResponse = self.page(
+                request, "unmigrated.html", title=_("The database tables are missing"), status=503
+            )
             return missing
 
     update_wrapper(answered, view)
@@ -262,7 +264,7 @@ def forbidden(request: HttpRequest, verb: str, selection: Selection) -> str:
 
 def kept_back(request: HttpRequest, verb: str, selection: Selection) -> list[int]:
     """Return the messages of a filter that the project's rules withhold, as checked for the oldest `MOST_ASKED`."""
-    if selection.named or not operators.ruled(request.user):
+    if selection.named or not operators.has_own_rules(request.user):
         return []
     rows = selection.queryset().defer("body", "properties").order_by("parked_at", "pk")[:MOST_ASKED]
     return [row.pk for row in rows.iterator(chunk_size=500) if refusal(request, verb, row)]

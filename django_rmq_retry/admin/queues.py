@@ -16,13 +16,13 @@ from django_rmq_retry.admin import labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.amqp.declarer import UNREAD, Level
 from django_rmq_retry.breakers import table
-from django_rmq_retry.breakers.control import FLOWING, OPEN, PAUSED, PROBING, QueueState
+from django_rmq_retry.breakers.gate import FLOWING, OPEN, PAUSED, PROBING, QueueState
 from django_rmq_retry.models import QueueControl
 from django_rmq_retry.parked import controls
 from django_rmq_retry.parked.operators import Actor, Refused
 
 SPANS: dict[str, tuple[Any, timedelta | None]] = {
-    "": (gettext_lazy("until somebody resumes it"), None),
+    "": (gettext_lazy("until an operator resumes it"), None),
     "15m": (gettext_lazy("for 15 minutes"), timedelta(minutes=15)),
     "1h": (gettext_lazy("for 1 hour"), timedelta(hours=1)),
     "4h": (gettext_lazy("for 4 hours"), timedelta(hours=4)),
@@ -31,10 +31,10 @@ SPANS: dict[str, tuple[Any, timedelta | None]] = {
 OVERDUE = 60.0
 """Seconds past its due time after which a probe that no consumer has begun means that the queue has no consumers."""
 BADGES: dict[str, tuple[str, str, Any]] = {
-    FLOWING: ("processed", "✓", pgettext_lazy("queue", "flowing")),
+    FLOWING: ("processed", "✓", pgettext_lazy("queue", "running")),
     PAUSED: ("on-hold", "‖", pgettext_lazy("queue", "paused")),
     OPEN: ("parked", "✕", pgettext_lazy("queue", "breaker open")),
-    PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker open, one message is tried")),
+    PROBING: ("requeued", "…", pgettext_lazy("queue", "breaker half-open, probe in flight")),
 }
 
 
@@ -61,7 +61,7 @@ class Row:
             kind=kind,
             sign=sign,
             label=label,
-            said=one.said(now),
+            said=one.explanation(now),
             flowing=state == FLOWING,
             paused=state == PAUSED,
             breaker=one.circuit.opened,
@@ -84,13 +84,13 @@ class Standstill:
 def standstills_of(queues: Iterable[str]) -> dict[str, Standstill]:
     """Return those of these queues that do not flow, by one query."""
     now, found = table.now(), {}
-    for one in table.standing(queues, now):
+    for one in table.not_flowing(queues, now):
         kind, sign, label = BADGES[one.state(now)]
         paused = one.state(now) == PAUSED
         if paused:
             label = _("paused by %(name)s") % {"name": one.by or "?"}
         read = paused or one.overdue(now) < OVERDUE
-        found[one.queue] = Standstill(kind=kind, sign=sign, label=label, said=one.said(now), read=read)
+        found[one.queue] = Standstill(kind=kind, sign=sign, label=label, said=one.explanation(now), read=read)
     return found
 
 
@@ -122,7 +122,7 @@ class SwitchAdmin(Pages):
             "queuecontrol/queues.html",
             part="parts/queues.html",
             title=_("Queues"),
-            rows=[Row.of(one, now, number) for number, one in enumerate(controls.look(), start=1)],
+            rows=[Row.of(one, now, number) for number, one in enumerate(controls.queue_states(), start=1)],
             why_not=pages.refusal(request, "pause_queue"),
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )
@@ -137,11 +137,11 @@ class SwitchAdmin(Pages):
         actor = Actor.of_request(request)
         try:
             if act == "pause":
-                controls.pause(queue, actor, reason=reason, until=controls.later(span))
+                controls.pause(queue, actor, reason=reason, until=controls.pause_end(span))
                 messages.success(request, _("Queue %(queue)s is paused.") % {"queue": queue})
             elif act == "resume":
                 controls.resume(queue, actor, reason=reason)
-                messages.success(request, _("Queue %(queue)s goes on.") % {"queue": queue})
+                messages.success(request, _("Queue %(queue)s is resumed.") % {"queue": queue})
         except Refused as refusal:
             messages.warning(request, str(refusal))
         return HttpResponseRedirect(self.address("queuecontrol_changelist"))

@@ -23,30 +23,27 @@ from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.headers import EMPTY, Headers
-from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages.properties import EMPTY, Headers, decode_properties
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.parked import edit, operators
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Line, Proposal, editable, propose, store, text_of
 from django_rmq_retry.parked.findings import Finding, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.requeue import REASON_FROM, UNFIT, start
+from django_rmq_retry.parked.requeue import NO_TARGETS, REASON_FROM, start
 from django_rmq_retry.parked.selection import Selection
 
 TYPED_FROM = 1000
 """Above this the number must be typed, so that an operator does not send a million messages by habit."""
 SAID: Mapping[str, Any] = {
-    "resolved": ngettext_lazy("%(count)d is not open any more", "%(count)d are not open any more", "count"),
+    "resolved": ngettext_lazy("%(count)d is no longer open", "%(count)d are no longer open", "count"),
     "changed": ngettext_lazy(
         "%(count)d was changed since it was chosen", "%(count)d were changed since they were chosen", "count"
     ),
-    "no_queue": ngettext_lazy(
-        "%(count)d came from a queue that nobody knows", "%(count)d came from a queue that nobody knows", "count"
-    ),
+    "no_queue": ngettext_lazy("%(count)d came from an unknown queue", "%(count)d came from an unknown queue", "count"),
     "refused": ngettext_lazy(
-        "%(count)d is kept back from you by the project's rules",
-        "%(count)d are kept back from you by the project's rules",
+        "%(count)d is excluded because the project's rules do not allow you to requeue it",
+        "%(count)d are excluded because the project's rules do not allow you to requeue them",
         "count",
     ),
     "succeeded": ngettext_lazy(
@@ -64,7 +61,11 @@ SAID: Mapping[str, Any] = {
         "%(count)d have a permanent error: a requeue alone will not help",
         "count",
     ),
-    "late": ngettext_lazy("%(count)d is older than the cut-off", "%(count)d are older than the cut-off", "count"),
+    "late": ngettext_lazy(
+        "%(count)d is older than the age limit for requeues",
+        "%(count)d are older than the age limit for requeues",
+        "count",
+    ),
     "unhandled": ngettext_lazy(
         "%(count)d is in a queue that no handler of this project reads",
         "%(count)d are in queues that no handler of this project reads",
@@ -181,9 +182,9 @@ def _wrong(wish: Wish, found: Report) -> dict[str, str]:
     """Return the messages for fields that have to be filled in first."""
     wrong = {}
     if found.total > REASON_FROM and not wish.reason:
-        wrong["reason"] = _("Say why: more than %(count)d messages need a reason.") % {"count": REASON_FROM}
+        wrong["reason"] = _("Enter a reason: it is required for more than %(count)d messages.") % {"count": REASON_FROM}
     if found.sendable > TYPED_FROM and wish.typed.replace(",", "").replace(" ", "") != str(found.sendable):
-        wrong["typed"] = _("Type %(count)d to requeue that many messages.") % {"count": found.sendable}
+        wrong["typed"] = _("Type %(count)d to confirm the number of messages.") % {"count": found.sendable}
     if not found.sendable:
         wrong["all"] = _("Nothing is left to requeue.")
     return wrong
@@ -263,15 +264,18 @@ def levels(found: Report, seen: broker_look.Look) -> list[Place]:
 
 def _unasked(request: HttpRequest, selection: Selection) -> str:
     """Return a note if there are too many messages to call the project's rules for all of them."""
-    if selection.named or selection.count <= choosing.MOST_ASKED or not operators.ruled(request.user):
+    if selection.named or selection.count <= choosing.MOST_ASKED or not operators.has_own_rules(request.user):
         return ""
-    said = _("The project's rules were asked about the %(count)d oldest. What they refuse of the others is left out.")
+    said = _(
+        "The project's rules were checked for the %(count)d oldest messages. Others that they forbid are "
+        "left out when the run sends them."
+    )
     return said % {"count": choosing.MOST_ASKED}
 
 
 def _targets() -> list[str]:
     queues = registry.topology().queues
-    return [name for name, one in queues.items() if one.role not in UNFIT]
+    return [name for name, one in queues.items() if one.role not in NO_TARGETS]
 
 
 FIELD = "header:"

@@ -22,8 +22,7 @@ from django_rmq_retry.admin.pages import Act, Pages, frame_of, migrated
 from django_rmq_retry.models import ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from django_rmq_retry.parked import requeue
 from django_rmq_retry.parked.operators import Actor, Refused
-from django_rmq_retry.parked.requeue import me
-from django_rmq_retry.parked.run import DRIVEN, drive, tally
+from django_rmq_retry.parked.run import DRIVEN, drive, driver_name
 from django_rmq_retry.templatetags.rmq_retry import NOTHING, rmq_clock, run_badge, run_outcome
 
 SLICE = 0.5
@@ -65,8 +64,8 @@ class RequeueRunAdmin(Pages):
 
     name = admin.display(description=pgettext_lazy("one requeue", "Run"))(lambda _self, run: run.pk)
     status = admin.display(description=gettext_lazy("State"))(lambda _self, run: run_badge(run))
-    chosen = admin.display(description=gettext_lazy("What was chosen"))(
-        lambda _self, run: labelled(_("What was chosen"), labels.chosen(run.selection, run.description) or NOTHING)
+    chosen = admin.display(description=gettext_lazy("Selection"))(
+        lambda _self, run: labelled(_("Selection"), labels.chosen(run.selection, run.description) or NOTHING)
     )
     created = admin.display(description=gettext_lazy("Created"))(lambda _self, run: rmq_clock(run.created_at))
 
@@ -106,7 +105,7 @@ class RequeueRunAdmin(Pages):
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=object_id).first() if object_id.isdecimal() else None
         if run is None:
-            raise Http404(_("There is no such run."))
+            raise Http404(_("There is no such requeue run."))
         return self._shown(request, run)
 
     @migrated
@@ -136,9 +135,9 @@ class RequeueRunAdmin(Pages):
             return self.refused(request, why)
         run = RequeueRun.objects.filter(pk=pk).first()
         if run is None:
-            raise Http404(_("There is no such run."))
+            raise Http404(_("There is no such requeue run."))
         # A click waits until the slice is sent; the page shows the outcomes at the next request.
-        run = drive(pk, me("page"), for_seconds=SLICE if scripted else ALONE, outcomes=scripted)
+        run = drive(pk, driver_name("page"), for_seconds=SLICE if scripted else ALONE, outcomes=scripted)
         return self._shown(request, run) if scripted else HttpResponseRedirect(self.address("requeuerun_change", pk))
 
     def _shown(self, request: HttpRequest, run: RequeueRun) -> HttpResponse:
@@ -230,9 +229,9 @@ def _pace(run: RequeueRun, now: datetime) -> float | None:
 def _guard(run: RequeueRun) -> str:
     """Return a sentence with the guard's limit and its present count."""
     if run.stop_at is None:
-        return _("guard off: it goes on however many fail again")
+        return _("guard off: the run continues however many messages fail again")
     most = {"most": floatformat(run.stop_at)}
-    ended, failed = tally(run)
+    ended, failed = run.guarded_outcomes
     said = _("guard: pauses when more than %(most)s %% fail again") % most
     if ended:
         said = _("%(share)d %% failed again (guard: pauses above %(most)s %%)") % {

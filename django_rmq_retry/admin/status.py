@@ -19,7 +19,7 @@ from django_rmq_retry.admin import broker_look, labels, pages
 from django_rmq_retry.admin.pages import Pages, migrated
 from django_rmq_retry.admin.queues import Standstill, standstills_of, troubles
 from django_rmq_retry.admin.timeline import activity
-from django_rmq_retry.breakers.watch import halted
+from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import Attempt, ErrorGroup, LiveStatus, QueueControl, RequeueRun
 from django_rmq_retry.models.runs import ACTIVE
@@ -65,7 +65,7 @@ def alarms(
     if apart:
         yield Alarm(said=apart)
     yield from _unpublished(request, address)
-    if limits.standing().full:
+    if limits.blocked_figures().full:
         keys = "" if pages.refusal(request, "view_key") else address("blockedkey_changelist")
         yield Alarm(said=_too_many(), address=keys, link=_("Blocked keys"))
     queues, link = address("queuecontrol_changelist"), _("Open the queues")
@@ -87,12 +87,12 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
         found = outbox()
     except Error:
         # A database is away. The pages that need it report that; this page must still work, now above all.
-        yield Alarm(said=_("The outbox cannot be looked into: a database of it does not answer."), **way)
+        yield Alarm(said=_("The outbox cannot be read: its database does not answer."), **way)
         return
     if found.failed:
         said = ngettext(
-            "%(count)d message in the outbox cannot be published and waits for a person.",
-            "%(count)d messages in the outbox cannot be published and wait for a person.",
+            "%(count)d message in the outbox cannot be published and needs an operator.",
+            "%(count)d messages in the outbox cannot be published and need an operator.",
             found.failed,
         )
         yield Alarm(said=said % {"count": found.failed}, **way)
@@ -100,7 +100,7 @@ def _unpublished(request: HttpRequest, address: Address) -> Iterator[Alarm]:
     if waited > LATE:
         said = ngettext(
             "%(count)d message in the outbox has not been published for %(span)s.",
-            "%(count)d messages in the outbox are not published yet, the oldest has waited for %(span)s.",
+            "%(count)d messages in the outbox have not been published; the oldest has waited for %(span)s.",
             found.waiting,
         )
         yield Alarm(said=said % {"count": found.waiting, "span": rmq_span(waited.total_seconds())}, **way)
@@ -122,10 +122,10 @@ def _just_parked(recent: int, address: Address) -> Alarm:
 def _too_many() -> str:
     """Return the same sentences as on the page of blocked keys."""
     said = _(
-        "A further message is taken once a second, which slows down its queue. Resolve the messages that go first, or "
-        "raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
+        "Consumers take only one further message a second, which slows down its queue. Resolve the messages "
+        "that go first, or raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
     )
-    return f"{_('Too many messages wait.')} {said}"
+    return f"{_('Too many messages wait behind blocked keys.')} {said}"
 
 
 MOST = 3
@@ -151,7 +151,7 @@ class LiveStatusAdmin(Pages):
         seen, halts = broker_look.look(), halted()
         stood = {line.queue: halted_said(line) for line in halts}
         counts = _counts()
-        still = standstills_of(intake.queue.name for intake in registry.intakes())
+        still = standstills_of(work_queue.queue.name for work_queue in registry.work_queues())
         told = list(alarms(request, seen, still, recent=counts["recent"], address=self.address, halts=halts))
         return self.page(
             request,

@@ -9,9 +9,10 @@ from django.db.models import Case, F, JSONField, Subquery, Value, When
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_rmq_retry.admin import labels, pages
+from django_rmq_retry.admin import labels
 from django_rmq_retry.models import Action, Attempt, OperatorAction, ParkedMessage, RequeueItem
 from django_rmq_retry.models.parked import reason_text
+from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 
 LOOKED_AT = 200
@@ -210,11 +211,11 @@ LISTED = 20
 
 def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:
     """Return the newest actions that the user may see, and the reason if the user sees none."""
-    why = pages.refusal(request, "view_audit")
+    why = refusal(request.user, "view_audit")
     if why:
         return {"activity": (), "no_activity": why}
     acts = OperatorAction.objects.filter(**about).order_by("-number")
-    seen = acts if not pages.refusal(request, "view_all_audit") else acts.filter(actor=request.user.pk)
+    seen = acts if not refusal(request.user, "view_all_audit") else acts.filter(actor=request.user.pk)
     return {"activity": told(seen[:most]), "no_activity": ""}
 
 

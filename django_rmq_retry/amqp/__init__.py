@@ -1,1 +1,36 @@
-"""The connection to RabbitMQ. Only this package and the embedded server import pika."""
+"""The connection to RabbitMQ. Only this package and the embedded server import pika.
+
+The names here are the values and protocols that pass between this package and the others.
+"""
+
+from django_rmq_retry.amqp.address import Access, Host, Secret, Tls
+from django_rmq_retry.amqp.contracts import (
+    CONFIRMED,
+    Caller,
+    Cause,
+    Done,
+    Line,
+    Outcome,
+    Publisher,
+    PublishResult,
+    Scope,
+)
+from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+
+__all__ = [
+    "CONFIRMED",
+    "Access",
+    "BrokerUnreachable",
+    "Caller",
+    "Cause",
+    "Done",
+    "Host",
+    "Line",
+    "Outcome",
+    "PublishResult",
+    "Publisher",
+    "Refusal",
+    "Scope",
+    "Secret",
+    "Tls",
+]

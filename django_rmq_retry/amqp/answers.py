@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
 from django_rmq_retry.amqp.contracts import Cause, Done, Publisher, PublishResult
-from django_rmq_retry.amqp.frames import DeliverTo, marshal_publish
+from django_rmq_retry.amqp.frames import marshal_publish
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, Properties, decode_properties, encode_properties
 
 if TYPE_CHECKING:
-    from pika.channel import Channel
+    from django_rmq_retry.amqp.protocol import Channel
 
 
 log = logging.getLogger("django_rmq_retry")
@@ -34,7 +34,7 @@ The family is not refused permanently, because its node may join the cluster lat
 """
 IDLE = 5.0
 """Seconds of idleness after which the connection for untried addresses is closed."""
-TOLD_EVERY = 60.0
+LOG_EVERY = 60.0
 INTERNAL_ERROR = 541
 """RabbitMQ before 4.3 closes a connection with this code if it publishes to an unresolvable direct reply-to address."""
 
@@ -115,13 +115,13 @@ class _Untried(PikaPublisher):
     def _opened(self, connection: Connection) -> None:
         """Learn the form of this node's addresses first: the broker writes ours into a message that it returns."""
 
-        def go_on(*_: object) -> None:
+        def proceed(*_: object) -> None:
             if connection.is_open:
                 super(_Untried, self)._opened(connection)
 
         def returned(_channel: object, _method: object, properties: object, _body: bytes) -> None:
             self._met(decode_properties(properties.raw).reply_to or "")  # type: ignore[attr-defined]  # RawProperties
-            go_on()
+            proceed()
 
         def ask(channel: "Channel") -> None:
             raw = encode_properties(Properties(reply_to=DIRECT))
@@ -132,8 +132,8 @@ class _Untried(PikaPublisher):
 
         def opened(channel: "Channel") -> None:
             channel.add_on_return_callback(returned)
-            channel.add_on_close_callback(go_on)
-            channel.basic_consume(DIRECT, DeliverTo(_ignore), auto_ack=True, callback=lambda _frame: ask(channel))
+            channel.add_on_close_callback(proceed)
+            channel.basic_consume(DIRECT, _ignore, auto_ack=True, callback=lambda _frame: ask(channel))
 
         connection.channel(on_open_callback=opened)
 
@@ -179,7 +179,7 @@ class Answers:
         self._formed = False
         """True if this broker's own addresses have RabbitMQ's form."""
         self._dropped = 0
-        self._told = float("-inf")
+        self._logged = float("-inf")
 
     def send(self, answer: Message, done: Done) -> None:
         """Send an answer and call ``done`` with the result; an answer dropped for its address gets no call."""
@@ -286,7 +286,7 @@ class Answers:
         self.under_way -= 1
         self._dropped += 1
         now = time.monotonic()
-        if now - self._told < TOLD_EVERY:
+        if now - self._logged < LOG_EVERY:
             return
         log.warning(
             "%d answers were dropped for their direct reply-to address, the last one to %r: %s. The caller is gone, or "
@@ -294,7 +294,7 @@ class Answers:
             *(self._dropped, one.answer.routing_key, reason),
             extra={"event": "answers_dropped"},
         )
-        self._told, self._dropped = now, 0
+        self._logged, self._dropped = now, 0
 
     def _met(self, own: str) -> None:
         family = family_of(own)

@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import Connection, IoThread
-from django_rmq_retry.amqp.frames import DeliverTo, Received, marshal_publish
+from django_rmq_retry.amqp.frames import Received, marshal_publish
 from django_rmq_retry.amqp.link import Link
 from django_rmq_retry.amqp.refusals import above
 from django_rmq_retry.errors import (
@@ -26,15 +26,16 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
 
 if TYPE_CHECKING:
-    from pika.channel import Channel
     from pika.frame import Method
+
+    from django_rmq_retry.amqp.protocol import Channel
 
 
 log = logging.getLogger("django_rmq_retry")
 
 REOPEN = 0.2
 """Seconds until a channel that the broker closed is opened again."""
-LAST_WORDS = 2.0
+CLOSE_TIMEOUT = 2.0
 
 
 class Request:
@@ -86,11 +87,11 @@ class PikaCaller:
         closed = threading.Event()
         self._io.call(lambda: self._close(closed.set))
         if not self._io.current:
-            closed.wait(LAST_WORDS)
+            closed.wait(CLOSE_TIMEOUT)
 
     def _close(self, closed: Callable[[], None]) -> None:
         self._dialling = False
-        self._forsake("the connection was closed")
+        self._end_sent("the connection was closed")
         self._link.close(closed)
 
     def _forget(self, name: str) -> None:
@@ -109,9 +110,9 @@ class PikaCaller:
         if connection is None or channel is None or request.sent or request.deadline <= time.monotonic():
             return
         sizes, size = connection.sizes, len(message.body)
-        if size > sizes.taken and sizes.limit is None:
+        if size > sizes.accepted and sizes.limit is None:
             # A body above the broker's limit would close the channel, and no other request would get its answer.
-            sizes.ask(size, lambda: self._send(request))
+            sizes.test(size, lambda: self._send(request))
             return
         if sizes.limit is not None and size > sizes.limit:
             self._open.pop(message.properties.correlation_id or "", None)
@@ -158,7 +159,7 @@ class PikaCaller:
                 self._send(request)
 
         assert self._channel is not None  # noqa: S101 - it has just been opened
-        self._channel.basic_consume(queue, DeliverTo(self._answered), auto_ack=True, callback=listening)
+        self._channel.basic_consume(queue, self._answered, auto_ack=True, callback=listening)
 
     def _answered(self, *received: *Received) -> None:
         *_, raw, body = received
@@ -187,7 +188,7 @@ class PikaCaller:
         if not isinstance(reason, ChannelClosedByBroker):
             return
         log.warning("The channel for calls was closed: %s %s", reason.reply_code, reason.reply_text)
-        self._forsake(f"{reason.reply_code} {reason.reply_text}")
+        self._end_sent(f"{reason.reply_code} {reason.reply_text}")
         self._io.later(REOPEN, self._reopen)
 
     def _reopen(self) -> None:
@@ -197,9 +198,9 @@ class PikaCaller:
 
     def _lost(self, reason: str, retry_in: float) -> None:
         log.warning("No connection for calls (%s), next try in %.1f s", reason, retry_in)
-        self._forsake(reason)
+        self._end_sent(reason)
 
-    def _forsake(self, reason: str) -> None:
+    def _end_sent(self, reason: str) -> None:
         """End the requests that were sent, because no answer can arrive; unsent requests wait for the next channel."""
         self._answers_to, self._channel = "", None
         for name, request in list(self._open.items()):

@@ -14,13 +14,13 @@ from pika.exceptions import ChannelClosedByBroker
 
 from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.amqp.frames import DeliverTo, Received
+from django_rmq_retry.amqp.frames import Received
 from django_rmq_retry.amqp.session import binding, declaring, wanted
-from django_rmq_retry.messages.message import Delivery, Tell
+from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Topology
 
 if TYPE_CHECKING:
-    from pika.channel import Channel
+    from django_rmq_retry.amqp.protocol import Channel
 
 
 # Type, channel, payload size, class and method, delivery tag, bits (multiple; of a nack also requeue), end of frame.
@@ -75,7 +75,7 @@ log = logging.getLogger("django_rmq_retry")
 
 MOST_WAITING, MOST_BYTES = 1000, 16 << 20
 """The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
-Heard = Callable[[bool], None]
+OnProcessed = Callable[[bool], None]
 
 
 class Owner(Protocol):
@@ -83,9 +83,12 @@ class Owner(Protocol):
 
     def arrived(self, delivery: Delivery) -> None: ...
 
+    def opened(self, line: "OpenLine") -> None:
+        """Accept a quarantine line that is open; ``subscribe`` lets it consume."""
+
     def subscribed(self, line: "OpenLine") -> None: ...
 
-    def forgot(self, queue: str) -> None: ...
+    def message_lost(self, queue: str) -> None: ...
 
     def interrupted(self, line: "OpenLine", reason: BaseException | str) -> None: ...
 
@@ -97,7 +100,7 @@ class OpenLine:
         self.line = line
         self.name = name or ("" if line.temporary else line.queue)
         """The queue's name on the broker."""
-        self.in_hand = 0
+        self.in_flight = 0
         self.since = 0.0
         """The time of the last delivery, recorded on ordered lines only; there it is the unacked one."""
         self._connection = connection
@@ -112,9 +115,9 @@ class OpenLine:
         self._bytes = 0
         self._sending = self._cancelling = False
         """The first is true while the broker sends deliveries, the second from the request to stop until its answer."""
-        self._asked: list[Heard] = []
-        """The callbacks for the answer that is pending; later callbacks, in ``_asking``, wait for the next answer."""
-        self._asking: list[Heard] = []
+        self._pending: list[OnProcessed] = []
+        """The callbacks for the answer that is pending; later callbacks, in ``_next``, wait for the next answer."""
+        self._next: list[OnProcessed] = []
         connection.channel(on_open_callback=self._opened)
 
     @property
@@ -127,54 +130,54 @@ class OpenLine:
             self._handled(deliveries)
             return b""
         tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
-        self.in_hand -= len(tags)
+        self.in_flight -= len(tags)
         return b"".join(self._acks.acks(tags))
 
     def send(self, frames: bytes) -> None:
         if frames:
             self._connection.send_raw(frames)
 
-    def tell(self, delivery: Delivery, tell: Tell) -> None:
+    def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
         """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
         if self.line.acked:
-            if tell is not Tell.ACK:
-                self._owner.forgot(self.line.queue)
+            if instruction is not Instruction.ACK:
+                self._owner.message_lost(self.line.queue)
             self._handled([delivery])
             return
         if not self.open:
             return
         tag: int = delivery.token[1]  # type: ignore[index]  # made in _receive
-        if tell is Tell.ACK:
+        if instruction is Instruction.ACK:
             self._connection.send_raw(self.ack([delivery]))
             return
-        self.in_hand -= 1
-        if tell is Tell.COUNTED_REQUEUE:
+        self.in_flight -= 1
+        if instruction is Instruction.COUNTED_REQUEUE:
             self._connection.send_raw(self._acks.counted_requeue(tag))
         else:
-            self._connection.send_raw(self._acks.nack(tag, requeue=tell is Tell.REQUEUE))
+            self._connection.send_raw(self._acks.nack(tag, requeue=instruction is Instruction.REQUEUE))
 
-    def when_heard(self, heard: Heard) -> None:
+    def when_processed(self, callback: OnProcessed) -> None:
         """Call back with True once the broker has processed all settlements sent so far, with False if unknown."""
-        self._asking.append(heard)
-        if not self._asked:
-            self._ask()
+        self._next.append(callback)
+        if not self._pending:
+            self._request_answer()
 
-    def _ask(self) -> None:
+    def _request_answer(self) -> None:
         """Request an answer by setting the same prefetch again: a channel answers only after everything sent before."""
-        self._asked, self._asking = self._asking, []
-        if self._asked and self.open and self._channel is not None:
+        self._pending, self._next = self._next, []
+        if self._pending and self.open and self._channel is not None:
             self._channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._answered())
-        elif self._asked:
-            self._tell_asked(heard=False)
+        elif self._pending:
+            self._end_pending(processed=False)
 
     def _answered(self) -> None:
-        self._tell_asked(heard=True)
-        self._ask()
+        self._end_pending(processed=True)
+        self._request_answer()
 
-    def _tell_asked(self, *, heard: bool) -> None:
-        asked, self._asked = self._asked, []
-        for each in asked:
-            each(heard)
+    def _end_pending(self, *, processed: bool) -> None:
+        pending, self._pending = self._pending, []
+        for callback in pending:
+            callback(processed)
 
     def quiesce(self) -> None:
         """Accept no more deliveries. No ordered line is cancelled: the next consumer could overtake unacked ones."""
@@ -210,7 +213,7 @@ class OpenLine:
         self._take_more()
 
     def _take_more(self) -> None:
-        full = self.in_hand > MOST_WAITING // 2 or self._bytes > MOST_BYTES // 2
+        full = self.in_flight > MOST_WAITING // 2 or self._bytes > MOST_BYTES // 2
         if not full and not self._quiet and not self._sending and self.open and self._tag:
             self._sending = True
             self._send(spec.Basic.Consume(queue=self.name, consumer_tag=self._tag, no_ack=True, nowait=True))
@@ -221,24 +224,24 @@ class OpenLine:
 
     def _handled(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            self.in_hand -= 1
+            self.in_flight -= 1
             self._bytes -= len(delivery.body)
         self._take_more()
 
-    def drop(self) -> None:
+    def leave_unsettled(self) -> None:
         """Leave a delivery unsettled: the broker returns it to its place in the queue when the channel closes."""
-        self.in_hand -= 1
+        self.in_flight -= 1
 
     def close(self) -> None:
         """Close the channel; the broker requeues the unacked deliveries in their order."""
-        if self.open and self._channel is not None and self._channel.is_open:
-            self._connection.close_channel_bare(self._channel)
+        if self.open and self._channel is not None:
+            self._channel.close()
         self._open = False
 
-    def depth(self, told: Callable[[int], None]) -> None:
+    def depth(self, callback: Callable[[int], None]) -> None:
         """Call back with the number of messages that are ready in the queue."""
         if self.open and self._channel is not None:
-            answered: Callable[[frame.Method[Any]], None] = lambda frame: told(frame.method.message_count)  # noqa: E731
+            answered: Callable[[frame.Method[Any]], None] = lambda frame: callback(frame.method.message_count)  # noqa: E731
             self._channel.queue_declare(self.name, passive=True, callback=answered)
 
     def _opened(self, channel: "Channel") -> None:
@@ -270,18 +273,27 @@ class OpenLine:
         declaring(queue, wanted(queue))(channel, declared)
 
     def _limit(self, channel: "Channel") -> None:
-        channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._subscribe(channel))
+        channel.basic_qos(prefetch_count=self.line.prefetch, callback=lambda _frame: self._limited(channel))
 
-    def _subscribe(self, channel: "Channel") -> None:
+    def _limited(self, channel: "Channel") -> None:
         if not self._open:
             # The line was closed while the channel was opening.
-            self._connection.close_channel_bare(channel)
-        if not self._open or self._quiet:
+            if channel.is_open:
+                channel.close()
+        elif self.line.alone:
+            self._owner.opened(self)
+        else:
+            self.subscribe()
+
+    def subscribe(self) -> None:
+        """Start consuming the queue."""
+        channel = self._channel
+        if not self.open or self._quiet or channel is None:
             return
         self._sending = True
         self._tag = channel.basic_consume(
             self.name,
-            DeliverTo(self._receive),
+            self._receive,
             auto_ack=self.line.acked,
             callback=lambda _frame: self._owner.subscribed(self),
         )
@@ -290,7 +302,7 @@ class OpenLine:
         _, number, redelivered, exchange, routing_key, raw, body = received
         if self.line.acked:
             self._bytes += len(body)
-            if self.in_hand + 1 >= MOST_WAITING or self._bytes >= MOST_BYTES:
+            if self.in_flight + 1 >= MOST_WAITING or self._bytes >= MOST_BYTES:
                 # RabbitMQ applies no prefetch without acknowledgements and does not support channel.flow.
                 self._cancel()
         elif self._quiet:
@@ -298,7 +310,7 @@ class OpenLine:
             if not self.line.in_order:
                 self._connection.send_raw(self._acks.nack(number, requeue=True))
             return
-        self.in_hand += 1
+        self.in_flight += 1
         if self.line.ordered:
             self.since = time.monotonic()
         self._owner.arrived(
@@ -320,9 +332,9 @@ class OpenLine:
         self._owner.interrupted(self, reason)
 
     def _was_closed(self, _channel: object, reason: BaseException) -> None:
-        self._asked += self._asking
-        self._asking = []
-        self._tell_asked(heard=False)
+        self._pending += self._next
+        self._next = []
+        self._end_pending(processed=False)
         if not self._open:
             return
         self._open = False

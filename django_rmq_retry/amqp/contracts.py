@@ -14,8 +14,7 @@ from django_rmq_retry.errors import (
     PublishUnknown,
 )
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.topology.declarations import Topology
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.topology.declarations import Server, Topology
 
 
 class Outcome(Enum):
@@ -125,7 +124,8 @@ class Line:
     alone: bool = False
     """True for a quarantine queue, whose messages may kill the process.
 
-    Each is passed to the receiver only when a crash would duplicate no other message.
+    A connection consumes one such queue at a time. Each message is passed to the receiver only when a crash would
+    duplicate no other message.
     """
     acked: bool = False
     """True if the broker counts a message as acknowledged once it is sent (auto-ack): no message can be requeued."""
@@ -164,7 +164,7 @@ class Source(Protocol):
         """True while the connection consumes or tries to; the consumer checks it at each tick."""
         ...
 
-    def empty(self, told: Callable[[bool], None]) -> None:
+    def empty(self, callback: Callable[[bool], None]) -> None:
         """Call back on the I/O thread with True if every queue is empty and no message is unacked."""
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None: ...

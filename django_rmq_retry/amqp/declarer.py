@@ -10,6 +10,7 @@ from django_rmq_retry.amqp.refusals import LOCKED, BrokerUnreachable, Refusal
 from django_rmq_retry.amqp.session import OWN, Named, Session, binding, declaring, passively, right_for, wanted
 from django_rmq_retry.errors import BrokerRefused
 from django_rmq_retry.topology.declarations import (
+    QUARANTINE,
     BindingDeclaration,
     ExchangeDeclaration,
     Former,
@@ -17,14 +18,13 @@ from django_rmq_retry.topology.declarations import (
     Role,
     Topology,
 )
-from django_rmq_retry.topology.plan import Difference, Item, Plan, State
-from django_rmq_retry.topology.versions import queue_refusal
+from django_rmq_retry.topology.plan import Difference, Item, Plan, State, queue_refusal
 
 _NEVER: Mapping[str, object] = {"x-delivery-limit": "none", "x-queue-mode": "none"}
 """Invalid arguments: no queue can be created with them. A queue's type decides which one it is compared with."""
 _TARGET, _KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
 _TYPE = "x-queue-type"
-_UNTOLD = object()
+_UNREPORTED = object()
 
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
@@ -45,7 +45,7 @@ def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
                 return tuple(found.values())
             found[named.argument] = replace(named, here=here.get(named.argument))
             trial[named.argument] = named.broker
-            if not named.told:
+            if not named.reported:
                 return tuple(found.values())
         else:
             return tuple(found.values())
@@ -54,7 +54,7 @@ def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
 def of_others(session: Session, declaration: Named, row: Row | None) -> tuple[str, tuple[Difference, ...]]:
     """Return the type of a foreign queue or exchange, and where it differs from what the project declares or needs."""
     if row is not None:
-        there = _told(declaration, row)
+        there = _reported(declaration, row)
     elif isinstance(declaration, QueueDeclaration):
         there = _tried(session, declaration, {_TYPE: "classic", **wanted(declaration), **_NEVER})
         there[_TYPE] = there[_TYPE] or "classic"
@@ -74,10 +74,10 @@ def _unfit(declaration: Named, there: Mapping[str, object]) -> Iterator[Differen
     for name, value in here.items():
         broker = there.get(name)
         if broker != value:
-            yield Difference(argument=name, here=value, broker=broker, told=broker is not _UNTOLD)
+            yield Difference(argument=name, here=value, broker=broker, reported=broker is not _UNREPORTED)
 
 
-def _told(declaration: Named, row: Row) -> dict[str, object]:
+def _reported(declaration: Named, row: Row) -> dict[str, object]:
     """Return the arguments that the management API shows. A value set by a broker policy counts like an argument."""
     if isinstance(declaration, ExchangeDeclaration):
         return {"type": row["type"], **row["arguments"]}
@@ -92,12 +92,12 @@ def _tried(session: Session, declaration: Named, trial: dict[str, object]) -> di
         try:
             session.ask(declaring(declaration, trial))
         except Refusal as refusal:
-            told = _named(refusal)
-            if told is None or told.argument in named:
+            difference = _named(refusal)
+            if difference is None or difference.argument in named:
                 raise
-            named.add(told.argument)
-            trial[told.argument] = told.broker if told.told else _UNTOLD
-            if not told.told or told.argument == "alternate-exchange":
+            named.add(difference.argument)
+            trial[difference.argument] = difference.broker if difference.reported else _UNREPORTED
+            if not difference.reported or difference.argument == "alternate-exchange":
                 return trial
         else:
             return trial
@@ -121,11 +121,11 @@ def by_row(declaration: Named, row: Row) -> tuple[Difference, ...] | None:
 
 def _named(refusal: Refusal) -> Difference | None:
     if refusal.code == LOCKED:
-        return Difference(argument="exclusive", here=False, broker=True, told=False)
+        return Difference(argument="exclusive", here=False, broker=True, reported=False)
     unequal = refusal.unequal
     if unequal is None:
         return None
-    return Difference(argument=unequal.argument, here=None, broker=unequal.value, told=unequal.told)
+    return Difference(argument=unequal.argument, here=None, broker=unequal.value, reported=unequal.reported)
 
 
 MOVING = ".moving"
@@ -278,7 +278,7 @@ def _is_row(said: BindingDeclaration, row: Row) -> bool:
     )
 
 
-UNREAD = "nobody reads this queue"
+UNREAD = "no consumer reads this queue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,14 +327,30 @@ def gauge(declarer: Declarer, topology: Topology, bounds: Bounds, formers: Seque
     No message is read: reading one can lose it (RabbitMQ 4.0, quorum queues).
     """
     rows: Mapping[str, Row] = {}
-    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
+    blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
     if declarer.inspector is not None:
         try:
             rows, blind = declarer.inspector.queues(), ""
         except (BrokerUnreachable, BrokerRefused) as error:
             blind = str(error)
     levels = [_level(declarer, queue, rows.get(queue.name), bounds) for queue in topology.queues.values()]
-    return Gauged(levels=(*levels, *_formers(declarer, formers, rows, topology)), blind=blind)
+    former_levels = _formers(declarer, formers, rows, topology)
+    return Gauged(levels=(*_read(levels, bounds), *former_levels), blind=blind)
+
+
+def _read(levels: Sequence[Level], bounds: Bounds) -> list[Level]:
+    """Return the levels with a problem for each quarantine queue with messages whose work queue has no consumer.
+
+    A quarantine queue itself often has none: consumers of the work queue consume it in turn with others.
+    """
+    consumers = {level.queue: level.consumers for level in levels}
+
+    def unread(level: Level) -> bool:
+        work = level.queue.removesuffix(QUARANTINE)
+        waits = level.role is Role.QUARANTINE and level.ready and work not in bounds.stopped
+        return bool(waits and not level.consumers and not consumers.get(work))
+
+    return [replace(level, problems=(UNREAD, *level.problems)) if unread(level) else level for level in levels]
 
 
 def _level(declarer: Declarer, queue: QueueDeclaration, row: Row | None, bounds: Bounds) -> Level:
@@ -400,7 +416,7 @@ def _judged(level: Level, whole: str, *, returns: bool) -> Level:
         return replace(level, remark=f"abandoned, {messages} will return to the work queue")
     # If other consumers read the home queue, the command refuses to move it; this queue can still be moved.
     move = f"manage.py rmq_declare --recreate {level.queue if returns else whole} --move-to NEW"
-    return replace(level, problems=(f"abandoned, {messages}, nobody consumes it: {move}",))
+    return replace(level, problems=(f"abandoned, {messages}, no consumer: {move}",))
 
 
 def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bounds) -> list[str]:
@@ -411,17 +427,17 @@ def _problems(queue: QueueDeclaration, holding: Holding, row: Row, bounds: Bound
     if queue.role is Role.WORK and holding.consumers < bounds.min_consumers and read:
         found.append(f"{holding.consumers} of at least {bounds.min_consumers} consumers")
     if queue.role is Role.WAITING and holding.consumers:
-        found.append("somebody consumes it: retries come too early")
+        found.append("a consumer reads it, so retries arrive too early")
     if _full(queue.arguments, holding.ready):
-        found.append("full: it refuses or gives up messages")
+        found.append("full: it rejects or drops messages")
     if row.get("messages_dlx"):
-        found.append(f"{row['messages_dlx']} dead letters wait: where they go to is full or missing")
+        found.append(f"{row['messages_dlx']} dead letters wait: their target queue is full or missing")
     return found
 
 
 def _is_read(queue: QueueDeclaration) -> bool:
     """True if the queue needs a consumer; a queue with a TTL may exist for the delay alone."""
-    return queue.role in (Role.WORK, Role.QUARANTINE, Role.REPLY) or (
+    return queue.role in (Role.WORK, Role.REPLY) or (
         queue.role is Role.OTHER and "x-message-ttl" not in queue.arguments
     )
 
@@ -440,7 +456,8 @@ def _left(declarer: Declarer, queue: QueueDeclaration) -> list[str]:
         return []
     if aside is None:
         return []
-    return [f"a move of it was interrupted, {aside.ready} messages wait: manage.py rmq_declare --recreate {queue.name}"]
+    move = f"manage.py rmq_declare --recreate {queue.name}"
+    return [f"a move of its messages was interrupted, {aside.ready} messages wait: {move}"]
 
 
 def _rate(row: Row | None, name: str) -> float | None:

@@ -1,8 +1,11 @@
 """Reasons not to consume a queue now: paused, missing, forbidden or empty."""
 
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pika.exceptions import ChannelClosedByBroker
@@ -15,10 +18,15 @@ from django_rmq_retry.amqp.session import Named, passively
 from django_rmq_retry.topology.declarations import QueueDeclaration
 
 if TYPE_CHECKING:
-    from pika.channel import Channel
+    from django_rmq_retry.amqp.connection import Timer
+    from django_rmq_retry.amqp.protocol import Channel
 
 
 LOOK = 0.05
+TURN = 1.0
+"""Seconds between two looks at the quarantine queues."""
+LONGEST_TURN = 30.0
+"""Seconds after which a quarantine queue that still has messages gives way to the others."""
 
 
 class Pauses:
@@ -72,21 +80,90 @@ class Pauses:
 
     def _close_settled(self) -> None:
         for line in self._retired:
-            if line.in_hand <= 0 and line.quiet:
+            if line.in_flight <= 0 and line.quiet:
                 line.close()
         self._retired = [line for line in self._retired if line.open]
         if self._retired:
             self._io.later(LOOK, self._close_settled)
 
 
-class Emptiness:
+class Turns:
+    """Lets a connection consume one quarantine queue at a time.
+
+    A message that kills the process also counts as a return for every other unacked message. With two quarantine
+    queues consumed at once, a harmless message in one would be parked because of a message in the other.
+    """
+
+    def __init__(self, io: IoThread, *, exists: Callable[[OpenLine], None], ended: Callable[[OpenLine], None]) -> None:
+        self._io = io
+        self._exists = exists
+        """Called each time the broker has reported the number of messages in a queue."""
+        self._ended = ended
+        """Called with a line whose turn is over; it gives the line up, and may open the queue again for a later turn.
+        """
+        self._lines: list[OpenLine] = []
+        self._asked: set[OpenLine] = set()
+        """The lines whose number of messages the broker has not reported yet."""
+        self._turn: OpenLine | None = None
+        self._since = 0.0
+        """The time at which the turn began."""
+        self._timer: Timer | None = None
+
+    def join(self, line: OpenLine) -> None:
+        """Add a line that is open and not subscribed."""
+        self._lines.append(line)
+        line.depth(lambda _ready: self._exists(line))
+        # Soon, but not at once: the other lines of a new connection join meanwhile, and one is chosen at random.
+        self._tick_in(LOOK)
+
+    def _tick_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._io.cancel(self._timer)
+        self._timer = self._io.later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._lines = [line for line in self._lines if line.open and not line.retired]
+        self._asked.intersection_update(self._lines)
+        turn = self._turn
+        if turn is None or not turn.open or (turn.retired and turn.in_flight <= 0):
+            self._turn = None
+            for line in random.sample(self._lines, len(self._lines)):
+                self._ask(line)
+        elif turn.in_flight <= 0:
+            self._ask(turn)
+        elif not turn.retired and len(self._lines) > 1 and time.monotonic() - self._since > LONGEST_TURN:
+            # Its turn lasts until the message in flight is settled, and no further one is delivered.
+            self._ended(turn)
+        if self._lines or self._turn is not None:
+            self._tick_in(TURN)
+
+    def _ask(self, line: OpenLine) -> None:
+        if line not in self._asked:
+            self._asked.add(line)
+            line.depth(partial(self._answered, line))
+
+    def _answered(self, line: OpenLine, ready: int) -> None:
+        self._asked.discard(line)
+        if not line.open or line.retired:
+            return
+        self._exists(line)
+        if ready and self._turn is None:
+            self._turn, self._since = line, time.monotonic()
+            line.subscribe()
+        elif not ready and self._turn is line and line.in_flight <= 0:
+            self._turn = None
+            self._ended(line)
+
+
+class EmptinessCheck:
     """Reads each line's queue depth once and calls back with True if all are empty and nothing is unacked."""
 
-    def __init__(self, lines: Sequence[OpenLine], told: Callable[[bool], None]) -> None:
+    def __init__(self, lines: Sequence[OpenLine], callback: Callable[[bool], None]) -> None:
         self._left = len(lines)
         self._lines = lines
-        self._found = sum(line.in_hand for line in lines)
-        self._told = told
+        self._found = sum(line.in_flight for line in lines)
+        self._callback = callback
         for line in lines:
             line.depth(self._one)
 
@@ -95,29 +172,29 @@ class Emptiness:
         self._found += ready
         if not self._left:
             # A message that was ready before the query may have been delivered since.
-            self._told(self._found == 0 and not any(line.in_hand for line in self._lines))
+            self._callback(self._found == 0 and not any(line.in_flight for line in self._lines))
 
 
-class Look:
+class ExistenceCheck:
     """Checks which of the named queues and exchanges are missing, and calls back with them once.
 
     If the connection is lost meanwhile, there is no call. What the broker refuses to show, or cannot show because a
     node is down, counts as existing.
     """
 
-    def __init__(self, connection: Connection, named: Iterable[Named], told: Callable[[list[str]], None]) -> None:
+    def __init__(self, connection: Connection, named: Iterable[Named], callback: Callable[[list[str]], None]) -> None:
         self._connection = connection
         self._left = deque(named)
         self._missing: list[str] = []
-        self._told = told
-        self._go_on()
+        self._callback = callback
+        self._next()
 
-    def _go_on(self) -> None:
+    def _next(self) -> None:
         """Open another channel for the next check, because a refusal closes the channel."""
         if self._left:
             self._connection.channel(on_open_callback=self._opened)
         else:
-            self._told(self._missing)
+            self._callback(self._missing)
 
     def _opened(self, channel: "Channel") -> None:
         channel.add_on_close_callback(self._refused)
@@ -128,7 +205,7 @@ class Look:
             passively(self._left[0])(channel, lambda _frame: self._found(channel))
         else:
             channel.close()
-            self._go_on()
+            self._next()
 
     def _found(self, channel: "Channel") -> None:
         self._left.popleft()
@@ -141,4 +218,4 @@ class Look:
         if Refusal(reason.reply_code, reason.reply_text).missing:
             kind = "queue" if isinstance(asked, QueueDeclaration) else "exchange"
             self._missing.append(f"{kind} {asked.name!r}")
-        self._go_on()
+        self._next()

@@ -1,15 +1,14 @@
 """Deliveries and publishes as frames, parsed and marshalled in one step each.
 
 Only the plain delivery is parsed here: method, content header and one body frame of the same channel in a row.
-pika parses everything else, frame by frame.
+`protocol` handles everything else, frame by frame.
 """
 
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import pika
-from pika import BasicProperties, frame
 from pika.exceptions import InvalidFrameError
 
 from django_rmq_retry.errors import HeadersTooLarge
@@ -29,7 +28,9 @@ _FRAME = struct.Struct(">BHI")
 _METHOD_FRAME = struct.Struct(">BHIIH")
 # Frame type, channel, size of payload, class, weight, size of body.
 _HEADER_FRAME = struct.Struct(">BHIHHQ")
-_HEADER_FIXED = 12
+# Class, weight, size of body.
+_CONTENT_HEADER = struct.Struct(">HHQ")
+_HEADER_FIXED = _CONTENT_HEADER.size
 _END = bytes((FRAME_END,))
 
 
@@ -101,20 +102,14 @@ def short_string(text: str) -> bytes:
     return bytes((len(encoded),)) + encoded
 
 
-def read_header(buffer: bytes) -> tuple[int, frame.Header | None]:
-    """Return the size in bytes (0: incomplete) and the frame of the content header at the start of a buffer."""
-    if len(buffer) < _FRAME.size:
-        return 0, None
-    _, channel_number, size = _FRAME.unpack_from(buffer)
-    stop = size + FRAME_OVERHEAD
-    if stop > len(buffer):
-        return 0, None
-    if buffer[stop - 1] != FRAME_END or size < _HEADER_FIXED:
-        raise InvalidFrameError("A content header frame is broken")
-    _, _, _, class_id, _, body_size = _HEADER_FRAME.unpack_from(buffer)
+def read_content_header(payload: bytes) -> tuple[int, bytes]:
+    """Return the size of the body in bytes, and the encoded properties."""
+    if len(payload) < _HEADER_FIXED:
+        raise InvalidFrameError("A content header frame is too short")
+    class_id, _, body_size = _CONTENT_HEADER.unpack_from(payload)
     if class_id != CLASS_BASIC:
         raise InvalidFrameError(f"Content of class {class_id} does not exist in AMQP 0-9-1")
-    return stop, frame.Header(channel_number, body_size, RawProperties(buffer[_HEADER_FRAME.size : stop - 1]))
+    return body_size, payload[_HEADER_FIXED:]
 
 
 # Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
@@ -211,20 +206,6 @@ class Places(dict[bytes, tuple[str, str]]):
         exchange = raw[1:middle].decode("utf-8", "surrogateescape")
         place = self[raw] = exchange, raw[middle + 1 :].decode("utf-8", "surrogateescape")
         return place
-
-
-class DeliverTo:
-    """A callback for basic_consume: our Connection calls `receive` directly, pika uses `__call__`."""
-
-    __slots__ = ("receive",)
-
-    def __init__(self, receive: Receive) -> None:
-        self.receive = receive
-
-    def __call__(self, channel: object, method: Any, properties: BasicProperties, body: bytes) -> None:
-        names = text_of(method.exchange), text_of(method.routing_key)
-        raw = b"".join(properties.encode())
-        self.receive(text_of(method.consumer_tag), method.delivery_tag, method.redelivered, *names, raw, body)
 
 
 def text_of(name: str | bytes) -> str:

@@ -17,7 +17,7 @@ from pika import BlockingConnection
 from django_rmq_retry.amqp.address import Access, Secret
 from django_rmq_retry.amqp.connection import parameters
 from django_rmq_retry.amqp.frames import text_of
-from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, BrokerUnreachable, Refusal, words_of
+from django_rmq_retry.amqp.refusals import FORBIDDEN, MISSING, BrokerUnreachable, Refusal, error_text
 from django_rmq_retry.amqp.session import Session, passively
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.message import Delivery
@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 class _Staying(HTTPRedirectHandler):
     """Follows no redirect: Python would send the credentials to any address that an answer names."""
 
-    def redirect_request(self, *_told: Any, **_more: Any) -> None:
+    def redirect_request(self, *_redirect: Any, **_more: Any) -> None:
         return None
 
 
@@ -101,9 +101,9 @@ class Inspector:
                 raise BrokerRefused(self.shown, reason) from None
             raise BrokerUnreachable(self.shown, f"the management API answers {error.code}") from None
         except URLError as error:
-            raise BrokerUnreachable(self.shown, f"the management API: {words_of(error.reason)}") from None
+            raise BrokerUnreachable(self.shown, f"the management API: {error_text(error.reason)}") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise BrokerUnreachable(self.shown, f"the management API: {words_of(error)}") from None
+            raise BrokerUnreachable(self.shown, f"the management API: {error_text(error)}") from None
 
 
 def _whole(answer: HTTPResponse, until: float) -> bytes:
@@ -173,7 +173,7 @@ def look(session: Session, inspector: Inspector | None, queue: str) -> Holding |
 def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
     """Return the same as ``look`` for a row that the management API has already returned."""
     try:
-        told = session.ask(passively(QueueDeclaration(name=queue))).method
+        answer = session.ask(passively(QueueDeclaration(name=queue))).method
     except Refusal as refusal:
         if refusal.missing:
             return None
@@ -183,7 +183,7 @@ def counted(session: Session, row: Row | None, queue: str) -> Holding | None:
         return Holding(
             queue=queue, ready=row.get("messages_ready", 0), consumers=row.get("consumers", 0), hidden=_hidden(row)
         )
-    return Holding(queue=queue, ready=told.message_count, consumers=told.consumer_count, hidden=_hidden(row))
+    return Holding(queue=queue, ready=answer.message_count, consumers=answer.consumer_count, hidden=_hidden(row))
 
 
 def look_at_rest(session: Session, inspector: Inspector | None, queue: str) -> Holding | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django_rmq_retry.amqp.address import Access, Host
 from django_rmq_retry.amqp.connection import Connection, IoThread, parameters
-from django_rmq_retry.amqp.refusals import cause_of, denied, refusal_in, words_of
+from django_rmq_retry.amqp.refusals import cause_of, denied, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0
@@ -113,7 +113,7 @@ class Link:
         if refusal and (not self._ever or self._missing >= MOST_REFUSALS):
             self._give_up(BrokerRefused(self._access.shown, refusal))
             return
-        self._again(refusal or words_of(cause))
+        self._again(refusal or error_text(cause))
 
     def _give_up(self, error: BaseException) -> None:
         self._wanted = False
@@ -128,7 +128,7 @@ class Link:
             return
         if time.monotonic() - self._since >= self._healthy:
             self._wait = FIRST_WAIT
-        self._again(words_of(reason))
+        self._again(error_text(reason))
 
     def _ended(self) -> None:
         closed, self._closed_cb = self._closed_cb, None

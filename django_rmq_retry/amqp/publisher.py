@@ -32,9 +32,8 @@ from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.properties import DIRECT, decode_properties, encode_properties
 
 if TYPE_CHECKING:
-    from pika.channel import Channel
-
     from django_rmq_retry.amqp.connection import Timer
+    from django_rmq_retry.amqp.protocol import Channel
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +99,7 @@ class ConfirmChannel:
             pending.end(unwritable(f"only a consumer of {DIRECT!r} may send it as reply_to"))
             return b""
         try:
-            if len(message.body) <= self._connection.sizes.taken:
+            if len(message.body) <= self._connection.sizes.accepted:
                 return marshal_publish(
                     channel_number,
                     pending.raw,
@@ -115,10 +114,10 @@ class ConfirmChannel:
         except Exception as error:  # noqa: BLE001 - a body that is no bytes must not end the thread of all others
             pending.end(unwritable(f"{type(error).__name__}: {error}"))
         else:
-            self._doubt(pending)
+            self._test_size(pending)
         return b""
 
-    def _doubt(self, pending: Pending) -> None:
+    def _test_size(self, pending: Pending) -> None:
         """Test the body size first: too large a body would close the channel and leave others on it unconfirmed."""
         sizes, size = self._connection.sizes, len(pending.message.body)
         if sizes.limit is not None:
@@ -127,9 +126,9 @@ class ConfirmChannel:
         # Later publishes wait behind this one, to keep their order.
         self._open = False
         self._waiting.append(pending)
-        sizes.ask(size, self._go_on)
+        sizes.test(size, self._size_tested)
 
-    def _go_on(self) -> None:
+    def _size_tested(self) -> None:
         if self._channel is not None and self._channel.is_open:
             self._ready(None)
 
@@ -234,26 +233,26 @@ def _connection_lost(reason: str, code: int = 0) -> PublishResult:
     return unanswered(Cause.CONNECTION_LOST, f"the connection was lost: {reason}", code=code)
 
 
-STILL = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
+UNANSWERED = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
 
 
 class Waiter:
     """A thread's wait for one result. It uses a bare lock: an Event costs twice as much for each publish."""
 
-    __slots__ = ("_gate", "_result")
+    __slots__ = ("_lock", "_result")
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._result = STILL
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._result = UNANSWERED
 
     def done(self, result: PublishResult) -> None:
         self._result = result
-        self._gate.release()
+        self._lock.release()
 
     def wait(self, timeout: float) -> PublishResult:
         # The I/O thread ends every publish at its deadline; this timeout applies if the I/O thread is stuck.
-        return self._result if self._gate.acquire(timeout=timeout) else STILL
+        return self._result if self._lock.acquire(timeout=timeout) else UNANSWERED
 
 
 class Batch:
@@ -291,7 +290,7 @@ class Batch:
 
     def _acquire(self) -> None:
         if not self._window.acquire(timeout=self._timeout):
-            raise STILL.error(self._last)
+            raise UNANSWERED.error(self._last)
 
 
 log = logging.getLogger("django_rmq_retry")

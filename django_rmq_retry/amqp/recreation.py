@@ -18,12 +18,17 @@ from django_rmq_retry.amqp.inspection import Holding, WouldLose, look, look_at_r
 from django_rmq_retry.amqp.refusals import Refusal, above
 from django_rmq_retry.amqp.session import Question, Session, binding, declaring, unbinding, wanted
 from django_rmq_retry.errors import RmqRetryError, UndecodableHeaders
-from django_rmq_retry.messages.deaths import BROKERS_OWN, rejections
+from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX, Stamp, rejections
 from django_rmq_retry.messages.properties import BARE, DIRECT, decode_properties, encode_properties
-from django_rmq_retry.messages.stamp import PREFIX, Stamp
-from django_rmq_retry.topology.declarations import BindingDeclaration, Former, QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.declarations import (
+    NO_LIMIT,
+    BindingDeclaration,
+    Former,
+    QueueDeclaration,
+    Role,
+    Topology,
+)
 from django_rmq_retry.topology.plan import State
-from django_rmq_retry.topology.queues import NO_LIMIT
 
 WINDOW = 200
 """The largest number of unconfirmed copies."""
@@ -104,9 +109,9 @@ class Move:
     def _check_size(self, size: int) -> None:
         """Test the size first: a copy too large closes the channel and duplicates messages confirmed but not acked."""
         sizes = self._session.connection.sizes
-        if size > sizes.taken and sizes.limit is None:
+        if size > sizes.accepted and sizes.limit is None:
             answered: list[bool] = []
-            sizes.ask(size, lambda: answered.append(True))
+            sizes.test(size, lambda: answered.append(True))
             self._wait(lambda: answered)
         if sizes.limit is not None and size > sizes.limit:
             self._wait(lambda: not self._pending)

@@ -44,7 +44,7 @@ class Unequal:
 
     argument: str
     value: object = None
-    told: bool = True
+    reported: bool = True
     """False if the broker's text, at most 255 bytes long, is cut off before the value."""
 
 
@@ -74,9 +74,9 @@ class Refusal(RmqRetryError):
         found = _UNEQUAL.search(self.text) if self.code == UNEQUAL else None
         if found is None:
             return None
-        _, told, current = self.text.rpartition(" but current is ")
-        if not told:
-            return Unequal(argument=found["argument"], told=False)
+        _, found_current, current = self.text.rpartition(" but current is ")
+        if not found_current:
+            return Unequal(argument=found["argument"], reported=False)
         return Unequal(argument=found["argument"], value=_value(current))
 
     def sentence(self, right: Callable[[str, str], str] = lambda *_: "configure") -> str:
@@ -175,7 +175,7 @@ def _code(error: object) -> int:
     return error.reply_code if isinstance(error, ConnectionClosedByBroker) else 0
 
 
-def words_of(error: object) -> str:
+def error_text(error: object) -> str:
     if isinstance(error, ConnectionClosedByBroker):
         return f"{error.reply_code} {error.reply_text}"
     if isinstance(error, OSError) and error.strerror:
@@ -184,7 +184,7 @@ def words_of(error: object) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
+def unrecoverable(reason: BaseException | str, *, granted: bool) -> tuple[str, str] | None:
     """Return the problem and the fix if subscribing again cannot help; None if it may."""
     if not isinstance(reason, ChannelClosedByBroker) or granted:
         return None
@@ -198,6 +198,10 @@ def hopeless(reason: BaseException | str, *, granted: bool) -> tuple[str, str] |
     return None
 
 
+def forbidden(reason: BaseException | str) -> bool:
+    return isinstance(reason, ChannelClosedByBroker) and reason.reply_code == FORBIDDEN
+
+
 def ended(reason: BaseException | str) -> bool:
     """True if the queue may be gone: the subscription was cancelled, or the queue was not found.
 
@@ -206,7 +210,7 @@ def ended(reason: BaseException | str) -> bool:
     return not isinstance(reason, ChannelClosedByBroker) or reason.reply_code == MISSING
 
 
-def words(reason: BaseException | str) -> str:
+def interruption_text(reason: BaseException | str) -> str:
     if isinstance(reason, ChannelClosedByBroker):
         return f"the broker closed the channel ({reason.reply_code} {reason.reply_text})"
     return str(reason)

@@ -9,15 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from pika.adapters.select_connection import IOLoop
-from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from django_rmq_retry.amqp.address import Access, Host
-from django_rmq_retry.amqp.connection import Connection, hush, parameters, speak
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal, cause_of, refusal_in, words_of
+from django_rmq_retry.amqp.connection import Connection, hide_pika_logs, parameters, show_pika_logs
+from django_rmq_retry.amqp.protocol import Channel
+from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal, cause_of, error_text, refusal_in
 from django_rmq_retry.errors import BrokerRefused
-from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Server
 
 Done = Callable[[Any], None]
 Question = Callable[[Channel, Done], object]
@@ -42,17 +41,17 @@ class Session:
 
     def __enter__(self) -> Self:
         # A refusal is a normal answer here, but pika logs each one as a warning, and lost connections with a traceback.
-        hush()
+        hide_pika_logs()
         try:
             self._connection = self._open()
         except BaseException:
-            speak()
+            show_pika_logs()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._drop()
-        speak()
+        self._disconnect()
+        show_pika_logs()
 
     @property
     def server(self) -> Server:
@@ -99,7 +98,7 @@ class Session:
             while not ready():
                 self._check(connection, channel)
                 if time.monotonic() >= deadline:
-                    self._drop()
+                    self._disconnect()
                     raise BrokerUnreachable(self.access.shown, f"it did not answer within {self.patience:g} s")
                 loop.poll()
                 loop.process_timeouts()
@@ -113,13 +112,13 @@ class Session:
             if error is None:
                 continue
             if end is connection:
-                self._drop()
+                self._disconnect()
             if isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker)):
                 raise Refusal(error.reply_code, error.reply_text)
-            raise BrokerUnreachable(self.access.shown, words_of(error))
+            raise BrokerUnreachable(self.access.shown, error_text(error))
 
     def _open(self) -> Connection:
-        trouble: list[str] = []
+        failures: list[str] = []
         for host in self.access.current().hosts or (Host("", 0),):
             found = self._dial(host)
             if isinstance(found, Connection):
@@ -128,8 +127,8 @@ class Session:
             refusal = refusal_in(cause)
             if refusal:
                 raise BrokerRefused(self.access.shown, refusal)
-            trouble.append(f"{host}: {words_of(cause)}")
-        raise BrokerUnreachable(self.access.shown, "; ".join(trouble))
+            failures.append(f"{host}: {error_text(cause)}")
+        raise BrokerUnreachable(self.access.shown, "; ".join(failures))
 
     def _dial(self, host: Host) -> Connection | BaseException:
         results: list[Connection | BaseException] = []
@@ -150,7 +149,7 @@ class Session:
             loop.close()
         return results[0]
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is None:
             return

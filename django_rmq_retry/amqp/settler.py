@@ -4,17 +4,15 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Done, Outcome, Publisher, PublishResult
-from django_rmq_retry.messages.deaths import rejectable
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
+from django_rmq_retry.amqp.contracts import Done, Line, Outcome, Publisher, PublishResult
+from django_rmq_retry.messages.history import rejectable
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
 
 if TYPE_CHECKING:
-    from pika.adapters.select_connection import _Timeout as Timer
+    from django_rmq_retry.amqp.connection import Timer
 
 
 class Copies:
@@ -46,7 +44,7 @@ class Copies:
         """Register ``then``, to call once all copies now in flight have ended; later copies do not delay it."""
         self._awaiting.append((set(self._under_way), then))
 
-    def go_on(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the callbacks whose copies have all ended."""
         awaiting, self._awaiting = self._awaiting, []
         for copies, then in awaiting:
@@ -71,12 +69,43 @@ class Sender(Protocol):
     def send(self, message: Message, done: Done, /) -> None: ...
 
 
+class Loop(Protocol):
+    """The part of an I/O thread that the settler uses."""
+
+    def call(self, call: Callable[[], None], /) -> None: ...
+
+    def later(self, seconds: float, call: Callable[[], None], /) -> "Timer": ...
+
+    def cancel(self, timer: "Timer", /) -> None: ...
+
+
+class SettledLine(Protocol):
+    """The part of an open line that the settler uses; the token of each delivery names its line and its tag."""
+
+    line: Line
+    since: float
+    retired: bool
+
+    @property
+    def open(self) -> bool: ...
+
+    def ack(self, deliveries: Iterable[Delivery], /) -> bytes: ...
+
+    def send(self, frames: bytes, /) -> None: ...
+
+    def instruct(self, delivery: Delivery, instruction: Instruction, /) -> None: ...
+
+    def when_processed(self, callback: Callable[[bool], None], /) -> None: ...
+
+    def leave_unsettled(self) -> None: ...
+
+
 class Settler:
     """Accepts settlements from any thread; channels are used on the I/O thread only."""
 
     def __init__(
         self,
-        io: IoThread,
+        io: Loop,
         publisher: Publisher,
         *,
         answers: Sender | None = None,
@@ -91,7 +120,7 @@ class Settler:
         self._renew = renew
         self._chance = chance
         self._handed: deque[tuple[Delivery, Settlement]] = deque()
-        self._held: dict[Delivery, tuple[Timer, Settlement]] = {}
+        self._waiting: dict[Delivery, tuple[Timer, Settlement]] = {}
         self._stopping = False
         self._copies = Copies()
 
@@ -112,26 +141,26 @@ class Settler:
     def stop(self) -> None:
         """End all waits: messages that wait unacked are requeued, so another process makes the next attempt."""
         self._stopping = True
-        held, self._held = self._held, {}
-        for delivery, (timer, _settlement) in held.items():
+        waiting, self._waiting = self._waiting, {}
+        for delivery, (timer, _settlement) in waiting.items():
             self._io.cancel(timer)
             self._give_back(delivery)
 
-    def let_go(self, line: OpenLine) -> None:
+    def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
-        for delivery, (timer, settlement) in list(self._held.items()):
-            if _line(delivery) is line and settlement.tell is Tell.AGAIN:
-                del self._held[delivery]
+        for delivery, (timer, settlement) in list(self._waiting.items()):
+            if _line(delivery) is line and settlement.instruction is Instruction.KEEP:
+                del self._waiting[delivery]
                 self._io.cancel(timer)
                 self._give_back(delivery)
 
     def flush(self) -> None:
         """Send all settlements passed in since the last flush; plain acks of one channel are sent in one write."""
-        acks: dict[OpenLine, list[Delivery]] = {}
+        acks: dict[SettledLine, list[Delivery]] = {}
         handed = self._handed
         while handed:
             delivery, settlement = handed.popleft()
-            line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            line: SettledLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
             if not line.open:
                 continue
             if settlement is DONE:
@@ -139,41 +168,41 @@ class Settler:
             elif settlement.hold:
                 self._hold(delivery, settlement)
             else:
-                self._carry_out(delivery, settlement)
+                self._apply(delivery, settlement)
         for line, deliveries in acks.items():
             line.send(line.ack(deliveries))
         if self._copies.awaited:
-            self._copies.go_on()
+            self._copies.run_callbacks()
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
         if self._stopping:
             self._give_back(delivery)
             return
         line = _line(delivery)
-        if line.retired and settlement.tell is Tell.AGAIN:
+        if line.retired and settlement.instruction is Instruction.KEEP:
             self._give_back(delivery)
             return
         if line.line.ordered and time.monotonic() + settlement.hold > line.since + line.line.longest_hold:
             self._renew(delivery, settlement.hold)
             return
-        timer = self._io.later(settlement.hold, lambda: self._held_enough(delivery, settlement))
-        self._held[delivery] = timer, settlement
+        timer = self._io.later(settlement.hold, lambda: self._wait_ended(delivery, settlement))
+        self._waiting[delivery] = timer, settlement
 
-    def _held_enough(self, delivery: Delivery, settlement: Settlement) -> None:
-        self._held.pop(delivery, None)
+    def _wait_ended(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._waiting.pop(delivery, None)
         if _line(delivery).open:
-            self._carry_out(delivery, settlement)
+            self._apply(delivery, settlement)
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
-        if settlement.tell is Tell.AGAIN:
+    def _apply(self, delivery: Delivery, settlement: Settlement) -> None:
+        if settlement.instruction is Instruction.KEEP:
             self._again(delivery)
             return
         if settlement.answer is not None:
             self._answers.send(settlement.answer, _answered)
         if settlement.copy is None:
-            _line(delivery).tell(delivery, settlement.tell)
+            _line(delivery).instruct(delivery, settlement.instruction)
         elif settlement.ack_first:
-            self._ack_first(delivery, settlement.tell, settlement.copy)
+            self._ack_first(delivery, settlement.instruction, settlement.copy)
         else:
             self._copy(delivery, settlement, settlement.copy, FIRST_PAUSE)
 
@@ -187,12 +216,12 @@ class Settler:
             line = _line(delivery)
             if not line.open:
                 return
-            if result.confirmed and settlement.tell is Tell.ACK:
+            if result.confirmed and settlement.instruction is Instruction.ACK:
                 # Confirms arrive many at a time: queue their acks, to send them together.
                 self.settle(delivery, DONE)
                 return
             if result.confirmed:
-                line.tell(delivery, settlement.tell)
+                line.instruct(delivery, settlement.instruction)
                 return
             if result.kind is Outcome.TOO_LARGE:
                 self._too_large(delivery, settlement, copy, result.text)
@@ -230,7 +259,7 @@ class Settler:
                 delivery.queue,
                 said,
             )
-            line.tell(delivery, Tell.REJECT)
+            line.instruct(delivery, Instruction.REJECT)
             return
         wait = self._about(LARGE_PAUSE)
         log.error(
@@ -243,7 +272,7 @@ class Settler:
         )
         self._io.later(wait, lambda: self._copy_again(delivery, settlement, copy, FIRST_PAUSE))
 
-    def _ack_first(self, delivery: Delivery, tell: Tell, copy: Message) -> None:
+    def _ack_first(self, delivery: Delivery, instruction: Instruction, copy: Message) -> None:
         """Ack the delivery, then publish the copy, but only if the broker has the ack: otherwise it is a duplicate."""
         number = self._copies.begin()
 
@@ -253,8 +282,8 @@ class Settler:
                 ended = result.kind.value, result.text
                 log.critical("A message acknowledged before its copy is lost: AckFirst (%s %s)", *ended)
 
-        def heard(taken: bool) -> None:  # noqa: FBT001 - the answer
-            if taken:
+        def processed(known: bool) -> None:  # noqa: FBT001 - the answer
+            if known:
                 self._publisher.send(copy, done)
                 return
             self._end(number)
@@ -265,8 +294,8 @@ class Settler:
             )
 
         line = _line(delivery)
-        line.tell(delivery, tell)
-        line.when_heard(heard)
+        line.instruct(delivery, instruction)
+        line.when_processed(processed)
 
     def _end(self, number: int) -> None:
         self._copies.end(number)
@@ -277,13 +306,13 @@ class Settler:
         """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""
         line = _line(delivery)
         if line.line.in_order:
-            line.drop()
+            line.leave_unsettled()
         else:
-            line.tell(delivery, Tell.REQUEUE)
+            line.instruct(delivery, Instruction.REQUEUE)
 
 
-def _line(delivery: Delivery) -> OpenLine:
-    line: OpenLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+def _line(delivery: Delivery) -> SettledLine:
+    line: SettledLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
     return line
 
 

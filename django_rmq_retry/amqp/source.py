@@ -10,25 +10,25 @@ from django_rmq_retry.amqp.answers import Answers
 from django_rmq_retry.amqp.channel import OpenLine
 from django_rmq_retry.amqp.connection import Connection, IoThread
 from django_rmq_retry.amqp.contracts import Line, Publisher, Receiver
-from django_rmq_retry.amqp.demand import Emptiness, Look, Pauses
+from django_rmq_retry.amqp.demand import EmptinessCheck, ExistenceCheck, Pauses, Turns
 from django_rmq_retry.amqp.link import Link
-from django_rmq_retry.amqp.refusals import ended, hopeless, words
+from django_rmq_retry.amqp.refusals import ended, forbidden, interruption_text, unrecoverable
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.settler import Settler
 from django_rmq_retry.errors import QueueUnusable, TopologyMissing
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 
 log = logging.getLogger("django_rmq_retry")
 
 RESUBSCRIBE = 0.5
 MOST_TRIES = 8
 """Tries in a row at subscribing to a queue that once granted it: its leader may be moving."""
-LOOK = 0.05
+CHECK_EVERY = 0.05
 LAST_ANSWERS = 2.0
 """Seconds to wait at the end for answers to be confirmed."""
-LOOK_AGAIN = 30.0
+TRY_AGAIN = 30.0
 """Seconds after which a patient source tries again to consume a queue that it could not consume."""
-DEAF = 120
+MOST_UNANSWERED = 120
 """Checks in a row, two a second, that the I/O thread may leave unanswered before the source counts as dead."""
 
 
@@ -52,16 +52,13 @@ class PikaSource:
         """
         self._link = Link(io, access, purpose="consume", opened=self._opened, lost=self._lost, refused=self._failed)
         self._answers = Answers(io, access, publisher)
-        self._settler = Settler(
-            *(io, publisher),
-            answers=self._answers,
-            again=self.arrived,
-            renew=self._renew,
-        )
+        self._settler = Settler(io, publisher, answers=self._answers, again=self.arrived, renew=self._renew)
         self._lines: dict[str, OpenLine] = {}
         self._wanted: tuple[Line, ...] = ()
         self._tries: dict[str, int] = {}
         self._granted: set[str] = set()
+        self._existing: set[str] = set()
+        """The quarantine queues that the broker has found."""
         self._named: dict[str, str] = {}
         """The broker's names of this connection's own queues: they outlive a pause, and end with the connection."""
         self._patient = patient
@@ -70,14 +67,15 @@ class PikaSource:
         self._awaited: set[str] = set()
         """The unusable queues with a running timer; a new connection also tries all of them immediately."""
         self._pauses = Pauses(io)
-        self._forgotten: Counter[str] = Counter()
+        self._turns = Turns(io, exists=self._exists, ended=self._turn_ended)
+        self._messages_lost: Counter[str] = Counter()
         self._quiet = False
         self._end_by = 0.0
         self._receiver: Receiver | None = None
 
     @property
     def alive(self) -> bool:
-        return self._io.alive and self._io.unheard() < DEAF
+        return self._io.alive and self._io.unanswered() < MOST_UNANSWERED
 
     def start(self, lines: Sequence[Line], receiver: Receiver) -> None:
         self._wanted, self._receiver = tuple(lines), receiver
@@ -107,22 +105,27 @@ class PikaSource:
         """Send the settlements that were passed in, then close."""
         self._io.call(self._stop)
 
-    def empty(self, told: Callable[[bool], None]) -> None:
+    def empty(self, callback: Callable[[bool], None]) -> None:
         """Call back with True if every queue is empty and no message is unacked."""
-        self._io.call(lambda: self._look(told))
+        self._io.call(lambda: self._check_empty(callback))
 
     def arrived(self, delivery: Delivery) -> None:
         line: OpenLine = delivery.channel
         if line.line.alone:
             # It may be the copy of a message whose ack is still pending: if the copy kills this process before the
             # broker receives the ack, both remain.
-            self._settler.when_copied(lambda: line.when_heard(lambda heard: self._give(delivery) if heard else None))
+            self._settler.when_copied(
+                lambda: line.when_processed(lambda processed: self._give(delivery) if processed else None)
+            )
         elif self._receiver is not None:
             self._receiver.arrived(delivery)
 
     def _give(self, delivery: Delivery) -> None:
         if self._receiver is not None:
             self._receiver.arrived(delivery)
+
+    def opened(self, line: OpenLine) -> None:
+        self._turns.join(line)
 
     def subscribed(self, line: OpenLine) -> None:
         if line.line.queue in self._unusable:
@@ -133,9 +136,9 @@ class PikaSource:
         if line.line.temporary is not None and all(one.exclusive for one in line.line.temporary.queues.values()):
             self._named[line.line.queue] = line.name
 
-    def forgot(self, queue: str) -> None:
+    def message_lost(self, queue: str) -> None:
         """Count a lost message: it cannot be requeued, because the broker acknowledged it when it sent it."""
-        self._forgotten[queue] += 1
+        self._messages_lost[queue] += 1
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         """Subscribe again after the broker ended a subscription; fail only if subscribing again cannot help."""
@@ -147,23 +150,24 @@ class PikaSource:
         if self._quiet:
             return
         tries = self._tries[queue] = self._tries.get(queue, 0) + 1
-        verdict = hopeless(reason, granted=queue in self._granted and tries < MOST_TRIES)
+        existed = queue in self._granted or (queue in self._existing and not forbidden(reason))
+        verdict = unrecoverable(reason, granted=existed and tries < MOST_TRIES)
         if verdict is not None:
             self._failed(QueueUnusable(queue, verdict[0], advice=verdict[1]))
             return
         wait = min(RESUBSCRIBE * tries, 5.0)
-        log.warning("Queue %r: %s; subscribing again in %.1f s", queue, words(reason), wait)
+        log.warning("Queue %r: %s; subscribing again in %.1f s", queue, interruption_text(reason), wait)
         self._io.later(wait, lambda: self._reopen(queue))
 
     def _opened(self, connection: Connection) -> None:
         if self._receiver is not None:
             self._receiver.connected(connection.server)
         if self._needs:
-            Look(connection, self._needs, self._looked)
+            ExistenceCheck(connection, self._needs, self._checked)
         else:
             self._open_lines()
 
-    def _looked(self, missing: list[str]) -> None:
+    def _checked(self, missing: list[str]) -> None:
         if missing:
             self._failed(TopologyMissing(missing))
             return
@@ -192,7 +196,7 @@ class PikaSource:
         line = self._lines.pop(queue, None)
         if line is not None:
             self._pauses.retire(line)
-            self._settler.let_go(line)
+            self._settler.return_waiting(line)
 
     def _resume(self, queue: str, prefetch: int | None) -> None:
         self._pauses.resume(queue, prefetch)
@@ -202,6 +206,21 @@ class PikaSource:
             # A prefetch applies to new subscriptions only and cannot be changed later (docs/consumer-prefetch).
             self._pauses.retire(self._lines.pop(queue))
         self._reopen(queue)
+
+    def _exists(self, line: OpenLine) -> None:
+        """Note that a quarantine queue exists; whether the user may read it shows only when it is consumed."""
+        self._tries.pop(line.line.queue, None)
+        self._existing.add(line.line.queue)
+
+    def _turn_ended(self, line: OpenLine) -> None:
+        """Give a quarantine line up and open it again, so that it waits for its next turn without a subscription."""
+        if line.in_flight > 0:
+            self._pauses.retire(line)
+        else:
+            line.close()
+        if self._lines.get(line.line.queue) is line:
+            del self._lines[line.line.queue]
+            self._reopen(line.line.queue)
 
     def _renew(self, delivery: Delivery, hold: float) -> None:
         """Return an ordered line's message to its place in the queue, and consume it again after its wait."""
@@ -227,12 +246,12 @@ class PikaSource:
         queue = error.queue
         if queue not in self._unusable:
             self._unusable.add(queue)
-            log.warning("%s Looking again every %g s.", error, LOOK_AGAIN, extra={"event": "unusable", "queue": queue})
+            log.warning("%s Looking again every %g s.", error, TRY_AGAIN, extra={"event": "unusable", "queue": queue})
         if queue not in self._awaited:
             self._awaited.add(queue)
-            self._io.later(LOOK_AGAIN, lambda: self._look_again(queue))
+            self._io.later(TRY_AGAIN, lambda: self._try_again(queue))
 
-    def _look_again(self, queue: str) -> None:
+    def _try_again(self, queue: str) -> None:
         self._awaited.discard(queue)
         self._reopen(queue)
 
@@ -240,9 +259,9 @@ class PikaSource:
         for delivery in deliveries:
             line: OpenLine = delivery.channel
             if line.line.in_order:
-                line.drop()
+                line.leave_unsettled()
             else:
-                line.tell(delivery, Tell.REQUEUE)
+                line.instruct(delivery, Instruction.REQUEUE)
 
     def _quiesce(self) -> None:
         self._quiet = True
@@ -257,45 +276,45 @@ class PikaSource:
         self._settler.flush()
         open_lines = [line for line in self._lines.values() if line.open]
         if (self._settler.copying or not all(line.quiet for line in open_lines)) and self._link.connection is not None:
-            self._io.later(LOOK, self._stop)
+            self._io.later(CHECK_EVERY, self._stop)
             return
         self._end_by = self._end_by or time.monotonic() + LAST_ANSWERS
         if self._answers.under_way and time.monotonic() < self._end_by:
-            self._io.later(LOOK, self._stop)
+            self._io.later(CHECK_EVERY, self._stop)
             return
         self._answers.close()
         for line in self._lines.values():
             line.close()
         self._lines.clear()
         self._pauses.close()
-        for queue, count in self._forgotten.items():
+        for queue, count in self._messages_lost.items():
             log.warning(
                 "Queue %r: %s messages that had arrived and were not begun are lost (ack='auto')",
                 *(queue, count),
                 extra={"event": "lost", "queue": queue},
             )
-        self._forgotten.clear()
+        self._messages_lost.clear()
         self._link.close(self._drained)
 
     def _drained(self) -> None:
         if self._receiver is not None:
             self._receiver.drained()
 
-    def _look(self, told: Callable[[bool], None]) -> None:
+    def _check_empty(self, callback: Callable[[bool], None]) -> None:
         # A queue that cannot be consumed does not count.
         usable = [line for line in self._wanted if line.queue not in self._unusable]
         if self._patient and not usable:
-            told(self._link.connection is not None)
+            callback(self._link.connection is not None)
             return
         lines = list(self._lines.values())
         wanted = [line for line in usable if line.queue not in self._pauses]
-        if any(line.in_hand > 0 for line in self._pauses.retired):
-            told(False)  # noqa: FBT003 - the answer
+        if any(line.in_flight > 0 for line in self._pauses.retired):
+            callback(False)  # noqa: FBT003 - the answer
             return
         if not wanted:
-            told(True)  # noqa: FBT003 - the answer
+            callback(True)  # noqa: FBT003 - the answer
             return
         if len(lines) < len(wanted) or not all(line.open for line in lines):
-            told(False)  # noqa: FBT003 - the answer
+            callback(False)  # noqa: FBT003 - the answer
             return
-        Emptiness(lines, told)
+        EmptinessCheck(lines, callback)

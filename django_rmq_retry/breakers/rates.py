@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from django_rmq_retry.handlers.settlement import put_back
-from django_rmq_retry.handlers.subscription import Intake, Subscription
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.policies.policy import Verdict
+from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -26,7 +26,7 @@ LOOK = 5.0
 """The most seconds until a message tries again to reserve its start time."""
 LONGEST_HOLD = 600.0
 """Seconds after which an unacked waiting message is put back; the broker takes it back after 1800 by default."""
-AMISS = 60.0
+CLOCK_SKEW = 60.0
 """Seconds of clock difference allowed before a next start time too far ahead is ignored."""
 FORGET = 60.0
 MANY = 100
@@ -39,9 +39,9 @@ class Meters(Protocol):
         """Reserve ``count`` start times in a row; return the first, or minus the next if it is too far ahead."""
 
 
-def begun(next_at: float, rate: float, now: float) -> float:
+def first_free(next_at: float, rate: float, now: float) -> float:
     """Return the first free start time; one too far ahead, from a wrong clock or an earlier rate, is ignored."""
-    return now if next_at > now + AHEAD + max(1 / rate, BATCH) + AMISS else max(next_at, now)
+    return now if next_at > now + AHEAD + max(1 / rate, BATCH) + CLOCK_SKEW else max(next_at, now)
 
 
 class OwnMeters:
@@ -51,7 +51,7 @@ class OwnMeters:
         self._next: dict[str, float] = {}
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
-        first = begun(self._next.get(handler, now), rate, now)
+        first = first_free(self._next.get(handler, now), rate, now)
         if first > now + AHEAD:
             return -first
         self._next[handler] = first + count / rate
@@ -62,7 +62,7 @@ class OwnMeters:
 class _Waiting:
     since: float
     again: float
-    moment: float | None = None
+    start: float | None = None
 
 
 class Pacer:
@@ -73,7 +73,7 @@ class Pacer:
         self._rate = rate
         self._take = take
         self._lock = threading.Lock()
-        self._moments: deque[float] = deque()
+        self._starts: deque[float] = deque()
         self._waiting: dict[Hashable, _Waiting] = {}
         self._batch = 1
         self._last = 0.0
@@ -82,25 +82,25 @@ class Pacer:
         """Return the seconds to wait, 0 for none, and the time since when the message has no reserved start time."""
         with self._lock:
             known = self._waiting.pop(delivery.token, None)
-            moment = known.moment if known is not None else None
-            if moment is None or not _usable(moment, now):
-                moment = self._next(now)
-            if 0 <= moment <= now:
+            start = known.start if known is not None else None
+            if start is None or not _usable(start, now):
+                start = self._next(now)
+            if 0 <= start <= now:
                 return 0.0, now
             since = known.since if known is not None else now
-            again = moment if moment > 0 else now + min(max(-moment - now - AHEAD / 2, BATCH), LOOK)
-            self._waiting[delivery.token] = _Waiting(since, again, moment if moment > 0 else None)
-            return again - now, now if moment > 0 else since
+            again = start if start > 0 else now + min(max(-start - now - AHEAD / 2, BATCH), LOOK)
+            self._waiting[delivery.token] = _Waiting(since, again, start if start > 0 else None)
+            return again - now, now if start > 0 else since
 
     def forget(self, delivery: Delivery) -> None:
         with self._lock:
             self._waiting.pop(delivery.token, None)
 
     def _next(self, now: float) -> float:
-        while self._moments and not _usable(self._moments[0], now):
-            self._moments.popleft()
-        if self._moments:
-            return self._moments.popleft()
+        while self._starts and not _usable(self._starts[0], now):
+            self._starts.popleft()
+        if self._starts:
+            return self._starts.popleft()
         self._forget_lost(now)
         # A busy process reserves more start times at once; an idle one leaves them to the other processes.
         most = max(1, math.floor(self._rate * BATCH))
@@ -109,7 +109,7 @@ class Pacer:
         if first < 0:
             return first
         self._last = now
-        self._moments.extend(first + number / self._rate for number in range(1, self._batch))
+        self._starts.extend(first + number / self._rate for number in range(1, self._batch))
         return first
 
     def _forget_lost(self, now: float) -> None:
@@ -118,22 +118,24 @@ class Pacer:
             self._waiting = {one: it for one, it in self._waiting.items() if it.again > now - FORGET}
 
 
-def _usable(moment: float, now: float) -> bool:
+def _usable(start: float, now: float) -> bool:
     """Return True unless the start time has expired, or is too far ahead because a clock was set back."""
-    return now - LATE <= moment <= now + AHEAD + 2 * BATCH
+    return now - LATE <= start <= now + AHEAD + 2 * BATCH
 
 
 class Pace:
     """A gate that keeps a message unacked until its start time; it blocks no thread meanwhile."""
 
-    def __init__(self, intakes: Sequence[Intake], meters: Meters | None, *, now: Callable[[], float]) -> None:
+    def __init__(self, work_queues: Sequence[WorkQueue], meters: Meters | None, *, now: Callable[[], float]) -> None:
         self._now = now
         self._meters = meters
         self._own = OwnMeters()
-        self._alone = False
-        rates = {one.name: one.rate for intake in intakes for one in intake.subscriptions}
+        self._database_away = False
+        rates = {one.name: one.rate for work_queue in work_queues for one in work_queue.subscriptions}
         self._pacers = {name: Pacer(name, rate, self._take) for name, rate in rates.items() if rate is not None}
-        self._in_place = {one.name: intake.in_place for intake in intakes for one in intake.subscriptions}
+        self._in_place = {
+            one.name: work_queue.in_place for work_queue in work_queues for one in work_queue.subscriptions
+        }
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
         pacer = self._pacers.get(subscription.name)
@@ -146,7 +148,7 @@ class Pace:
         if now + wait - since > LONGEST_HOLD and not self._in_place[subscription.name]:
             pacer.forget(delivery)
             return put_back(delivery, subscription, in_place=False)
-        return Settlement(tell=Tell.AGAIN, hold=wait)
+        return Settlement(instruction=Instruction.KEEP, hold=wait)
 
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
@@ -159,13 +161,13 @@ class Pace:
         try:
             first = self._meters.take(handler, count, rate, now)
         except Exception as error:  # noqa: BLE001 - any error of a database driver
-            if not self._alone:
-                said = "The pace of all processes together cannot be kept (%s); each keeps the whole rate by itself"
+            if not self._database_away:
+                said = "Processes cannot share the rate (%s). Until they can, each process uses the whole rate"
                 words = short(" ".join(str(error).split()) or type(error).__name__, 200)
                 log.warning(said, words, extra={"event": "alone", "handler": handler})
-            self._alone = True
+            self._database_away = True
             return self._own.take(handler, count, rate, now)
-        if self._alone:
-            log.info("The pace of all processes together is kept again", extra={"event": "together"})
-        self._alone = False
+        if self._database_away:
+            log.info("The rate is shared by all processes again", extra={"event": "together"})
+        self._database_away = False
         return first

@@ -1,20 +1,29 @@
-"""Database tables of breakers and rates."""
+"""Breakers, pauses, rates and halted queues in the database, and the thread that exchanges them."""
 
+import logging
 import os
 import socket
+import threading
+import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-from django.db import IntegrityError, router, transaction
-from django.db.models import Q
+from django.db import Error, IntegrityError, connections, router, transaction
+from django.db.models import Q, QuerySet
 
 from django_rmq_retry import server
-from django_rmq_retry.breakers.control import FLOWING, QueueState
-from django_rmq_retry.breakers.rates import AHEAD, begun
+from django_rmq_retry.breakers.gate import FLOWING, READ_EVERY, BreakerGate, QueueState
+from django_rmq_retry.breakers.rates import AHEAD, first_free
+from django_rmq_retry.handlers.attempt import Halt
+from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import HandlerRate, QueueControl
 from django_rmq_retry.policies.breaker import CLOSED, Circuit
+
+log = logging.getLogger("django_rmq_retry")
 
 
 def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, QueueState]:
@@ -30,7 +39,7 @@ def now() -> float:
     return server.now(router.db_for_read(QueueControl)).timestamp()
 
 
-def standing(queues: Iterable[str], at: float) -> list[QueueState]:
+def not_flowing(queues: Iterable[str], at: float) -> list[QueueState]:
     """Return the states of the queues that do not flow at the given time."""
     return [one for one in states(queues).values() if one.state(at) != FLOWING]
 
@@ -87,7 +96,7 @@ def _epoch(at: datetime | None) -> float | None:
 class Table:
     """The shared state of the project's queues in the database."""
 
-    def look(self, queues: Collection[str]) -> Mapping[str, QueueState]:
+    def read(self, queues: Collection[str]) -> Mapping[str, QueueState]:
         # This call measures the database's clock; until the next one, times need no query.
         server.now(database())
         rows = QueueControl.objects.using(database()).filter(queue__in=list(queues))
@@ -120,7 +129,7 @@ class Table:
         QueueControl.objects.using(database()).filter(prober=who).update(prober="", probe_until=None)
 
 
-def me() -> str:
+def process_name() -> str:
     """Return a name for this process that is unique: a restarted process gets another one."""
     return f"{socket.gethostname()[:100]}:{os.getpid()}.{uuid.uuid4().hex[:8]}"
 
@@ -129,7 +138,7 @@ def database() -> str:
     return router.db_for_write(QueueControl)
 
 
-TRIES = 20
+UPDATES = 20
 
 
 class MeterTable:
@@ -137,24 +146,166 @@ class MeterTable:
 
     def take(self, handler: str, count: int, rate: float, now: float) -> float:
         rows = HandlerRate.objects.using(database()).filter(handler=handler)
-        for _ in range(TRIES):
+        for _ in range(UPDATES):
             known = rows.values_list("next_at", flat=True).first()
-            first = now if known is None else begun(known.timestamp(), rate, now)
+            first = now if known is None else first_free(known.timestamp(), rate, now)
             if first > now + AHEAD:
                 return -first
             following = datetime.fromtimestamp(first + count / rate, UTC)
             if known is None:
-                if self._began(handler, following):
+                if self._inserted(handler, following):
                     return first
             elif rows.filter(next_at=known).update(next_at=following):
                 return first
         # Other processes won each time: the rate is in effect, and for now they use all of it.
         return -now
 
-    def _began(self, handler: str, following: datetime) -> bool:
+    def _inserted(self, handler: str, following: datetime) -> bool:
         try:
             with transaction.atomic(using=database()):
                 HandlerRate.objects.using(database()).create(handler=handler, next_at=following)
         except IntegrityError:
             return False
         return True
+
+
+EVERY = 5.0
+"""Seconds after which a consumer reports again that a queue is still halted."""
+STALE = timedelta(seconds=30)
+"""The time after which a consumer that has stopped reporting counts as gone."""
+_TEXT, _NAME = 600, 255
+_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+
+
+def halted() -> tuple[QueueControl, ...]:
+    """Return the queues that are halted now, by the clock of the database."""
+    alias = database()
+    rows = QueueControl.objects.using(alias).filter(halted_at__isnull=False)
+    return tuple(rows.filter(halted_seen_at__gt=server.now(alias) - STALE).order_by("queue"))
+
+
+class Halts:
+    """The halted queues of one process; the database is queried only if one has changed or its report is due."""
+
+    def __init__(self, halts: Callable[[], Sequence[Halt]], who: str) -> None:
+        self._halts = halts
+        self._who = who
+        self._reported: dict[str, tuple[int, float]] = {}
+        self._failing = False
+
+    def report(self) -> None:
+        """Write the changes; a failed write is retried at the next call and does not prevent the other writes."""
+        now, halted_now = time.monotonic(), {halt.queue: halt for halt in self._halts()}
+        errors = [_error_of(partial(self._clear, queue)) for queue in self._reported.keys() - halted_now.keys()]
+        for queue, halt in halted_now.items():
+            attempt, at = self._reported.get(queue, (0, 0.0))
+            if halt.attempt != attempt or now - at >= EVERY:
+                errors.append(_error_of(partial(self._write, halt)))
+                if errors[-1] is None:
+                    self._reported[queue] = halt.attempt, now
+        failed = [error for error in errors if error]
+        if failed and not self._failing:
+            log.warning(
+                "The state of halted queues cannot be written to the database: %s", failed[0], extra={"event": "halts"}
+            )
+        if errors:
+            self._failing = bool(failed)
+
+    def _clear(self, queue: str) -> None:
+        self._mine(queue).update(**_NONE)
+        del self._reported[queue]
+
+    def end(self) -> None:
+        """Mark the queues as no longer halted here; the start is kept in case the same message fails again."""
+        for queue in self._reported:
+            self._mine(queue).update(halted_seen_at=None)
+
+    def _mine(self, queue: str) -> QuerySet[QueueControl]:
+        return QueueControl.objects.using(database()).filter(queue=queue, halted_by=self._who)
+
+    def _write(self, halt: Halt) -> None:
+        alias = database()
+        row, _made = QueueControl.objects.using(alias).get_or_create(queue=halt.queue)
+        now, message = server.now(alias), short(halt.message_id or "", _NAME)
+        since = now - timedelta(seconds=max(time.time() - halt.since, 0.0))
+        same = row.halted_at is not None and message and row.halted_message == message
+        QueueControl.objects.using(alias).filter(pk=row.pk).update(
+            halted_at=row.halted_at if same else since,
+            halted_seen_at=now,
+            halted_by=self._who,
+            halted_attempt=halt.attempt,
+            halted_error=short(halt.error, _TEXT),
+            halted_message=message,
+        )
+
+
+def _error_of(write: Callable[[], None]) -> Exception | None:
+    try:
+        write()
+    except (Error, ValueError) as error:
+        return error
+    return None
+
+
+PATIENCE = 2.0
+"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
+
+
+class Watch:
+    """The thread; it starts before the consumer. A database that is away or hangs delays nothing else."""
+
+    def __init__(
+        self,
+        gate: BreakerGate,
+        *,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        halts: Halts | None = None,
+    ) -> None:
+        self._gate = gate
+        self._halts = halts
+        self._around = around
+        self._stopping = threading.Event()
+        self._wake = gate.changed
+        self._thread = threading.Thread(target=self._run, name="rmq-switches", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and return after its first read of the database, or after ``PATIENCE``."""
+        self._thread.start()
+        self._gate.first_read.wait(PATIENCE)
+
+    def stop(self, timeout: float | None = None) -> bool:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._wake.wait(self._turn())
+                self._wake.clear()
+            # Changes since the last turn are written before the process ends.
+            self._turn(last=True)
+        finally:
+            connections.close_all()
+
+    def _turn(self, *, last: bool = False) -> float:
+        try:
+            with self._around():
+                wait = self._gate.turn()
+                if self._halts is not None:
+                    self._halts.report()
+                if last:
+                    self._end()
+        except Exception:
+            log.exception(
+                "Breakers and pauses could not be exchanged with the database. The next exchange is in %g s", READ_EVERY
+            )
+            return READ_EVERY
+        return max(wait, 0.02)
+
+    def _end(self) -> None:
+        self._gate.end()
+        if self._halts is not None:
+            self._halts.end()

@@ -11,14 +11,15 @@ from django.core.checks import (
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 
+from django_rmq_retry.arguments import spelled
 from django_rmq_retry.checks.settings import TAG, error, joined, warning, with_settings
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.subscription import Intake, Subscription
-from django_rmq_retry.messages.seconds import spelled
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.policies.backoff import MOST_LOOKED_AT, Backoff
 from django_rmq_retry.policies.carriers import AckFirst
-from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine, error_types
+from django_rmq_retry.policies.policy import RetryThenPark, StopTheLine
+from django_rmq_retry.policies.verdict import error_types
 
 DAY = 86400.0
 TABLE = "rmq_retry_inboxentry"
@@ -78,7 +79,7 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
     if alias not in connections:
         yield error(
             "E030",
-            f"Runs once in the database {alias!r}, which DATABASES does not have.",
+            f"The handler runs once in the database {alias!r}, which DATABASES does not have.",
             hint="Correct using=… of @handler, or omit it for the default database.",
             at=names[0],
         )
@@ -89,7 +90,7 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
     if not known["AUTOCOMMIT"]:
         yield error(
             "E033",
-            f"Runs once in the database {alias!r}, which has AUTOCOMMIT False: nothing would be committed.",
+            f"The handler runs once in the database {alias!r}, which has AUTOCOMMIT False: nothing would be committed.",
             hint="Remove AUTOCOMMIT from DATABASES.",
             at=names[0],
         )
@@ -97,7 +98,7 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
     if in_a_file and str(known["OPTIONS"].get("transaction_mode", "")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         yield warning(
             "W030",
-            f"Runs once in the SQLite database {alias!r}, and holds its write lock while it runs. Other "
+            f"The handler runs once in the SQLite database {alias!r}, and holds its write lock while it runs. Other "
             "transactions that read first and then write fail at once.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE', and a timeout.",
             at=names[0],
@@ -107,7 +108,7 @@ def _database(alias: str, names: Sequence[str]) -> Iterable[CheckMessage]:
 def _no_table(check: Callable[..., CheckMessage], number: str, alias: str, names: Sequence[str]) -> CheckMessage:
     return check(
         number,
-        f"Runs once in the database {alias!r}, which has no table {TABLE!r} for handled messages.",
+        f"The handler runs once in the database {alias!r}, which has no table {TABLE!r} for handled messages.",
         hint=f"Run `manage.py migrate --database {alias}`; a router must let the app rmq_retry migrate there.",
         at=names[0],
     )
@@ -127,7 +128,7 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
     if longest > settings.inbox_days * DAY:
         yield error(
             "E032",
-            f"Its retries take up to {longest / DAY:.0f} days, but handled messages are remembered for INBOX_DAYS, "
+            f"Its retries take up to {longest / DAY:.0f} days, but entries are kept for INBOX_DAYS, "
             f"{settings.inbox_days}: a second copy of a message could then run again.",
             hint="Raise RMQ_RETRY['INBOX_DAYS'], or set a cap on the back-off.",
             at=one.name,
@@ -146,21 +147,21 @@ LONG = 600.0
 @register(TAG)
 @with_settings
 def check_switching(settings: Settings) -> Iterator[CheckMessage]:
-    for intake in registry.intakes():
-        yield from _stops_others(intake)
-        for subscription in intake.subscriptions:
+    for work_queue in registry.work_queues():
+        yield from _stops_others(work_queue)
+        for subscription in work_queue.subscriptions:
             yield from _parks_and_spares(subscription)
-            yield from _holds_too_long(subscription, intake, settings)
+            yield from _holds_too_long(subscription, work_queue, settings)
 
 
-def _stops_others(intake: Intake) -> Iterable[CheckMessage]:
+def _stops_others(work_queue: WorkQueue) -> Iterable[CheckMessage]:
     """Warn of a breaker that pauses other handlers: a queue is paused as a whole."""
-    guarded = [one for one in intake.subscriptions if one.breaker is not None]
-    others = [one.name for one in intake.subscriptions if one.breaker is None]
+    guarded = [one for one in work_queue.subscriptions if one.breaker is not None]
+    others = [one.name for one in work_queue.subscriptions if one.breaker is None]
     if guarded and others:
         yield warning(
             "W050",
-            f"While the breaker of {guarded[0].name} is open, queue {intake.queue.name!r} is paused, and so are "
+            f"While the breaker of {guarded[0].name} is open, queue {work_queue.queue.name!r} is paused, and so are "
             f"{', '.join(others)}.",
             hint="Give the handler with the breaker its own queue.",
             at=guarded[0].name,
@@ -183,8 +184,8 @@ def _parks_and_spares(subscription: Subscription) -> Iterable[CheckMessage]:
         )
 
 
-def _holds_too_long(subscription: Subscription, intake: Intake, settings: Settings) -> Iterable[CheckMessage]:
-    prefetch = 1 if intake.ordered else settings.prefetch
+def _holds_too_long(subscription: Subscription, work_queue: WorkQueue, settings: Settings) -> Iterable[CheckMessage]:
+    prefetch = 1 if work_queue.ordered else settings.prefetch
     if subscription.rate is not None and prefetch / subscription.rate > LONG:
         yield warning(
             "W052",

@@ -21,10 +21,11 @@ from django_rmq_retry.amqp.address import GUEST, Access, Secret
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.subscription import Intake, Subscription
-from django_rmq_retry.policies.carriers import AckFirst, InPlace, NackRequeue, Republish, WaitQueue
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.policies.carriers import AckFirst, InPlace, NackRequeue, Republish
+from django_rmq_retry.policies.dead_letter import WaitQueue
 from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import name_of
+from django_rmq_retry.topology.declarations import name_of
 
 TAG = "rmq_retry"
 Check = Callable[..., list[CheckMessage]]
@@ -98,17 +99,17 @@ def check_joining(settings: Settings) -> Iterator[CheckMessage]:
     if wrong:
         return
     try:
-        intakes = registry.intakes()
+        work_queues = registry.work_queues()
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="All handlers of a queue must agree about the queue.")
+        yield error("E003", str(disagreement), hint="Declare the queue with the same options in all of its handlers.")
         return
     try:
         registry.topology()
     except TopologyConflict as conflict:
         yield error("E004", str(conflict), hint="Define each name once, in a handler or in RMQ_RETRY['TOPOLOGY'].")
     except ConfigurationError as disagreement:
-        yield error("E003", str(disagreement), hint="All handlers of a queue must agree about the queue.")
-    yield from _idle(settings, intakes)
+        yield error("E003", str(disagreement), hint="Declare the queue with the same options in all of its handlers.")
+    yield from _idle(settings, work_queues)
 
 
 @register(TAG)
@@ -121,10 +122,10 @@ def check_policies(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG00
             yield from check(subscription)
 
 
-def _idle(settings: Settings, intakes: Sequence[Intake]) -> Iterable[CheckMessage]:
-    unacked = sum(1 if intake.ordered else settings.prefetch for intake in intakes)
+def _idle(settings: Settings, work_queues: Sequence[WorkQueue]) -> Iterable[CheckMessage]:
+    unacked = sum(1 if work_queue.ordered else settings.prefetch for work_queue in work_queues)
     configured = "THREADS" in getattr(project, conf.NAME, {})
-    if configured and intakes and settings.threads > unacked:
+    if configured and work_queues and settings.threads > unacked:
         yield warning(
             "W012",
             f"RMQ_RETRY['THREADS'] is {settings.threads}, but at most {unacked} messages of all queues are unacked at "

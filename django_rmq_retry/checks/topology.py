@@ -10,9 +10,8 @@ from django.core.checks import (
 from django_rmq_retry.checks.settings import TAG, error, warning, with_settings
 from django_rmq_retry.conf import Settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.queues import NO_LIMIT, met_limit
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.topology.declarations import NO_LIMIT, QueueDeclaration, Role, Topology, met_limit
 
 PREDEFINED = {
     "amq.direct": "direct",
@@ -29,9 +28,9 @@ LENGTHS = {"x-max-length", "x-max-length-bytes"}
 @with_settings
 def check_topology(settings: Settings) -> Iterator[CheckMessage]:  # noqa: ARG001
     topology = registry.topology()
-    dropping = {intake.queue.name for intake in registry.intakes() if intake.queue.drops}
-    yield from _ends(registry.intakes())
-    yield from _drops(registry.intakes())
+    dropping = {work_queue.queue.name for work_queue in registry.work_queues() if work_queue.queue.drops}
+    yield from _ends(registry.work_queues())
+    yield from _drops(registry.work_queues())
     for queue in topology.queues.values():
         for check in (_vanishes, _crosses_types, _dead_ends):
             yield from check(queue, topology)
@@ -53,8 +52,8 @@ def _gives_up(queue: QueueDeclaration) -> Iterable[CheckMessage]:
         )
 
 
-def _ends(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
-    for queue in (intake.queue for intake in intakes if not intake.queue.lasting):
+def _ends(work_queues: Iterable[WorkQueue]) -> Iterable[CheckMessage]:
+    for queue in (work_queue.queue for work_queue in work_queues if not work_queue.queue.lasting):
         if queue.exclusive or queue.auto_delete:
             when = (
                 "is deleted with its consumer: messages in it, and messages published while no consumer runs, are lost"
@@ -73,8 +72,8 @@ def _ends(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
         )
 
 
-def _drops(intakes: Iterable[Intake]) -> Iterable[CheckMessage]:
-    for queue in (intake.queue for intake in intakes):
+def _drops(work_queues: Iterable[WorkQueue]) -> Iterable[CheckMessage]:
+    for queue in (work_queue.queue for work_queue in work_queues):
         if queue.drops:
             yield warning(
                 "W016",
@@ -167,14 +166,15 @@ def _exchanges(topology: Topology) -> Iterable[CheckMessage]:
 
 
 def _loops(topology: Topology) -> Iterable[CheckMessage]:
-    for intake in registry.intakes():
-        parks = all(subscription.policy.via.parks for subscription in intake.subscriptions)
-        leaving = None if parks else _leaves_by_itself(topology.queues[intake.queue.name])
+    for work_queue in registry.work_queues():
+        parks = all(subscription.policy.via.parks for subscription in work_queue.subscriptions)
+        leaving = None if parks else _leaves_by_itself(topology.queues[work_queue.queue.name])
         if leaving:
             yield error(
                 "E005",
-                f"Queue {intake.queue.name!r} has {leaving}, and a dead-letter loop: messages that RabbitMQ removes "
-                "for that circulate without an attempt, and are dropped or stay where no consumer can reach them.",
+                f"Queue {work_queue.queue.name!r} has {leaving}, and a dead-letter loop: messages that RabbitMQ "
+                "removes for that circulate without an attempt, and are dropped or stay where no consumer can reach "
+                "them.",
                 hint=f"Omit it, so that the layout sets it (x-delivery-limit={NO_LIMIT}, no TTL, "
                 "x-overflow='reject-publish'), or "
                 "use via=Ladder().",
@@ -194,10 +194,10 @@ def _leaves_by_itself(queue: QueueDeclaration) -> str | None:
 
 def _lines(topology: Topology) -> Iterable[CheckMessage]:
     """Check the queues that keep an order."""
-    for intake in registry.intakes():
-        if intake.ordered or intake.keyed:
-            by = "StopTheLine" if intake.ordered else "order_by"
-            yield from _line(topology.queues[intake.queue.name], by)
+    for work_queue in registry.work_queues():
+        if work_queue.ordered or work_queue.keyed:
+            by = "StopTheLine" if work_queue.ordered else "order_by"
+            yield from _line(topology.queues[work_queue.queue.name], by)
 
 
 def _line(queue: QueueDeclaration, by: str) -> Iterable[CheckMessage]:

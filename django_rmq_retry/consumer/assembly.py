@@ -17,43 +17,40 @@ from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.breakers.gate import Board
+from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
-from django_rmq_retry.breakers.table import MeterTable, Table, database, me
-from django_rmq_retry.breakers.watch import Halts, Watch
+from django_rmq_retry.breakers.table import Halts, MeterTable, Table, Watch, database, process_name
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.consumer import Consumer, Limits, Watchers
-from django_rmq_retry.consumer.drainer import Chore, Drainer, Means
+from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.embedded.process import Keeper
+from django_rmq_retry.embedded.wire.server import Keeper
 from django_rmq_retry.errors import MessageReturned
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import Gate, Surroundings, machine_fails
 from django_rmq_retry.handlers.layout import homes_of, needed
-from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.once import once
-from django_rmq_retry.inbox.retention import Ageing
+from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import UNRECORDED_QUEUE, set_aside
 from django_rmq_retry.ordering.gate import Order
-from django_rmq_retry.ordering.keys import EVERY, settle
+from django_rmq_retry.ordering.keys import EVERY, unblock_resolved
 from django_rmq_retry.parked import attempts
 from django_rmq_retry.parked.history import Recorder
-from django_rmq_retry.parked.retention import age_out
+from django_rmq_retry.parked.retention import delete_old
 from django_rmq_retry.parked.store import Store
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.queues import Queue
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology
 
-LAST_WORDS = 5.0
+FLUSH_TIMEOUT = 5.0
 """Seconds at the end of a run in which paused queues and breakers are still written to the database."""
 
 
 def consumer(
-    intakes: Sequence[Intake],
+    work_queues: Sequence[WorkQueue],
     events: Events,
     *,
     threads: int,
@@ -65,32 +62,32 @@ def consumer(
     now = settings()
     recorder = Recorder() if now.records else None
     # A project with neither records nor breakers need not have migrated this app: missing tables are no error there.
-    loud = now.records or any(one.breaker for intake in intakes for one in intake.subscriptions)
-    board = Board(intakes, Table(), now=_now, chance=random.random, who=me(), loud=loud)
-    pace = Pace(intakes, MeterTable(), now=_now)
-    surroundings = _surroundings(events, recorder, (board, pace, Order()))
+    warn = now.records or any(one.breaker for work_queue in work_queues for one in work_queue.subscriptions)
+    breaker_gate = BreakerGate(work_queues, Table(), now=_now, chance=random.random, who=process_name(), warn=warn)
+    pace = Pace(work_queues, MeterTable(), now=_now)
+    surroundings = _surroundings(events, recorder, (breaker_gate, pace, Order()))
     access, opened = now.access(port_of=Keeper().port), broker_connections.current
-    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(intakes))
+    source = PikaSource(opened.io("rmq-io"), access, opened.publisher, needs=needed(work_queues))
     made = Recorded(
-        intakes,
+        work_queues,
         source,
-        Attempts(intakes, surroundings),
+        Attempts(work_queues, surroundings),
         recorder=recorder,
-        watch=Watch(board, around=Around, halts=Halts(lambda: events.halts, me())),
+        watch=Watch(breaker_gate, around=FreshConnections, halts=Halts(lambda: events.halts, process_name())),
         threads=threads,
         prefetch=prefetch,
         limits=limits,
-        refusal=lambda server: _refusal(intakes, server),
+        refusal=lambda server: _refusal(work_queues, server),
         watchers=watchers,
     )
-    board.hands = made.valves
+    breaker_gate.control = made.pauses
     return made
 
 
 def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gate]) -> Surroundings:
     now = settings()
     return Surroundings(
-        around=Around if recorder is None else Heard,
+        around=FreshConnections if recorder is None else FreshConnectionsAndLog,
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=(events,) if recorder is None else (recorder, events),
         clock=time.monotonic,
@@ -121,16 +118,16 @@ class Recorded(Consumer):
             with self._recorder.recording() if self._recorder else nullcontext():
                 return super().run()
         finally:
-            self._watch.stop(LAST_WORDS)
+            self._watch.stop(FLUSH_TIMEOUT)
 
 
-def _refusal(intakes: Sequence[Intake], server: Server) -> str | None:
+def _refusal(work_queues: Sequence[WorkQueue], server: Server) -> str | None:
     """Return the reason why this broker's version lacks a feature that a handler's carrier needs, or None.
 
     The version is known only once the consumer is connected.
     """
-    for intake in intakes:
-        for subscription in intake.subscriptions:
+    for work_queue in work_queues:
+        for subscription in work_queue.subscriptions:
             reason = subscription.policy.via.version_refusal(server)
             if reason:
                 return f"Handler {subscription.name}: {reason}"
@@ -180,7 +177,7 @@ def _interrupted() -> None:
     _thread.interrupted = True
 
 
-class Around:
+class FreshConnections:
     """Close unusable and obsolete database connections before and after an attempt, as Django does for a request."""
 
     __slots__ = ()
@@ -200,8 +197,8 @@ class Around:
                 connection.close_if_unusable_or_obsolete()
 
 
-class Heard(Around):
-    """Like ``Around``; it also keeps the log lines of the attempt until its verdict is known."""
+class FreshConnectionsAndLog(FreshConnections):
+    """Like ``FreshConnections``; it also keeps the log lines of the attempt until its verdict is known."""
 
     __slots__ = ()
 
@@ -224,25 +221,26 @@ HOUR = 3600.0
 
 def parked_queues() -> tuple[str, ...]:
     """Return the parked queues of the handlers and of the setting PARKED_QUEUES, without queues that handlers read."""
-    intakes = registry.intakes()
-    work = {intake.queue.name for intake in intakes}
-    named = dict.fromkeys((*(intake.park for intake in intakes), *settings().parked_queues))
+    work_queues = registry.work_queues()
+    work = {work_queue.queue.name for work_queue in work_queues}
+    named = dict.fromkeys((*(work_queue.park for work_queue in work_queues), *settings().parked_queues))
     return tuple(name for name in named if name not in work)
 
 
 def drainer() -> Drainer:
     """Build a drainer with a connection of its own, on the I/O thread of the process."""
     access, opened = settings().access(port_of=Keeper().port), broker_connections.current
-    means = Means(
+    work_queues = registry.work_queues()
+    means = DrainerParts(
         source=lambda: PikaSource(opened.io("rmq-io"), access, opened.publisher, patient=True),
-        parker=Store(homes_of(registry.intakes())),
+        parker=Store(homes_of(work_queues), work_queues),
         aside=PutAside(),
-        around=Around,
+        around=FreshConnections,
         chores=(
-            Chore(name="Retention", every=HOUR, run=age_out),
-            Chore(name="Retention of handled messages", every=HOUR, run=Ageing()),
-            Chore(name="Closing what another copy has done", every=retention.EVERY, run=retention.Twins()),
-            Chore(name="Letting keys go on", every=EVERY, run=settle),
+            Chore(name="Retention", every=HOUR, run=delete_old),
+            Chore(name="Retention of handled messages", every=HOUR, run=EntryRetention()),
+            Chore(name="Closing messages that another copy has handled", every=retention.EVERY, run=retention.Twins()),
+            Chore(name="Unblocking ordering keys", every=EVERY, run=unblock_resolved),
         ),
     )
     return Drainer([Line(queue=name, prefetch=PREFETCH) for name in parked_queues()], means)

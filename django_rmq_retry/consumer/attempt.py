@@ -6,46 +6,46 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from weakref import WeakKeyDictionary
 
+from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.consumer.deadlines import HUNG, Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import (
     FinishedAttempt,
-    Instead,
+    HandlerSkipped,
     OnceState,
     Surroundings,
     Unready,
     grouped,
-    storied,
-    tell_each,
-    tell_failed,
-    tell_mishap,
+    has_history,
+    log_failure,
+    log_outside_failure,
+    notify_each,
 )
 from django_rmq_retry.handlers.settlement import (
     answer_to,
+    copied_to,
     ended,
     feasible,
     lost,
     parked_in_bytes,
-    set_apart,
     settle,
     unhandled,
     waits_on,
 )
-from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, at_origin, in_work_queue, key_of
+from django_rmq_retry.handlers.subscription import NoKey, Subscription, WorkQueue, at_origin, in_work_queue, key_of
 from django_rmq_retry.messages.codecs import decoded
-from django_rmq_retry.messages.deaths import Reason, counts_losses_only, returns
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry.messages.history import PREFIX_BYTES, Reason, counts_losses_only, returns, stamp_of
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.parked import ROOM
-from django_rmq_retry.messages.seconds import LONGEST
-from django_rmq_retry.messages.stamp import MARK, story
 from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import ACK, Failure, Kind, Policy, Verdict, park, retry
+from django_rmq_retry.policies.policy import Failure, Policy
+from django_rmq_retry.policies.verdict import ACK, Kind, Verdict, park, retry
 
 log = logging.getLogger("django_rmq_retry")
 
-MISHAPS = 3
+OUTSIDE_FAILURES = 3
 """Failures outside the handler (such as in a gate or the inbox) after which a message is parked."""
-AFTER_MISHAP = 5.0
+OUTSIDE_FAILURE_WAIT = 5.0
 """Seconds for which a message stays unacked after a failure outside its handler."""
 SUSPICIOUS = 3
 """Returns after which a message goes to quarantine; before RabbitMQ 4.3 a worker's orderly stop counts as one too."""
@@ -57,24 +57,25 @@ def crashed(delivery: Delivery, subscription: Subscription, limit: int | None, *
     """Return the verdict on a message that may have killed its worker: park or quarantine; None for any other message.
 
     All unacked messages of a crashed worker return to the queue with the same count. Therefore a message that can be
-    moved is first processed alone, in quarantine, before it is parked.
+    moved is first processed alone: at its third return it goes to quarantine, and it is parked after CRASH_LIMIT
+    returns there.
     """
     came_back = returns(delivery.headers, redelivered=delivery.redelivered)
     # A halted strict-order queue returns its message repeatedly; these returns are no reason to park it.
     if limit is None or not came_back or subscription.policy.ordered:
         return None
-    said = f"Came back {came_back} times from workers that stopped or went away while they held it"
+    detail = f"Redelivered {came_back} times after its workers stopped or lost their connection"
     if movable and len(delivery.raw) <= ROOM:
         if came_back < min(SUSPICIOUS, limit):
             return None
-        return retry(0.0, detail=f"{said}; it is tried alone next.", counted=False)
+        return retry(0.0, detail=f"{detail}; next it is attempted in quarantine.", counted=False)
     own = subscription.policy.via.returns(subscription.route, delivery)
     # With order_by, the consumer returns messages by closing its channel; every RabbitMQ version counts that as a loss.
     if not delivery.quarantined and (subscription.order_by is not None or not counts_losses_only(delivery.headers)):
         limit *= STOPS
     if own is None or came_back < limit + own:
         return None
-    return replace(park(Reason.CRASHED, f"{said}."), counted=False)
+    return replace(park(Reason.CRASHED, f"{detail}."), counted=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,20 +109,22 @@ class AttemptState:
     settlement: Settlement = DONE
     settled: bool = False
     """True if the settlement is final: no later failure changes it."""
-    mishaps: int = 0
+    outside_failures: int = 0
     """Failures outside the handler that the message itself may have caused."""
 
 
 class Attempts:
     """Make attempts and keep the state of each message that stays unacked. Shared by all worker threads."""
 
-    def __init__(self, intakes: Sequence[Intake], surroundings: Surroundings) -> None:
+    def __init__(self, work_queues: Sequence[WorkQueue], surroundings: Surroundings) -> None:
         self.deadlines = Deadlines(surroundings.interrupted)
-        intakes = [self.deadlines.limited(intake) for intake in intakes]
-        self._intakes = {intake.queue.name: intake for intake in intakes}
-        self._intakes |= {intake.quarantine: intake for intake in intakes if intake.quarantine is not None}
-        self._only = {one.queue.name: one.subscriptions[0] for one in intakes if not one.dispatches}
-        self._ordered = frozenset(intake.queue.name for intake in intakes if intake.ordered)
+        work_queues = [self.deadlines.limited(work_queue) for work_queue in work_queues]
+        self._work_queues = {work_queue.queue.name: work_queue for work_queue in work_queues}
+        self._work_queues |= {
+            work_queue.quarantine: work_queue for work_queue in work_queues if work_queue.quarantine is not None
+        }
+        self._only = {one.queue.name: one.subscriptions[0] for one in work_queues if not one.dispatches}
+        self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._out = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
         self._halted: dict[str, tuple[bytes, str, int]] = {}
@@ -133,7 +136,7 @@ class Attempts:
     def settlement(self, arrival: Delivery, begin: Callable[[Delivery], None] | None = None) -> Settlement:
         """Make the attempt and return the settlement of the message; ``begin`` is called before a handler runs.
 
-        An exception raised here is a failure outside the handler; pass it to ``after_mishap``.
+        An exception raised here is a failure outside the handler; pass it to ``after_outside_failure``.
         """
         state = self._state(arrival)
         state.began = self._out.clock()
@@ -143,14 +146,14 @@ class Attempts:
                 with self._out.around():
                     settlement = self._attempt(state, begin)
         except BaseException:
-            self._keep(state)
+            self._keep(state, arrival)
             raise
         return self._end(state, settlement)
 
     def key(self, arrival: Delivery) -> tuple[str, str] | None:
         """Return the handler's name and the ordering key of a message; None without a key or if it is unreadable."""
         state = self._state(arrival)
-        self._keep(state)
+        self._keep(state, arrival)
         try:
             subscription = self._find(state)
             if subscription is None or subscription.order_by is None:
@@ -161,7 +164,7 @@ class Attempts:
         state.fresh = True
         return subscription.name, state.key or ""
 
-    def after_mishap(self, arrival: Delivery, mishap: BaseException) -> Settlement:
+    def after_outside_failure(self, arrival: Delivery, error: BaseException) -> Settlement:
         """Return the settlement of a message after a failure outside its handler.
 
         The message stays unacked and is attempted again, because a return to the queue would count as a crash; the
@@ -170,17 +173,17 @@ class Attempts:
         """
         state = self._state(arrival)
         if state.settled:
-            tell_failed("An attempt failed after its end; its message is settled all the same", mishap)
+            log_failure("An attempt failed after its last step; its message is settled anyway", error)
             return self._end(state, state.settlement)
-        state.mishaps += not self._out.away(mishap)
-        if state.mishaps >= MISHAPS:
+        state.outside_failures += not self._out.away(error)
+        if state.outside_failures >= OUTSIDE_FAILURES:
             try:
-                return self._end(state, self._give_up(state, mishap))
-            except BaseException as another:  # noqa: BLE001 - no error may end the worker thread
-                mishap = another
-        tell_mishap(mishap, AFTER_MISHAP)
-        self._keep(state)
-        return Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
+                return self._end(state, self._give_up(state, error))
+            except BaseException as second:  # noqa: BLE001 - no error may end the worker thread
+                error = second
+        log_outside_failure(error, OUTSIDE_FAILURE_WAIT)
+        self._keep(state, arrival)
+        return Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
 
     def abandoned(self, run: Run) -> Settlement:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded."""
@@ -220,7 +223,7 @@ class Attempts:
             return self._unattempted(state, _unhandled(state.delivery))
         if not state.plain:
             settlement = self._returned(state, subscription)
-            if settlement is None and MARK in state.delivery.raw:
+            if settlement is None and PREFIX_BYTES in state.delivery.raw:
                 settlement = waits_on(state.delivery, subscription)
             if settlement is not None:
                 return settlement
@@ -236,24 +239,26 @@ class Attempts:
         subscription = self._only.get(arrival.queue) if arrival.plain else None
         state.plain = subscription is not None
         if subscription is None:
-            intake = self._intakes[arrival.queue]
-            state.subscription, state.delivery = None, in_work_queue(arrival, intake.queue.name)
+            work_queue = self._work_queues[arrival.queue]
+            state.subscription, state.delivery = None, in_work_queue(arrival, work_queue.queue.name)
             state.delivery = at_origin(state.delivery, came_by=arrival)
             state.delivery.headers.check()
-            subscription = intake.choose(state.delivery)
+            subscription = work_queue.choose(state.delivery)
         state.subscription = subscription
         return subscription
 
     def _returned(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Quarantine or park a message that may have killed its worker; return None for any other message."""
         delivery = state.delivery
-        lane = None if delivery.quarantined else self._intakes[delivery.queue].quarantine
+        quarantine = None if delivery.quarantined else self._work_queues[delivery.queue].quarantine
         # With order_by, a message that only waits behind another one must not be parked because of its returns.
-        verdict = None if subscription.order_by else self._crashed(delivery, subscription, movable=lane is not None)
+        verdict = (
+            None if subscription.order_by else self._crashed(delivery, subscription, movable=quarantine is not None)
+        )
         if verdict is None:
             return None
-        if lane is not None and verdict.kind is Kind.RETRY:
-            settlement = set_apart(delivery, lane)
+        if quarantine is not None and verdict.kind is Kind.RETRY:
+            settlement = copied_to(delivery, quarantine)
             self._note(state, verdict, since=self._out.clock())
             return settlement
         state.number = self._number(state, subscription, crash=True)
@@ -307,7 +312,7 @@ class Attempts:
         if crash is not None:
             state.number = self._number(state, subscription, crash=True)
             state.delivery = replace(state.delivery, attempt=state.number)
-            state.outcome = None, Instead(crash)
+            state.outcome = None, HandlerSkipped(crash)
             return
         outcome: tuple[object, BaseException | None]
         try:
@@ -324,7 +329,7 @@ class Attempts:
             outcome = None, raised
         if isinstance(outcome[1], Unready):
             if subscription.gated:
-                self._told_gates(state, subscription, retry(0.0, detail=str(outcome[1]), counted=False), outcome[1])
+                self._leave_gates(state, subscription, retry(0.0, detail=str(outcome[1]), counted=False), outcome[1])
             raise outcome[1]
         state.outcome = outcome
 
@@ -334,7 +339,7 @@ class Attempts:
         state.verdict, state.settlement, state.error = ACK, DONE, error
         if error is None:
             return
-        if isinstance(error, Instead):
+        if isinstance(error, HandlerSkipped):
             # The handler was not run: use the verdict that came in its place.
             state.verdict, state.error = error.verdict, None
         else:
@@ -344,14 +349,14 @@ class Attempts:
 
     def _leave(self, state: AttemptState, subscription: Subscription) -> None:
         """Pass the verdict to the gates; each may change it."""
-        verdict = self._told_gates(state, subscription, state.verdict, state.error)
+        verdict = self._leave_gates(state, subscription, state.verdict, state.error)
         if verdict is not state.verdict:
             state.verdict = verdict
             self._carry_out(state, subscription)
 
     def _record(self, state: AttemptState) -> None:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
-        first = (state.plain and state.number == 1) or not storied(state.delivery)
+        first = (state.plain and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
         wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._out.journals])  # noqa: C419
         if wanted:
@@ -363,8 +368,8 @@ class Attempts:
         if answer is None and state.outcome is not None:
             answer = state.outcome[0]
         if subscription.policy.answers or not (answer is None or isinstance(answer, BaseException)):
-            state.settlement = self._told_caller(state, subscription, answer)
-        if state.settlement.tell is Tell.AGAIN and state.verdict.counted:
+            state.settlement = self._with_answer(state, subscription, answer)
+        if state.settlement.instruction is Instruction.KEEP and state.verdict.counted:
             state.earlier += 1
         state.settled = True
         return state.settlement
@@ -372,7 +377,9 @@ class Attempts:
     def _state(self, arrival: Delivery) -> AttemptState:
         """Return the state of a message that stayed unacked, or a new state."""
         state = self._unacked.get(arrival) if self._unacked else None
-        if state is None:
+        if state is not None:
+            state.arrival = arrival
+        else:
             state = AttemptState(arrival, arrival)
             if self._halted:
                 body, key, attempts = self._halted.pop(arrival.queue, (b"", "", 0))
@@ -380,22 +387,26 @@ class Attempts:
                     state.earlier = attempts
         return state
 
-    def _keep(self, state: AttemptState) -> None:
-        arrival = state.arrival
+    def _keep(self, state: AttemptState, arrival: Delivery) -> None:
+        """Keep the state as long as the consumer has the delivery: it may return to its queue instead."""
+        # A state that refers to its delivery would never be dropped, so it refers to a copy meanwhile.
+        state.arrival = arrival.ready(attempt=arrival.attempt, data=arrival.data, key=arrival.key)
+        if state.delivery is arrival:
+            state.delivery = state.arrival
         self._unacked[arrival] = state
         if arrival.queue in self._ordered:
             self._halted[arrival.queue] = arrival.body, arrival.routing_key, state.earlier
 
     def _end(self, state: AttemptState, settlement: Settlement) -> Settlement:
         """Keep the state of a message that stays unacked for its next attempt; drop the state of any other."""
-        if settlement.tell is Tell.AGAIN:
+        if settlement.instruction is Instruction.KEEP:
             state.outcome, state.error, state.settled = None, None, False
-            self._keep(state)
+            self._keep(state, state.arrival)
         elif self._unacked:
             self._unacked.pop(state.arrival, None)
         return settlement
 
-    def _told_gates(
+    def _leave_gates(
         self, state: AttemptState, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
         """Return the verdict after each gate has seen it.
@@ -413,11 +424,11 @@ class Attempts:
         state.gates_left = None
         return verdict
 
-    def _told_caller(self, state: AttemptState, subscription: Subscription, answer: object) -> Settlement:
+    def _with_answer(self, state: AttemptState, subscription: Subscription, answer: object) -> Settlement:
         try:
             return self._answered(state.settlement, state.delivery, subscription, answer)
         except BaseException:  # noqa: BLE001 - the handler has run: an answer that fails must not run it again
-            tell_failed("The answer cannot be written; its message is settled without it")
+            log_failure("The answer cannot be encoded; the message is settled without it")
             return state.settlement
 
     def _carry_out(self, state: AttemptState, subscription: Subscription) -> None:
@@ -446,7 +457,7 @@ class Attempts:
             seconds=self._out.clock() - since,
             error=state.error,
         )
-        tell_each([journal.note for journal in self._out.journals], finished)
+        notify_each([journal.note for journal in self._out.journals], finished)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
@@ -454,7 +465,7 @@ class Attempts:
             return park(Reason.UNDECODABLE_BODY, str(error), ErrorNote.of(error))
         if isinstance(error, NoKey):
             return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
-        since = story(delivery).since
+        since = stamp_of(delivery).since
         age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
         failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
         try:
@@ -464,17 +475,17 @@ class Attempts:
 
     def _unattempted(self, state: AttemptState, verdict: Verdict) -> Settlement:
         """Park a message that is not attempted."""
-        intake = self._intakes[state.arrival.queue]
-        if intake.lossy:
+        work_queue = self._work_queues[state.arrival.queue]
+        if work_queue.lossy:
             state.verdict, state.settlement = lost(verdict), DONE
         else:
             state.verdict = grouped(verdict, state.delivery, None, None)
             try:
                 now, nonce = self._out.today(), self._nonce()
-                made = unhandled(state.verdict, state.delivery, intake, now=now, nonce=nonce)
+                made = unhandled(state.verdict, state.delivery, work_queue, now=now, nonce=nonce)
                 state.settlement = self._writable(made)
             except Exception as broken:  # noqa: BLE001 - as above
-                self._park_in_bytes(state, _unsettled(broken, state.verdict), intake.park)
+                self._park_in_bytes(state, _unsettled(broken, state.verdict), work_queue.park)
         with self._out.around():
             self._note(state, state.verdict, since=state.began)
         return state.settlement
@@ -485,34 +496,34 @@ class Attempts:
             self._out.check(settlement.copy)
         return settlement
 
-    def _give_up(self, state: AttemptState, mishap: BaseException) -> Settlement:
+    def _give_up(self, state: AttemptState, error: BaseException) -> Settlement:
         """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
         began = self._out.clock()
-        intake = self._intakes[state.arrival.queue]
-        subscription = state.subscription = _taker(intake, state.delivery)
+        work_queue = self._work_queues[state.arrival.queue]
+        subscription = state.subscription = _taker(work_queue, state.delivery)
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
-        said = f"{_begun(state)}: {ErrorNote.of(mishap)}"
-        verdict = replace(park(Reason.UNSETTLED, said, ErrorNote.of(mishap)), counted=False)
-        if intake.lossy:
+        detail = f"{_begun(state)}: {ErrorNote.of(error)}"
+        verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
+        if work_queue.lossy:
             state.verdict, state.settlement = lost(verdict), DONE
         else:
-            self._park_in_bytes(state, verdict, intake.park)
-        state.error = mishap
+            self._park_in_bytes(state, verdict, work_queue.park)
+        state.error = error
         with self._out.around():
             if subscription is not None and subscription.order_by is not None and state.key is not None:
-                self._leave_for_good(state, subscription)
+                self._leave_gates_given_up(state, subscription)
             self._note(state, state.verdict, since=began)
         return state.settlement
 
-    def _leave_for_good(self, state: AttemptState, subscription: Subscription) -> None:
+    def _leave_gates_given_up(self, state: AttemptState, subscription: Subscription) -> None:
         """Let later messages of the key wait behind this one; if this message makes the gates fail, they continue."""
         state.gates_left = None
         try:
-            self._told_gates(state, subscription, state.verdict, state.error)
+            self._leave_gates(state, subscription, state.verdict, state.error)
         except Exception as error:
             if self._out.away(error):
                 raise
-            log.exception("The messages behind one that is given up go on")
+            log.exception("A gate failed for a message that is given up; the messages behind it continue")
 
     def _nonce(self) -> int:
         return int(self._out.chance() * 2**53)
@@ -534,36 +545,36 @@ def _unhandled(delivery: Delivery) -> Verdict:
     kind = f" of type {delivery.type!r}" if delivery.type else ""
     return park(
         Reason.UNHANDLED,
-        f"No handler of queue {delivery.queue!r} takes a message{kind} with the key {delivery.routing_key!r}.",
+        f"No handler of queue {delivery.queue!r} takes a message{kind} with the routing key {delivery.routing_key!r}.",
     )
 
 
 def _unsettled(broken: Exception, verdict: Verdict) -> Verdict:
     """Return the verdict that parks a message whose own verdict cannot be carried out."""
     wanted = verdict.error or verdict.detail or verdict.kind.value
-    said = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
-    return replace(park(Reason.UNSETTLED, said, ErrorNote.of(broken)), counted=verdict.counted)
+    detail = f"It cannot be settled ({ErrorNote.of(broken)}) after: {wanted}"
+    return replace(park(Reason.UNSETTLED, detail, ErrorNote.of(broken)), counted=verdict.counted)
 
 
 def _begun(state: AttemptState) -> str:
     """Return a sentence on how the handler ended, for a message that is given up."""
-    error = Instead(ACK) if state.outcome is None else state.outcome[1]
+    error = HandlerSkipped(ACK) if state.outcome is None else state.outcome[1]
     if error is None:
-        return "Its handler succeeded, but what follows cannot be done"
-    if isinstance(error, Instead):
+        return "Its handler succeeded, but the next step failed"
+    if isinstance(error, HandlerSkipped):
         return "No attempt can be made"
-    return f"Its handler failed ({ErrorNote.of(error)}), and what follows cannot be done"
+    return f"Its handler failed ({ErrorNote.of(error)}), and so did the next step"
 
 
-def _taker(intake: Intake, delivery: Delivery) -> Subscription | None:
+def _taker(work_queue: WorkQueue, delivery: Delivery) -> Subscription | None:
     try:
-        return intake.choose(delivery)
+        return work_queue.choose(delivery)
     except Exception:  # noqa: BLE001 - the headers that decide the handler may be the reason for giving up
-        return None if intake.dispatches else intake.subscriptions[0]
+        return None if work_queue.dispatches else work_queue.subscriptions[0]
 
 
 def _judged(policy: Policy, failure: Failure) -> Verdict:
     verdict = policy.judge(failure)
     if not 0 <= verdict.after <= LONGEST:
-        raise ValueError(f"it waits {verdict.after!r} s")
+        raise ValueError(f"the wait of {verdict.after!r} s is invalid")
     return verdict

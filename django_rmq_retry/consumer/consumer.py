@@ -16,11 +16,11 @@ from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.deadlines import Run
 from django_rmq_retry.consumer.sequencer import Quota, Sequencer
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable, TopologyMissing
-from django_rmq_retry.handlers.attempt import tell_failed
+from django_rmq_retry.handlers.attempt import log_failure
 from django_rmq_retry.handlers.layout import parks, temporary
-from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.messages.message import Delivery, Tell
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.messages.message import Delivery, Instruction
+from django_rmq_retry.topology.declarations import Server
 
 Job = TypeVar("Job")
 LOOK = 0.5
@@ -130,15 +130,15 @@ class Workers(Generic[Job]):
             try:
                 run(job)
             except BaseException:  # noqa: BLE001 - a job handles its own errors; this one must not end the thread
-                tell_failed("A worker thread met an error outside any handler")
+                log_failure("A worker thread raised an error outside any handler")
 
 
-class Valves:
+class QueuePauses:
     """Pause and resume work queues. Usable from any thread, also before the consumer starts."""
 
     def __init__(
         self,
-        intakes: Sequence[Intake],
+        work_queues: Sequence[WorkQueue],
         source: Source,
         workers: Workers[Delivery],
         sequencer: Sequencer,
@@ -150,64 +150,68 @@ class Valves:
         self._sequencer = sequencer
         self.able = able
         """True if messages can arrive: the broker is connected and the consumer is not stopping."""
-        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
-        self._asked = asked(intakes)
+        self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
+        self._returned_as_copies = returned_as_copies(work_queues)
         # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
-        self._own = self._keyed | {intake.queue.name for intake in intakes if intake.lossy}
-        self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}
+        self._own = self._keyed | {work_queue.queue.name for work_queue in work_queues if work_queue.lossy}
+        self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
 
     @property
     def queues(self) -> tuple[str, ...]:
         """The work queues that are consumed here."""
-        return tuple(self._lanes)
+        return tuple(self._consumed)
 
-    def shut(self, queue: str) -> None:
+    def pause(self, queue: str) -> None:
         """Pause a queue: running attempts finish; unacked messages that have not begun return to the broker once."""
-        lanes = self._lanes.get(queue, ())
-        for name in lanes:
+        names = self._consumed.get(queue, ())
+        for name in names:
             self._source.pause(name)
-        if queue in self._asked:
+        if queue in self._returned_as_copies:
             return
         # With order_by, a job of the workers is only a token for some message of the sequencer. Tokens stay, because
         # a message kept for its next attempt still needs a thread, and without one its channel would never close.
-        plain = self._workers.take_back(lambda one: one.queue in lanes and one.queue not in self._own)
-        self._source.give_back([*plain, *self._sequencer.give_up(lanes)])
+        plain = self._workers.take_back(lambda one: one.queue in names and one.queue not in self._own)
+        self._source.give_back([*plain, *self._sequencer.give_up(names)])
 
-    def open(self, queue: str) -> None:
-        for name in self._lanes.get(queue, ()):
+    def resume(self, queue: str) -> None:
+        for name in self._consumed.get(queue, ()):
             self._source.resume(name)
 
-    def try_one(self, queue: str) -> None:
+    def probe(self, queue: str) -> None:
         """Resume a queue with one message at a time, as a probe; messages in quarantine stay in their queue."""
         self._source.resume(queue, prefetch=1)
 
 
-def asked(intakes: Sequence[Intake]) -> frozenset[str]:
+def returned_as_copies(work_queues: Sequence[WorkQueue]) -> frozenset[str]:
     """Return the queues whose messages all pass a gate, which returns them as copies: queues do not count those."""
-    gated = (intake for intake in intakes if all(one.gated for one in intake.subscriptions) and not intake.in_place)
-    return frozenset(intake.queue.name for intake in gated)
+    gated = (
+        work_queue
+        for work_queue in work_queues
+        if all(one.gated for one in work_queue.subscriptions) and not work_queue.in_place
+    )
+    return frozenset(work_queue.queue.name for work_queue in gated)
 
 
-def lanes_of(intake: Intake) -> tuple[str, ...]:
+def consumed_queues(work_queue: WorkQueue) -> tuple[str, ...]:
     """Return the queues that are consumed for the handlers of one work queue: itself and its quarantine."""
-    return (intake.queue.name,) if intake.quarantine is None else (intake.queue.name, intake.quarantine)
+    return (work_queue.queue.name,) if work_queue.quarantine is None else (work_queue.queue.name, work_queue.quarantine)
 
 
-def lines_of(intake: Intake, prefetch: int) -> list[Line]:
+def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
     """Return the lines to consume: the work queue and, if it has one, its quarantine queue."""
     work = Line(
-        queue=intake.queue.name,
-        prefetch=1 if intake.ordered else prefetch,
-        ordered=intake.ordered,
-        keyed=intake.keyed,
-        parks=parks(intake),
-        temporary=temporary(intake),
-        acked=intake.lossy,
+        queue=work_queue.queue.name,
+        prefetch=1 if work_queue.ordered else prefetch,
+        ordered=work_queue.ordered,
+        keyed=work_queue.keyed,
+        parks=parks(work_queue),
+        temporary=temporary(work_queue),
+        acked=work_queue.lossy,
     )
-    if intake.quarantine is None:
+    if work_queue.quarantine is None:
         return [work]
     # One message in quarantine at a time: if it kills its worker, no other message is counted.
-    return [work, Line(queue=intake.quarantine, prefetch=1, parks=True, alone=True)]
+    return [work, Line(queue=work_queue.quarantine, prefetch=1, parks=True, alone=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +230,8 @@ class Limits:
 log = logging.getLogger("django_rmq_retry")
 
 TICK = 0.5
-LAST_WORDS = 5.0
-LAST_ATTEMPTS = 5.0
+FLUSH_TIMEOUT = 5.0
+RECORD_TIMEOUT = 5.0
 """Seconds to record the attempts of handlers that hang."""
 
 STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
@@ -242,7 +246,7 @@ class Watchers:
     """Called each time the consumer has connected to the broker."""
     ticked: Callable[[], None] = lambda: None
     """Called at every tick until the consumer stops, for example to write a liveness file."""
-    beside_empty: Callable[[Callable[[bool], None]], None] = lambda told: told(True)  # noqa: FBT003 - the answer
+    others_empty: Callable[[Callable[[bool], None]], None] = lambda answer: answer(True)  # noqa: FBT003 - the answer
     """Called when every queue is empty, before a burst ends.
 
     It calls its argument with True if the threads beside the consumer, such as the drainer, have no work left.
@@ -257,7 +261,7 @@ class Consumer:
 
     def __init__(
         self,
-        intakes: Sequence[Intake],
+        work_queues: Sequence[WorkQueue],
         source: Source,
         attempts: Attempts,
         *,
@@ -271,10 +275,10 @@ class Consumer:
         # Do not prefetch more than may be run: the rest would be returned, and a queue may count a return as a crash.
         held = prefetch if most is None else min(prefetch, most)
         self._quota = None if most is None else Quota(most, last=self._last_begun)
-        self._lines = tuple(line for intake in intakes for line in lines_of(intake, held))
+        self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, held))
         self._source = source
         self._attempts = attempts
-        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
+        self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
         self._sequencer = Sequencer(attempts.key)
         self._limits = limits
         self._watchers = watchers
@@ -292,7 +296,7 @@ class Consumer:
         self.server: Server | None = None
         self.online = False
         able = lambda: self.online and not self._over  # noqa: E731
-        self.valves = Valves(intakes, source, self._workers, self._sequencer, able=able)
+        self.pauses = QueuePauses(work_queues, source, self._workers, self._sequencer, able=able)
 
     def run(self) -> int:
         """Consume until stop() is called, a limit is reached or the consumer cannot continue."""
@@ -351,10 +355,10 @@ class Consumer:
         self._lost_at = time.time() if not self._tries else self._lost_at
         self._tries += 1
         if self._limits.fail_fast:
-            self.stop(f"No broker ({reason}), and --fail-fast waits for none.", NO_BROKER)
+            self.stop(f"No broker ({reason}), and --fail-fast does not wait for one.", NO_BROKER)
             return
         log.warning(
-            "No broker since %s (%s), next try in %.1f s (attempt %s)",
+            "No broker since %s (%s), reconnecting in %.1f s (attempt %s)",
             time.strftime("%H:%M:%S", time.localtime(self._lost_at)),
             reason,
             retry_in,
@@ -389,11 +393,11 @@ class Consumer:
             return following
         try:
             settlement = self._attempts.settlement(delivery, None if quota is None else quota.begin)
-        except BaseException as mishap:  # noqa: BLE001 - no error may end the worker thread
+        except BaseException as error:  # noqa: BLE001 - no error may end the worker thread
             if delivery.token in self._abandoned:
                 return None
-            settlement = self._attempts.after_mishap(delivery, mishap)
-        stays = settlement.tell is Tell.AGAIN
+            settlement = self._attempts.after_outside_failure(delivery, error)
+        stays = settlement.instruction is Instruction.KEEP
         # Call keep() before settle(), after which the message may be attempted again in another thread.
         keyed = delivery.queue in self._keyed
         following = self._sequencer.keep(delivery) if stays and keyed else None
@@ -404,7 +408,7 @@ class Consumer:
             for other in quota.end(delivery):
                 self.arrived(other)
             if quota.used:
-                self.stop(f"{quota.most} messages were asked for")
+                self.stop(f"the limit of {quota.most} messages is reached")
         return following
 
     def _last_begun(self) -> None:
@@ -425,15 +429,15 @@ class Consumer:
         if hung:
             self._stop_for(hung[0])
         elif dead:
-            self.stop(f"Worker thread {dead[0]} has ended.", BROKEN)
+            self.stop(f"Worker thread {dead[0]} has ended unexpectedly.", BROKEN)
         elif not self._source.alive:
-            self.stop("The I/O thread has ended, or stands still.", BROKEN)
+            self.stop("The I/O thread has ended, or does not respond.", BROKEN)
         elif self._limits.seconds is not None and age >= self._limits.seconds:
-            self.stop(f"{self._limits.seconds:g} s were asked for")
+            self.stop(f"the limit of {self._limits.seconds:g} s is reached")
         elif self._limits.burst:
             self._source.empty(self._emptied)
-        for asked in self._limits.also:
-            why = asked()
+        for check in self._limits.also:
+            why = check()
             if why:
                 self.stop(why)
         if not self._over:
@@ -447,15 +451,15 @@ class Consumer:
         self.hung = True
         self._located.add(run)
         self.stop(
-            f"{_located(run)} This process ends when its other handlers have, "
-            "and a fresh one must take its place; the message is settled as a failed attempt.",
+            f"{_located(run)} Its message is settled as a failed attempt. "
+            "This process ends once its other handlers have ended; start a new one.",
             BROKEN,
         )
 
     def _emptied(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
             # Check the drainer only now: the message parked last has left its work queue and is in the parked queue.
-            self._watchers.beside_empty(self._all_empty)
+            self._watchers.others_empty(self._all_empty)
 
     def _all_empty(self, empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
         if empty:
@@ -468,9 +472,9 @@ class Consumer:
         self._code, self.hung = self._code or BROKEN, True
         for run in runs:
             if run not in self._located:
-                tell_failed(_located(run), run.error())
+                log_failure(_located(run), run.error())
         threads = [threading.Thread(target=self._abandon, args=(run,), name="rmq-abandon", daemon=True) for run in runs]
-        end = time.monotonic() + LAST_ATTEMPTS
+        end = time.monotonic() + RECORD_TIMEOUT
         with suppress(RuntimeError):
             # If no thread can be started, the message returns to its queue.
             for thread in threads:
@@ -481,7 +485,7 @@ class Consumer:
         left = sum(thread.ident is None or thread.is_alive() for thread in threads)
         if left:
             log.error(
-                "Hanging handlers without a record of their attempt: %s. Their messages return to their queues", left
+                "%s hanging handlers have no record of their attempt; their messages return to their queues", left
             )
 
     def _abandon(self, run: Run) -> None:
@@ -494,21 +498,21 @@ class Consumer:
         try:
             self._source.settle(run.delivery, self._attempts.abandoned(run))
         except Exception:
-            log.exception("The message of a handler that hangs returns to its queue: its attempt cannot be recorded")
+            log.exception("The attempt of a hanging handler cannot be recorded; its message returns to its queue")
 
-    def _say_stopping(self) -> None:
+    def _log_stopping(self) -> None:
         running = self._workers.running
         if running:
             what = f"finishing {running} message{'' if running == 1 else 's'} (max {self._limits.shutdown:g} s)."
-            what += " Again to stop now; unfinished messages return to the queue."
+            what += " Signal again to stop now; unfinished messages return to the queue."
         else:
-            what = "nothing is in hand."
+            what = "no message is in flight."
         why = f" ({self.why})" if not self._code else ""
         log.info("Stopping%s: %s", why, what, extra={"event": "stopping"})
 
     def _wind_down(self) -> int:
         """Finish running attempts, return other messages, flush the acks to the broker and close."""
-        self._say_stopping()
+        self._log_stopping()
         self._source.quiesce()
         self._give_back_rest()
         if not self._workers.wait_quiet(self._limits.shutdown, hung=lambda: len(self._hung())):
@@ -517,8 +521,10 @@ class Consumer:
             self._code = self._code or BROKEN
         self._abandon_all(self._hung())
         self._source.stop()
-        if not self._drained.wait(LAST_WORDS):
-            log.error("The broker did not hear the last words; what was not settled returns to its queue")
+        if not self._drained.wait(FLUSH_TIMEOUT):
+            log.error(
+                "The connection did not close in time; messages that the broker did not settle return to their queues"
+            )
             self._code = self._code or BROKEN
         self._workers.stop()
         return self._code

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from django_rmq_retry.errors import DeadlineExceeded
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.subscription import Intake, Subscription
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.message import Delivery
 
 log = logging.getLogger("django_rmq_retry")
@@ -77,11 +77,11 @@ class Deadlines:
         self._unwatched = False
         """True if the log already has the line that no watcher thread can be started."""
 
-    def limited(self, intake: Intake) -> Intake:
-        """Return the intake with handlers that end at their deadline."""
-        if all(one.timeout is None for one in intake.subscriptions):
-            return intake
-        return replace(intake, subscriptions=tuple(map(self._limited, intake.subscriptions)))
+    def limited(self, work_queue: WorkQueue) -> WorkQueue:
+        """Return the work queue with handlers that end at their deadline."""
+        if all(one.timeout is None for one in work_queue.subscriptions):
+            return work_queue
+        return replace(work_queue, subscriptions=tuple(map(self._limited, work_queue.subscriptions)))
 
     @property
     def hung(self) -> list[Run]:
@@ -99,7 +99,7 @@ class Deadlines:
         except Unready as error:
             if not self._unwatched:
                 self._unwatched = True
-                log.warning("%s Tried again each second until it can.", error, extra={"event": "unwatched"})
+                log.warning("%s Retrying every second.", error, extra={"event": "unwatched"})
         else:
             self._unwatched = False
 

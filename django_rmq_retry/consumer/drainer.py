@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from django_rmq_retry.amqp.contracts import Line, Source
 from django_rmq_retry.messages.message import DONE, Delivery
-from django_rmq_retry.parked.store import Absent, Parker, Stored
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.parked.store import Parker, Stored, StoreUnavailable
+from django_rmq_retry.topology.declarations import Server
 
 log = logging.getLogger("django_rmq_retry")
 
-STUCK = 30.0
+PUT_ASIDE_AGAIN = 30.0
 """Seconds between two tries to put messages aside while that fails; messages in between do not try."""
 
 
@@ -34,20 +34,20 @@ class Aside:
 
     def put(self, delivery: Delivery, why: str, session: int) -> bool:
         """Put a message aside; return True once the broker has confirmed the copy."""
-        said: object = "others could not be put aside a moment ago"
+        reason: object = "putting another message aside has just failed"
         if time.monotonic() >= self._until:
             try:
                 self._put(delivery, why)
             except Exception as error:  # noqa: BLE001 - any failure to publish leaves the message unacked
-                said = error
-                self._until = time.monotonic() + STUCK
+                reason = error
+                self._until = time.monotonic() + PUT_ASIDE_AGAIN
             else:
-                log.error("A message of %r is put aside: %s", delivery.queue, why, extra={"event": "aside"})
+                log.error("A message of %r was put aside: %s", delivery.queue, why, extra={"event": "aside"})
                 return True
         self._stuck.append((session, delivery))
         log.error(
-            "A message of %r stays in hand, for it can be neither stored (%s) nor put aside (%s)",
-            *(delivery.queue, why, said),
+            "A message of %r stays unacked, because it can be neither stored (%s) nor put aside (%s)",
+            *(delivery.queue, why, reason),
             extra={"event": "stuck"},
         )
         return False
@@ -93,7 +93,7 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
         except Exception:
             # Log only the first failure: a database that is down for hours would raise the same error each time.
             if not chore.failing:
-                log.exception("%s failed; tried again every %g s", chore.name, chore.every)
+                log.exception("%s failed; retrying every %g s", chore.name, chore.every)
             chore.failing = True
         else:
             chore.failing = False
@@ -110,11 +110,11 @@ TICK = 1.0
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 GIVE_UP = 600.0
 """Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
-LAST_WORDS = 5.0
+FLUSH_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class DrainerParts:
     """The dependencies of a drainer."""
 
     source: Callable[[], Source]
@@ -132,7 +132,7 @@ class Drainer:
     Several processes may drain the same queues.
     """
 
-    def __init__(self, lines: Sequence[Line], means: Means) -> None:
+    def __init__(self, lines: Sequence[Line], means: DrainerParts) -> None:
         self._lines = tuple(lines)
         self._means = means
         self._arrived: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
@@ -159,15 +159,15 @@ class Drainer:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def empty(self, told: Callable[[bool], None]) -> None:
+    def empty(self, answer: Callable[[bool], None]) -> None:
         """Pass True to the callback if no message is left to drain or no message can be stored, else False."""
         source = self._source
         if self._away or not self._thread.is_alive():
-            told(True)  # noqa: FBT003 - the answer
+            answer(True)  # noqa: FBT003 - the answer
         elif source is None:
-            told(False)  # noqa: FBT003 - the answer
+            answer(False)  # noqa: FBT003 - the answer
         else:
-            source.empty(lambda empty: told(empty or self._aside.stuck))
+            source.empty(lambda empty: answer(empty or self._aside.stuck))
 
     def arrived(self, delivery: Delivery) -> None:
         self._arrived.put((self._session, delivery))
@@ -179,7 +179,7 @@ class Drainer:
         self._session += 1
 
     def failed(self, error: BaseException) -> None:
-        log.error("Parked messages are not taken: %s", error, extra={"event": "undrained"})
+        log.error("The drainer cannot consume parked messages: %s", error, extra={"event": "undrained"})
 
     def drained(self) -> None:
         self._drained.set()
@@ -191,7 +191,7 @@ class Drainer:
                     self._work()
                 except BaseException:
                     # No error may end the draining while the consumer still runs.
-                    log.exception("The drainer failed; it begins anew in %g s", LONGEST_WAIT)
+                    log.exception("The drainer failed; it restarts in %g s", LONGEST_WAIT)
                     self._close()
                     self._over.wait(LONGEST_WAIT)
         finally:
@@ -218,7 +218,7 @@ class Drainer:
         wait = FIRST_WAIT
         while not self._over.is_set():
             with self._means.around():
-                why = self._means.parker.absent()
+                why = self._means.parker.outage()
             if not why:
                 self._away = False
                 return True
@@ -253,10 +253,10 @@ class Drainer:
             try:
                 with self._means.around():
                     stored = self._means.parker.store(left)
-            except Absent as absent:
-                self._settle(absent.done)
-                left = [one for one in left if one not in absent.done]
-                why = absent.why
+            except StoreUnavailable as outage:
+                self._settle(outage.done)
+                left = [one for one in left if one not in outage.done]
+                why = outage.reason
             else:
                 self._away = False
                 self._settle(dict(zip(left, stored, strict=True)))
@@ -265,7 +265,7 @@ class Drainer:
                 return False
             self._away = True
             log.warning(
-                "%s parked messages stay in hand, next try in %g s: %s",
+                "%s parked messages stay unacked, storing them again in %g s: %s",
                 *(len(left), wait, why),
                 extra={"event": "away"},
             )
@@ -299,7 +299,7 @@ class Drainer:
         if source is None:
             return
         source.stop()
-        if not self._drained.wait(LAST_WORDS):
-            log.error("The broker did not hear the drainer's last words; what was not acknowledged comes again")
+        if not self._drained.wait(FLUSH_TIMEOUT):
+            log.error("The connection of the drainer did not close in time; messages without an ack are redelivered")
         self._session += 1
         self._aside.forget()

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from django_rmq_retry import signals
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, key_of, message_id, tell_each
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Halt, key_of, message_id, notify_each
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.policy import DUPLICATE, Kind
+from django_rmq_retry.policies.verdict import DUPLICATE, Kind
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -40,7 +40,7 @@ class Events:
     def __init__(self, clock: Callable[[], float], observers: Sequence[Callable[[FinishedAttempt], None]] = ()) -> None:
         self._clock = clock
         self._observers = tuple(observers)
-        self._told = (self._count, _write, *self._observers)
+        self._notified = (self._count, _write, *self._observers)
         self._halts: dict[str, Halt] = {}
         self._lock = threading.Lock()
         self.counts: dict[Kind, int] = dict.fromkeys(Kind, 0)
@@ -63,7 +63,7 @@ class Events:
             return tuple(self._halts.values())
 
     def note(self, attempt: FinishedAttempt) -> None:
-        tell_each(self._told, attempt)
+        notify_each(self._notified, attempt)
 
     def _count(self, attempt: FinishedAttempt) -> None:
         with self._lock:
@@ -91,7 +91,7 @@ class Events:
         queue = attempt.delivery.queue
         if attempt.verdict.kind is not Kind.HALT:
             if self._halts.pop(queue, None) is not None:
-                log.warning("The line %r goes on", queue, extra={"event": "resumed", "queue": queue})
+                log.warning("Queue %r has resumed", queue, extra={"event": "resumed", "queue": queue})
             return
         known = self._halts.get(queue)
         self._halts[queue] = Halt(
@@ -179,4 +179,4 @@ class Announcer:
                 signals.resumed.send_robust(Delivery, **names)
         except BaseException:
             # send_robust lets SystemExit and KeyboardInterrupt through, and the message has been handled already.
-            log.exception("A receiver of a signal raised what it should not")
+            log.exception("A signal receiver raised an exception that ends a process; it is ignored")

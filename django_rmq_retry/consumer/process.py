@@ -27,17 +27,17 @@ from django_rmq_retry.consumer.events import Events
 from django_rmq_retry.consumer.status_line import LastRow, last_row
 from django_rmq_retry.consumer.supervisor import RENEW, Supervisor
 from django_rmq_retry.handlers.attempt import FinishedAttempt
-from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
-from django_rmq_retry.publishing.relay_thread import Relaying
+from django_rmq_retry.publishing.relay import RelayThread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The options of rmq_consume; an option that is not given is taken from the settings."""
 
-    intakes: Sequence[Intake]
+    work_queues: Sequence[WorkQueue]
     threads: int
     processes: int
     prefetch: int
@@ -53,10 +53,10 @@ class Start:
     """True if this process moves parked messages into the database."""
 
     @classmethod
-    def of(cls, intakes: Sequence[Intake], options: Mapping[str, Any]) -> "Start":
+    def of(cls, work_queues: Sequence[WorkQueue], options: Mapping[str, Any]) -> "Start":
         now = settings()
         return cls(
-            intakes=intakes,
+            work_queues=work_queues,
             threads=options["threads"] or now.threads,
             processes=options["processes"],
             prefetch=options["prefetch"] or now.prefetch,
@@ -78,11 +78,11 @@ class Start:
         if self.processes > 1:
             sizes.insert(1, counted(self.processes, "process", "es"))
         yield dot.join([f"django-rmq-retry {__version__}", *sizes])
-        width = max((len(intake.queue.name) for intake in self.intakes), default=0)
-        for intake in self.intakes:
-            names = ", ".join(one.name for one in intake.subscriptions)
-            ordered = "  (in order, one at a time)" if intake.ordered else ""
-            yield f"  queue     {intake.queue.name.ljust(width)}  {names}{ordered}"
+        width = max((len(work_queue.queue.name) for work_queue in self.work_queues), default=0)
+        for work_queue in self.work_queues:
+            names = ", ".join(one.name for one in work_queue.subscriptions)
+            ordered = "  (in order, one at a time)" if work_queue.ordered else ""
+            yield f"  queue     {work_queue.queue.name.ljust(width)}  {names}{ordered}"
         if self.parks:
             yield f"  parked    {', '.join(parked_queues())}"
         yield f"  broker    {settings().address().shown}"
@@ -92,9 +92,9 @@ class Start:
 
     def facts(self) -> dict[str, object]:
         """Return the content of the banner as the fields of a log line."""
-        from_all = [one.name for intake in self.intakes for one in intake.subscriptions]
+        from_all = [one.name for work_queue in self.work_queues for one in work_queue.subscriptions]
         return {
-            "queues": ",".join(intake.queue.name for intake in self.intakes),
+            "queues": ",".join(work_queue.queue.name for work_queue in self.work_queues),
             "handlers": ",".join(from_all),
             "parked": ",".join(parked_queues()) if self.parks else "",
             "broker": settings().address().shown,
@@ -181,7 +181,7 @@ def write(path: Path, content: Content) -> None:
         raise
 
 
-def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
+def content_of(consumer: Consumer, events: Events) -> Callable[[], Content]:
     """Return the function that makes the content of a consumer's liveness file."""
 
     def content() -> Content:
@@ -209,7 +209,7 @@ def told_by(consumer: Consumer, events: Events) -> Callable[[], Content]:
     return content
 
 
-def told_by_all(paths: Sequence[Path]) -> Callable[[], Content]:
+def content_of_all(paths: Sequence[Path]) -> Callable[[], Content]:
     """Return the function that joins the liveness files of a supervisor's processes."""
 
     def content() -> Content:
@@ -251,7 +251,7 @@ class Memory:
         if held <= self._limit * MB:
             return None
         self.exceeded = True
-        return f"{held // MB} MB of memory are in use, more than {self._limit} MB"
+        return f"{held // MB} MB of memory are in use, and the limit is {self._limit} MB"
 
 
 TRACES = 2
@@ -272,11 +272,11 @@ class Process:
         self._memory = Memory(start.memory) if start.memory else None
         self._events = Events(time.time, (*events.observers(), *((trace,) if start.verbosity >= TRACES else ())))
         self._drainer = assembly.drainer() if start.parks else None
-        self._runs = RunDriver(around=assembly.Around) if start.parks else None
-        self._relaying = Relaying(around=assembly.Around) if outbox_rows.served() else None
-        watchers = Watchers(reached=reached, ticked=self._tick, beside_empty=self._beside_empty)
+        self._runs = RunDriver(around=assembly.FreshConnections) if start.parks else None
+        self._relaying = RelayThread(around=assembly.FreshConnections) if outbox_rows.served() else None
+        watchers = Watchers(reached=reached, ticked=self._tick, others_empty=self._others_empty)
         self._consumer = assembly.consumer(
-            start.intakes,
+            start.work_queues,
             self._events,
             threads=start.threads,
             prefetch=start.prefetch,
@@ -320,7 +320,7 @@ class Process:
         row = self._row
         if row is None:
             return self._consumed()
-        with last_row(row, status_line.told_by(self._consumer, self._events, plain=row.plain)):
+        with last_row(row, status_line.text_of(self._consumer, self._events, plain=row.plain)):
             return self._consumed()
 
     def _consumed(self) -> int:
@@ -338,7 +338,7 @@ class Process:
             if self._runs is not None:
                 self._runs.stop(timeout=self._start.shutdown)
             if self._drainer is not None and not self._drainer.stop(timeout=self._start.shutdown):
-                log.error("The database did not answer; what was not recorded comes again")
+                log.error("The drainer did not stop in time; messages that were not recorded are redelivered")
             if self._live is not None:
                 self._live.end()
             broker_connections.close()
@@ -364,12 +364,12 @@ class Process:
         if self._live is not None:
             self._live.beat()
 
-    def _beside_empty(self, told: Callable[[bool], None]) -> None:
+    def _others_empty(self, answer: Callable[[bool], None]) -> None:
         """Check the drainer, then the outbox: the drainer's thread may unblock a key, which adds outbox rows."""
         relaying = self._relaying
 
         def drained(empty: bool) -> None:  # noqa: FBT001 - an answer, not an option
-            relaying.empty(told) if empty and relaying is not None else told(empty)
+            relaying.empty(answer) if empty and relaying is not None else answer(empty)
 
         self._drainer.empty(drained) if self._drainer is not None else drained(True)  # noqa: FBT003 - the answer
 
@@ -388,7 +388,7 @@ class Process:
         if self._start.liveness_file is None:
             return None
         path = numbered(self._start.liveness_file, self._number) if self._number else self._start.liveness_file
-        content = told_by(self._consumer, self._events)
+        content = content_of(self._consumer, self._events)
         return Liveness(path, content, ask=broker_connections.current.io("rmq-io").call)
 
 
@@ -422,7 +422,7 @@ def _joint_liveness(start: Start) -> Liveness | None:
         if fresh(paths):
             answer()
 
-    return Liveness(path, told_by_all(paths), ask=ask)
+    return Liveness(path, content_of_all(paths), ask=ask)
 
 
 def numbered(path: Path, number: int) -> Path:
@@ -435,4 +435,4 @@ def trace(attempt: FinishedAttempt) -> None:
     if attempt.error is not None:
         name = attempt.subscription.name if attempt.subscription else attempt.delivery.queue
         extra = {"event": "trace", "queue": attempt.delivery.queue}
-        log.info("Where %s failed:", name, exc_info=attempt.error, extra=extra)
+        log.info("Traceback of %s:", name, exc_info=attempt.error, extra=extra)

@@ -12,14 +12,14 @@ from typing import Any, TextIO
 
 from django_rmq_retry.consumer.consumer import Consumer
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.policies.policy import Kind
+from django_rmq_retry.policies.verdict import Kind
 
 EVERY = 0.25
 BUSY = 0.05
 """Shortest time in seconds between two redraws of the row after lines printed above it."""
 SPAN = 5.0
 """Seconds over which the pace is measured."""
-LAST_WORDS = 0.2
+FLUSH_TIMEOUT = 0.2
 USUAL_WIDTH = 80
 
 
@@ -30,7 +30,7 @@ class LastRow:
         self._stream = stream
         self.plain = plain
         """True if the stream can encode only ASCII."""
-        self.told: Callable[[], str] = str
+        self.text: Callable[[], str] = str
         self._escapes = escapes
         # Reentrant, because a signal handler may log while the thread that it interrupted writes.
         self._lock = threading.RLock()
@@ -61,7 +61,7 @@ class LastRow:
     def end(self) -> None:
         """Erase the row; wait only briefly for the lock, which a thread blocked in a write may hold."""
         self._over.set()
-        if self._lock.acquire(timeout=LAST_WORDS):
+        if self._lock.acquire(timeout=FLUSH_TIMEOUT):
             try:
                 self._erase()
                 self._stream.flush()
@@ -75,7 +75,7 @@ class LastRow:
         self._shown = ""
 
     def _row(self) -> str:
-        return self.told()[: max(self._width() - 1, 0)]
+        return self.text()[: max(self._width() - 1, 0)]
 
     def _width(self) -> int:
         try:
@@ -111,9 +111,9 @@ class Above:
 
 
 @contextmanager
-def last_row(row: LastRow, told: Callable[[], str]) -> Iterator[None]:
+def last_row(row: LastRow, text: Callable[[], str]) -> Iterator[None]:
     """Draw the row and print all other output of this process above it."""
-    row.told = told
+    row.text = text
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Above(stream, row) for stream in before)
     # With DEBUG on, Django logs to the stream that it found at the start.
@@ -131,7 +131,7 @@ def last_row(row: LastRow, told: Callable[[], str]) -> Iterator[None]:
         for one in theirs:
             one.setStream(before[1])  # type: ignore[attr-defined]  # as above
         row.end()
-        keeper.join(LAST_WORDS)
+        keeper.join(FLUSH_TIMEOUT)
 
 
 _drawn: list[LastRow] = []
@@ -162,15 +162,15 @@ class Pace:
         return (count - before) / (now - began) if now > began else 0.0
 
 
-def told_by(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
+def text_of(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], str]:
     """Return the function that makes the text of the status line: pace, counts, halts and the effect of Ctrl-C."""
     pace = Pace()
 
-    def told() -> str:
+    def text() -> str:
         counts = events.counts
         words = [
             f"{_short(pace.at(sum(counts.values())))}/s",
-            f"in hand {consumer.running + consumer.waiting}",
+            f"in flight {consumer.running + consumer.waiting}",
             f"ok {counts[Kind.ACK]:,}",
             f"retry {counts[Kind.RETRY]:,}",
             f"parked {counts[Kind.PARK]:,}",
@@ -184,7 +184,7 @@ def told_by(consumer: Consumer, events: Events, *, plain: bool) -> Callable[[], 
         words.append("stopping, Ctrl-C: stop at once" if consumer.why else "Ctrl-C: finish and stop")
         return (", " if plain else " · ").join(words)
 
-    return told
+    return text
 
 
 def _short(pace: float) -> str:

@@ -29,14 +29,14 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
     Signals that a supervisor blocked are delivered from now on. ``stop`` runs in a thread of its own: a signal handler
     interrupts the main thread at any point, even while that thread holds the lock that ``stop`` needs.
     """
-    asked = False
+    requested = False
 
-    def heard(number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal requested
+        if requested:
             at_once(AT_ONCE)
             return
-        asked = True
+        requested = True
         name = signal.Signals(number).name
         try:
             _thread.start_new_thread(stop, (name,))
@@ -45,7 +45,7 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
             stop(name)
 
     for number in SIGNALS:
-        signal.signal(number, heard)
+        signal.signal(number, on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
@@ -55,9 +55,9 @@ DONE = 74
 """A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
 RENEW = 75
 """A child's exit code after it has ended in good order and a fresh process must take its place."""
-UNASKED = 1
+ENDED_EARLY = 1
 """The exit code recorded for a child that exits with 0."""
-HOPELESS = (3, 4)
+NOT_RESTARTED = (3, 4)
 """Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
 QUICK = 10.0
 """Seconds: a process that ends sooner counts as one that failed to start."""
@@ -128,7 +128,7 @@ class Supervisor:
                     return self._be(child)
             self._wait()
             self._reap()
-            self._end_as_asked()
+            self._end_if_requested()
             self._ticked()
         return self._code()
 
@@ -159,14 +159,14 @@ class Supervisor:
         os.close(self._holder)
         for end in self._woken:
             os.close(end)
-        threading.Thread(target=self._outlive_nobody, name="rmq-lifeline", daemon=True).start()
+        threading.Thread(target=self._end_with_parent, name="rmq-lifeline", daemon=True).start()
         code = self._work(child.number)
         # At its exit, the interpreter restores the default handlers: a second signal sent to all would kill the child.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         return code or DONE
 
-    def _outlive_nobody(self) -> None:
+    def _end_with_parent(self) -> None:
         os.read(self._lifeline, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -175,12 +175,12 @@ class Supervisor:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
 
-        def heard(_number: int, _frame: FrameType | None) -> None:
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
             self._signals += 1
 
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in SIGNALS:
-            signal.signal(number, heard)
+            signal.signal(number, on_signal)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         return reader, writer
 
@@ -200,36 +200,36 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         pid, child.pid = child.pid, 0
-        child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or UNASKED
+        child.code = 0 if code in (DONE, RENEW) else 128 - code if code < 0 else code or ENDED_EARLY
         child.quick = child.quick + 1 if time.monotonic() - child.began < QUICK else 1
         child.over = code == DONE or self._deadline is not None
         reached = bool(self._reached[child.number - 1])
         if child.code:
-            said = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         else:
-            said = "has ended"
-        told = f"Process {child.number} (pid {pid}) {said}"
+            ending = "has ended"
+        sentence = f"Process {child.number} (pid {pid}) {ending}"
         if child.over:
             self._worst = max(self._worst, child.code)
-            log.log(logging.ERROR if child.code else logging.INFO, told, extra={"event": "ended"})
-        elif child.code and (code in HOPELESS or child.quick >= (MOST_REACHED if reached else MOST_QUICK)):
-            self._give_up(child, told)
+            log.log(logging.ERROR if child.code else logging.INFO, sentence, extra={"event": "ended"})
+        elif child.code and (code in NOT_RESTARTED or child.quick >= (MOST_REACHED if reached else MOST_QUICK)):
+            self._give_up(child, sentence)
         else:
             wait = min(FIRST_WAIT * 2 ** (child.quick - 1), LONGEST_REACHED if reached else LONGEST_WAIT)
             child.due = time.monotonic() + wait
-            log.warning("%s; a fresh one starts in %.1f s", told, wait, extra={"event": "ended"})
+            log.warning("%s; a new one starts in %.1f s", sentence, wait, extra={"event": "ended"})
 
-    def _give_up(self, child: Child, said: str) -> None:
+    def _give_up(self, child: Child, ending: str) -> None:
         child.over = True
         self._worst = max(self._worst, child.code)
         times = f", {child.quick} times in a row" if child.quick > 1 else ""
-        log.critical("%s%s; ending all", said, times, extra={"event": "failed"})
+        log.critical("%s%s; stopping all processes", ending, times, extra={"event": "failed"})
         self._stop()
 
-    def _end_as_asked(self) -> None:
+    def _end_if_requested(self) -> None:
         if self._signals and self._deadline is None:
             log.info(
-                "Stopping: the processes finish their messages (max %g s). Again to stop now; "
+                "Stopping: the processes finish their messages (max %g s). Signal again to stop now; "
                 "unfinished messages return to the queue.",
                 self._shutdown,
                 extra={"event": "stopping"},

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry.messages.history import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import Cause, Grouping, named, projects_own, short, trace, traced, untraced
-from django_rmq_retry.policies.policy import Verdict
+from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -40,16 +40,16 @@ class Journal(Protocol):
     def note(self, attempt: FinishedAttempt) -> None: ...
 
 
-def tell_each(observers: Iterable[Callable[[FinishedAttempt], None]], attempt: FinishedAttempt) -> None:
+def notify_each(observers: Iterable[Callable[[FinishedAttempt], None]], attempt: FinishedAttempt) -> None:
     """Call each observer. An observer's exception is logged and fails neither the attempt nor the other observers."""
     for observer in observers:
         try:
             observer(attempt)
         except BaseException:  # noqa: BLE001 - for example, a logging filter of the project may raise anything
-            tell_failed("An attempt could not be noted; its message is settled all the same")
+            log_failure("An attempt could not be recorded or announced; its message is settled anyway")
 
 
-def tell_failed(what: str, error: BaseException | None = None) -> None:
+def log_failure(what: str, error: BaseException | None = None) -> None:
     """Log an error outside a handler, or print it to stderr if the project's logging fails too."""
     try:
         log.error(what, exc_info=error or True)
@@ -58,9 +58,9 @@ def tell_failed(what: str, error: BaseException | None = None) -> None:
             traceback.print_exc()
 
 
-def storied(delivery: Delivery) -> bool:
+def has_history(delivery: Delivery) -> bool:
     """True if a message has failed or was requeued before: it is noted even if it now succeeds."""
-    return delivery.attempt > 1 or MARK in delivery.raw
+    return delivery.attempt > 1 or PREFIX_BYTES in delivery.raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def named_by_handler(delivery: Delivery, subscription: Subscription, error: Base
         name: object = subscription.fingerprint(delivery, error)
     except BaseException as broken:  # noqa: BLE001 - a function of the project may raise anything
         log.warning(
-            "fingerprint= of handler %s raised %s; the rule groups this failure",
+            "fingerprint= of handler %s raised %s; the default rule groups this failure",
             subscription.name,
             type(broken).__name__,
             extra={"event": "ungrouped", "handler": subscription.name},
@@ -143,7 +143,7 @@ def named_by_handler(delivery: Delivery, subscription: Subscription, error: Base
     return named(name) if isinstance(name, str) and name else None
 
 
-class Instead(Exception):
+class HandlerSkipped(Exception):
     """Raised by ``once`` if the handler must not be run; it carries the verdict that replaces the policy's."""
 
     def __init__(self, verdict: Verdict) -> None:
@@ -165,12 +165,12 @@ class OnceState:
     """The number of runs in a row that lost a database which was available again immediately."""
 
 
-def tell_mishap(mishap: BaseException, seconds: float) -> None:
+def log_outside_failure(error: BaseException, seconds: float) -> None:
     """Log a failure outside the handler; its message is attempted again after ``seconds``."""
-    if isinstance(mishap, Unready):
-        log.warning("%s The message stays in hand for %s s.", mishap, seconds, extra={"event": "unready"})
+    if isinstance(error, Unready):
+        log.warning("%s The message stays unacked for %s s.", error, seconds, extra={"event": "unready"})
     else:
-        tell_failed(f"The attempt itself failed; the message stays in hand for {seconds} s", mishap)
+        log_failure(f"The attempt failed outside its handler; the message stays unacked for {seconds} s", error)
 
 
 def machine_fails(error: BaseException) -> bool:
@@ -180,10 +180,10 @@ def machine_fails(error: BaseException) -> bool:
 
 def no_inbox(subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
     """Raise an error: without an inbox, a handler with ``once`` must not run as if there were one."""
-    raise RuntimeError(f"Handler {subscription.name} runs once for each message, and there is no inbox here.")
+    raise RuntimeError(f"Handler {subscription.name} has once=…, and this process has no inbox.")
 
 
-def unheard(_address: str) -> None:
+def ignore_refused_answer(_address: str) -> None:
     """Do nothing: the default callback for answers that the settings do not allow."""
 
 
@@ -206,23 +206,23 @@ class Surroundings:
     """Number of returns by crashed workers after which a message is parked without another attempt."""
     reply_to: Sequence[str] = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
     """Patterns of the queues that may get answers: a sender must not choose where the consumer writes."""
-    refused: Callable[[str], None] = unheard
+    refused: Callable[[str], None] = ignore_refused_answer
     """Called with the address of each answer that the settings do not allow."""
     gates: Sequence[Gate] = ()
     """Entered in their order before each run of a gated subscription."""
     interrupted: Callable[[], None] = lambda: None
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
-    """Runs the handlers with ``once``; raises their exceptions, Instead or Unready."""
+    """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""
 
 
 MOST = 20
 LIMIT = 255
 
 
-def texts(told: str | Iterable[object]) -> list[str]:
+def texts(given: str | Iterable[object]) -> list[str]:
     """Return the first 20 texts as a list, shortened, without duplicates and empty texts."""
-    named = [told] if isinstance(told, str) else islice(told, MOST)
+    named = [given] if isinstance(given, str) else islice(given, MOST)
     return list(dict.fromkeys(short(key, LIMIT) for key in named if key not in (None, "")))
 
 

@@ -8,18 +8,17 @@ from typing import Any, Generic, TypeVar
 
 from asgiref.sync import async_to_sync
 
-from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_value
+from django_rmq_retry.arguments import TABLE, TEXT, Kind, check_seconds, check_value, per_second
 from django_rmq_retry.errors import ConfigurationError, DeadlineExceeded
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.seconds import check_seconds, per_second
 from django_rmq_retry.policies.breaker import Breaker
-from django_rmq_retry.policies.carriers.dead_letter import QUEUE
+from django_rmq_retry.policies.dead_letter import QUEUE
 from django_rmq_retry.policies.policy import Policy, RetryThenPark
 from django_rmq_retry.publishing.publish import Destination, acall, adispatch, call, dispatch, message_of, options_of
-from django_rmq_retry.topology.queues import Queue, check_name, check_queue, check_text
+from django_rmq_retry.topology.declarations import Queue, check_name, check_queue, check_text
 
 R = TypeVar("R")
 WRITTEN = (
@@ -106,8 +105,8 @@ class Handler(Generic[R]):
 
     def call(self, data: object, *, timeout: float = 5.0, exclusive: bool = False, **options: Any) -> Any:
         """Publish and return the handler's answer: ``quote.call({"pair": "EURUSD"}, timeout=2)``."""
-        said = options_of(options)
-        return call(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
+        given = options_of(options)
+        return call(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=given)
 
     async def acall(
         self,
@@ -118,8 +117,8 @@ class Handler(Generic[R]):
         **options: Any,
     ) -> Any:
         """Publish and return the handler's answer, like ``call``, without blocking the event loop."""
-        said = options_of(options)
-        return await acall(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=said)
+        given = options_of(options)
+        return await acall(data, destination=self.destination, timeout=timeout, exclusive=exclusive, options=given)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name}>"
@@ -290,24 +289,24 @@ def _check_ack(written: Mapping[str, Any]) -> None:
     named = [name for name in PROMISING if written[name] not in (None, False)]
     if written["ack"] == "auto" and named:
         raise ConfigurationError(
-            "With ack='auto' the broker forgets a message as it sends it, so that nothing is retried, counted or "
-            f"parked. Leave {named[0]} out, or ack."
+            "With ack='auto' the broker deletes a message when it sends it, so no message is retried, counted or "
+            f"parked. Omit {named[0]}, or ack."
         )
 
 
 def _check_function(function: object) -> None:
-    said = getattr(function, "__qualname__", repr(function))
+    given = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function) or not callable(function) or not hasattr(function, "__qualname__"):
-        raise ConfigurationError(f"@handler decorates a function, not {said}:\n{EXAMPLE}")
+        raise ConfigurationError(f"@handler decorates a function, not {given}:\n{EXAMPLE}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"Handler {said} contains 'yield', so calling it would run nothing. Use return.")
+        raise ConfigurationError(f"Handler {given} contains 'yield', so calling it would run nothing. Use return.")
     try:
         inspect.signature(function).bind(object())
     except TypeError:
-        problem = f"Handler {said}{inspect.signature(function)} must take one argument, the message, and no other."
+        problem = f"Handler {given}{inspect.signature(function)} must take one argument, the message, and no other."
     else:
         return
-    owner = said.rpartition(".")[0]
+    owner = given.rpartition(".")[0]
     if owner and not owner.endswith("<locals>"):
         raise ConfigurationError(f"{problem} A method cannot be a handler; write a function:\n{EXAMPLE}")
-    raise ConfigurationError(f"{problem} Write it so:\n{EXAMPLE}")
+    raise ConfigurationError(f"{problem} Write it like this:\n{EXAMPLE}")

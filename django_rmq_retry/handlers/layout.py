@@ -3,32 +3,35 @@
 from collections.abc import Iterable, Sequence
 
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.messages.deaths import dead_letter
-from django_rmq_retry.policies.carriers.carrier import parked_by_broker
+from django_rmq_retry.handlers.subscription import WorkQueue
+from django_rmq_retry.messages.history import dead_letter
+from django_rmq_retry.policies.carriers import parked_by_broker
 from django_rmq_retry.topology.declarations import (
+    NO_LIMIT,
+    Exchange,
     ExchangeDeclaration,
+    Queue,
     QueueDeclaration,
     Role,
     Topology,
     bound,
     exchanges_of,
+    matches,
     queue_of,
 )
 from django_rmq_retry.topology.drawings import Edge, Way
-from django_rmq_retry.topology.queues import NO_LIMIT, Exchange, Queue, matches
 
 
-def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
+def layout(work_queues: Sequence[WorkQueue], *, extra: Sequence[Exchange | Queue] = ()) -> Topology:
     """Return the whole topology of a project, each name once; raise ConfigurationError for contradictions."""
-    parks = {intake.park for intake in intakes}
+    parks = {work_queue.park for work_queue in work_queues}
     written = [named for named in extra if isinstance(named, Queue) and named.name in parks]
-    written += [one.parked for intake in intakes for one in intake.subscriptions if one.parked is not None]
+    written += [one.parked for work_queue in work_queues for one in work_queue.subscriptions if one.parked is not None]
     named_parks = {queue.name for queue in written}
     topology = Topology()
-    for intake in intakes:
-        topology += _of_intake(intake)
-        topology += Topology() if intake.park in named_parks else _parked(intake)
+    for work_queue in work_queues:
+        topology += _of_work_queue(work_queue)
+        topology += Topology() if work_queue.park in named_parks else _parked(work_queue)
     for park in written:
         topology += _of_queue(park, Role.PARKED, {})
     for named in extra:
@@ -45,40 +48,40 @@ def layout(intakes: Sequence[Intake], *, extra: Sequence[Exchange | Queue] = ())
     return topology
 
 
-def needed(intakes: Sequence[Intake]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
+def needed(work_queues: Sequence[WorkQueue]) -> tuple[ExchangeDeclaration | QueueDeclaration, ...]:
     """Return the queues and exchanges that must exist before messages are consumed.
 
     These are the work queues and every queue and exchange into which a message may be copied.
     """
     found = Topology()
-    for intake in intakes:
-        own = [intake.queue.name] if intake.queue.lasting else []
-        names = (*own, intake.park, *([intake.quarantine] if intake.quarantine else []))
+    for work_queue in work_queues:
+        own = [work_queue.queue.name] if work_queue.queue.lasting else []
+        names = (*own, work_queue.park, *([work_queue.quarantine] if work_queue.quarantine else []))
         found += Topology(queues={name: QueueDeclaration(name=name) for name in names})
-        for subscription in intake.subscriptions:
+        for subscription in work_queue.subscriptions:
             found += _bare(subscription.policy.via.additions(subscription.route).topology)
     return (*found.exchanges.values(), *found.queues.values())
 
 
-def temporary(intake: Intake) -> Topology | None:
+def temporary(work_queue: WorkQueue) -> Topology | None:
     """Return the queue and bindings that a consumer declares for itself; None if the queue outlives its consumer."""
-    if intake.queue.lasting:
+    if work_queue.queue.lasting:
         return None
-    found, name = _of_intake(intake), intake.queue.name
+    found, name = _of_work_queue(work_queue), work_queue.queue.name
     bindings = tuple(one for one in found.bindings if one.destination == name and not one.to_exchange)
     return Topology(queues={name: found.queues[name]}, bindings=bindings)
 
 
-def parks(intake: Intake) -> bool:
+def parks(work_queue: WorkQueue) -> bool:
     """True if the broker parks messages rejected in the work queue; False if the queue is declared elsewhere.
 
     The arguments of a queue declared elsewhere are unknown.
     """
-    if intake.queue.existing:
+    if work_queue.queue.existing:
         return False
-    arguments = _of_intake(intake).queues[intake.queue.name].arguments
+    arguments = _of_work_queue(work_queue).queues[work_queue.queue.name].arguments
     target = arguments.get("x-dead-letter-exchange"), arguments.get("x-dead-letter-routing-key")
-    return target == ("", intake.park)
+    return target == ("", work_queue.park)
 
 
 def _bare(topology: Topology) -> Topology:
@@ -89,22 +92,22 @@ def _bare(topology: Topology) -> Topology:
     )
 
 
-def _of_intake(intake: Intake) -> Topology:
+def _of_work_queue(work_queue: WorkQueue) -> Topology:
     found = Topology()
     arguments: dict[str, object] = {}
     vital: set[str] = set()
-    for subscription in intake.subscriptions:
+    for subscription in work_queue.subscriptions:
         additions = subscription.policy.via.additions(subscription.route)
         parking = parked_by_broker(subscription.route)
         vital |= {name for name, value in additions.arguments.items() if parking.get(name) != value}
         for name, value in additions.arguments.items():
             if arguments.setdefault(name, value) != value:
                 raise ConfigurationError(
-                    f"The handlers of queue {intake.queue.name!r} ask for {name}={arguments[name]!r} and {value!r}. "
-                    "Give them the same carrier, or two queues."
+                    f"The handlers of queue {work_queue.queue.name!r} need {name}={arguments[name]!r} "
+                    f"and {value!r}. Give them the same carrier, or two queues."
                 )
         found += additions.topology
-    return _of_queue(intake.queue, Role.WORK, arguments, vital=vital) + found + _quarantine(intake)
+    return _of_queue(work_queue.queue, Role.WORK, arguments, vital=vital) + found + _quarantine(work_queue)
 
 
 def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: Iterable[str] = ()) -> Topology:
@@ -112,25 +115,27 @@ def _of_queue(queue: Queue, role: Role, additions: dict[str, object], *, vital: 
     return Topology(queues={queue.name: declaration}) + bound(queue)
 
 
-def _quarantine(intake: Intake) -> Topology:
+def _quarantine(work_queue: WorkQueue) -> Topology:
     """Return the quarantine queue, which is consumed one message at a time.
 
     Therefore a message that kills its worker there does not raise the crash count of any other message.
     """
-    if intake.quarantine is None:
+    if work_queue.quarantine is None:
         return Topology()
-    alone = Queue(intake.quarantine)
-    arguments = {**alone.plain_arguments(), **dead_letter("", intake.park, safe=True)}
+    alone = Queue(work_queue.quarantine)
+    arguments = {**alone.plain_arguments(), **dead_letter("", work_queue.park, safe=True)}
     return Topology(queues={alone.name: QueueDeclaration(name=alone.name, role=Role.QUARANTINE, arguments=arguments)})
 
 
-def _parked(intake: Intake) -> Topology:
+def _parked(work_queue: WorkQueue) -> Topology:
     """Return the parked queue, of the work queue's type, for a project that does not define the parked queue itself."""
-    kind = {"x-queue-type": intake.queue.type} if intake.queue.type else {}
+    kind = {"x-queue-type": work_queue.queue.type} if work_queue.queue.type else {}
     # The parked queue must accept and keep every message: no maximum length, no TTL, no effective delivery limit.
-    limited = intake.queue.type == "quorum" and intake.queue.delivery_limit is not None
+    limited = work_queue.queue.type == "quorum" and work_queue.queue.delivery_limit is not None
     arguments = {**kind, "x-delivery-limit": NO_LIMIT} if limited else kind
-    return Topology(queues={intake.park: QueueDeclaration(name=intake.park, role=Role.PARKED, arguments=arguments)})
+    return Topology(
+        queues={work_queue.park: QueueDeclaration(name=work_queue.park, role=Role.PARKED, arguments=arguments)}
+    )
 
 
 def _check_way_in(topology: Topology, waiting: str) -> None:
@@ -194,31 +199,31 @@ def _passes(kind: str, pattern: str, key: str) -> bool:
 def _doubled(exchange: str, key: str, queues: set[str]) -> ConfigurationError:
     named = " and ".join(repr(name) for name in sorted(queues))
     return ConfigurationError(
-        f"Exchange {exchange!r} would send a retry with the key {key!r} to {named}: every retry would be doubled. "
+        f"Exchange {exchange!r} would send a retry with the routing key {key!r} to {named}: it would be duplicated. "
         "Give each handler a retry exchange and a retry queue of its own, and its carrier back=''."
     )
 
 
-def homes_of(intakes: Sequence[Intake]) -> dict[str, str]:
+def homes_of(work_queues: Sequence[WorkQueue]) -> dict[str, str]:
     """Return the work queue of each waiting, quarantine and parked queue; shared ones are left out."""
     served: dict[str, set[str]] = {}
-    for intake in intakes:
-        own = {intake.park, *({intake.quarantine} if intake.quarantine else ())}
-        for subscription in intake.subscriptions:
+    for work_queue in work_queues:
+        own = {work_queue.park, *({work_queue.quarantine} if work_queue.quarantine else ())}
+        for subscription in work_queue.subscriptions:
             own |= subscription.policy.via.additions(subscription.route).topology.queues.keys()
         for name in own:
-            served.setdefault(name, set()).add(intake.queue.name)
+            served.setdefault(name, set()).add(work_queue.queue.name)
     return {name: min(work) for name, work in served.items() if len(work) == 1}
 
 
-def copies_of(intakes: Iterable[Intake]) -> list[Edge]:
+def copies_of(work_queues: Iterable[WorkQueue]) -> list[Edge]:
     """Return the edges along which consumers copy messages: to parked, quarantine and waiting queues."""
     found = []
-    for intake in intakes:
-        work = (False, intake.queue.name)
-        quarantine = [] if intake.quarantine is None else [intake.quarantine]
-        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (intake.park, *quarantine)]
-        for subscription in intake.subscriptions:
+    for work_queue in work_queues:
+        work = (False, work_queue.queue.name)
+        quarantine = [] if work_queue.quarantine is None else [work_queue.quarantine]
+        found += [Edge(source=work, target=(False, name), way=Way.COPY) for name in (work_queue.park, *quarantine)]
+        for subscription in work_queue.subscriptions:
             added = subscription.policy.via.additions(subscription.route).topology
             reached = {binding.destination for binding in added.bindings}
             unbound = [name for name in added.queues if name not in reached]

@@ -11,14 +11,13 @@ from django_rmq_retry.conf import NAME, settings
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import subscription as joining
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Intake, Keys, Match, Named, Subscription
+from django_rmq_retry.handlers.subscription import Ack, Fingerprint, Keys, Match, Named, Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import InPlace, Ladder
 from django_rmq_retry.policies.policy import Policy, RetryThenPark, Unacked
-from django_rmq_retry.topology.declarations import Topology
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.topology.declarations import Queue, Topology
 
 PARKED = ".parked"
 
@@ -128,16 +127,16 @@ def subscriptions() -> tuple[Subscription, ...]:
     return tuple(subscription(name) for name in _registrations)
 
 
-def intakes() -> tuple[Intake, ...]:
+def work_queues() -> tuple[WorkQueue, ...]:
     """Return the work queues, each with the handlers that share it."""
-    return joining.intakes(subscriptions())
+    return joining.work_queues(subscriptions())
 
 
 def topology() -> Topology:
     """Return the topology to declare: that of the handlers, and the additions of the setting TOPOLOGY."""
-    found = intakes()
-    work = {intake.queue.name for intake in found}
-    # A work queue that TOPOLOGY defines is already in its intake, with its dead-letter target.
+    found = work_queues()
+    work = {work_queue.queue.name for work_queue in found}
+    # A work queue that TOPOLOGY defines is already in the handlers' work queues, with its dead-letter target.
     extra = [one for one in settings().topology if not (isinstance(one, Queue) and one.name in work)]
     return layout(found, extra=extra)
 

@@ -4,29 +4,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.handlers.subscription import QUARANTINE, Intake, Subscription
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.messages.codecs import JSON, Codec
-from django_rmq_retry.messages.deaths import BROKERS_OWN, Reason, brokers_part, first_rejected, rejections
-from django_rmq_retry.messages.headers import SHORT_STRING_LIMIT, Headers, encode_entry
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
-from django_rmq_retry.messages.parked import KEPT, ROOM, kept_properties
-from django_rmq_retry.messages.properties import Properties, lasting
-from django_rmq_retry.messages.stamp import (
+from django_rmq_retry.messages.history import (
     ANSWER,
     BROKERS,
+    BROKERS_OWN,
     FAILED,
     HANDLER_LIMIT,
-    MARK,
     MOST,
     OURS,
     PREFIX,
+    PREFIX_BYTES,
+    Reason,
     Stamp,
+    brokers_part,
     copy_of,
-    story,
+    first_rejected,
+    rejections,
+    stamp_of,
 )
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Message, Settlement
+from django_rmq_retry.messages.parked import KEPT, ROOM, kept_properties
+from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, Properties, encode_entry, lasting
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.carriers import Hop
-from django_rmq_retry.policies.policy import Kind, Verdict, discard, park
+from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
+from django_rmq_retry.topology.declarations import QUARANTINE
 
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
@@ -45,7 +49,7 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
     return {PREFIX + name: value for name, value in named.items() if value}
 
 
-HELD = 1.0
+RETURN_WAIT = 1.0
 """Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
 
 
@@ -60,7 +64,9 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
     if verdict.kind is Kind.ACK or verdict.kind is Kind.DISCARD:
         return DONE
     if verdict.kind is Kind.HALT:
-        return Settlement(tell=Tell.AGAIN, hold=verdict.after if verdict.counted else verdict.after or HELD)
+        return Settlement(
+            instruction=Instruction.KEEP, hold=verdict.after if verdict.counted else verdict.after or RETURN_WAIT
+        )
     if verdict.kind is Kind.PARK:
         return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
     try:
@@ -80,13 +86,13 @@ def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -
         return lost(verdict)
     if verdict.kind is not Kind.RETRY or len(delivery.raw) <= ROOM or not subscription.policy.via.stamps:
         return verdict
-    said = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
-    return park(Reason.PERMANENT, f"{said}: {verdict.error or verdict.detail}", verdict.error)
+    detail = f"Its headers of {len(delivery.raw)} bytes leave no room to count attempts"
+    return park(Reason.PERMANENT, f"{detail}: {verdict.error or verdict.detail}", verdict.error)
 
 
 def lost(verdict: Verdict) -> Verdict:
     """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
-    return discard(f"It is lost, for its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
+    return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
 
 
 def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
@@ -100,19 +106,21 @@ def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | Non
     Return None if its wait is over, or if the message cannot be copied.
     """
     via = subscription.policy.via
-    if MARK not in delivery.raw or len(delivery.raw) > ROOM or not via.stamps or not via.notes_rest:
+    if PREFIX_BYTES not in delivery.raw or len(delivery.raw) > ROOM or not via.stamps or not via.notes_rest:
         # A message that cannot be copied would wait forever, because only a copy removes the note of the rest.
         return None
-    stamp = story(delivery)
+    stamp = stamp_of(delivery)
     if not stamp.wait:
         return None
     hop = Hop(delay=stamp.wait / 1000, stamp=replace(stamp, wait=0))
     return via.carry(subscription.route, delivery, hop)
 
 
-def set_apart(delivery: Delivery, quarantine: str) -> Settlement:
-    """Copy a message, with its stamp, to a quarantine queue, where its returns are counted from zero."""
-    return Settlement(tell=Tell.ACK, copy=copy_of(delivery, _story(delivery), exchange="", routing_key=quarantine))
+def copied_to(delivery: Delivery, queue: str) -> Settlement:
+    """Copy a message, with its stamp, to its work queue or quarantine queue, where its returns count from zero."""
+    return Settlement(
+        instruction=Instruction.ACK, copy=copy_of(delivery, _with_origin(delivery), exchange="", routing_key=queue)
+    )
 
 
 def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) -> Settlement:
@@ -121,18 +129,18 @@ def put_back(delivery: Delivery, subscription: Subscription, *, in_place: bool) 
     A message that returns in place stays unacked, and goes back to its position when its channel closes.
     """
     if in_place or not subscription.queue.lasting or len(delivery.raw) > ROOM:
-        return Settlement(tell=Tell.AGAIN, hold=HELD)
-    lane = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
+        return Settlement(instruction=Instruction.KEEP, hold=RETURN_WAIT)
+    queue = subscription.queue.name + (QUARANTINE if delivery.quarantined else "")
     try:
-        return set_apart(delivery, lane)
+        return copied_to(delivery, queue)
     except UndecodableHeaders:
-        return Settlement(tell=Tell.AGAIN, hold=HELD)
+        return Settlement(instruction=Instruction.KEEP, hold=RETURN_WAIT)
 
 
-def unhandled(verdict: Verdict, delivery: Delivery, intake: Intake, *, now: int, nonce: int = 0) -> Settlement:
+def unhandled(verdict: Verdict, delivery: Delivery, work_queue: WorkQueue, *, now: int, nonce: int = 0) -> Settlement:
     """Park a message without an attempt, because no handler takes it or its headers cannot be read."""
     uncounted = replace(verdict, counted=False)
-    return parked(uncounted, delivery, intake.park, handler="", now=now, nonce=nonce)
+    return parked(uncounted, delivery, work_queue.park, handler="", now=now, nonce=nonce)
 
 
 def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now: int, nonce: int = 0) -> Settlement:
@@ -141,8 +149,8 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     if not verdict.counted:
         # Add the attempts that only the broker has counted: the stamp does not include them.
         stamp = replace(stamp, attempts=ended(delivery))
-    told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
-    put = {**replace(stamp, wait=0).headers(), **told}
+    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
+    put = {**replace(stamp, wait=0).headers(), **about_parking}
     try:
         known = delivery.properties
         # Drop headers with our names that a sender has set: readers of the copy would trust them.
@@ -155,7 +163,7 @@ def parked(verdict: Verdict, delivery: Delivery, park: str, *, handler: str, now
     if not readable:
         return _in_bytes(delivery, park, put)
     copy = Message(body=delivery.body, exchange="", routing_key=park, properties=properties)
-    return Settlement(tell=Tell.ACK, copy=copy)
+    return Settlement(instruction=Instruction.ACK, copy=copy)
 
 
 def parked_in_bytes(
@@ -169,8 +177,8 @@ def parked_in_bytes(
         routing_key=short(delivery.routing_key, SHORT_STRING_LIMIT),
         queue=delivery.queue,
     )
-    told = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
-    return _in_bytes(delivery, park, {**stamp.headers(), **told})
+    about_parking = parked_headers(verdict, handler=handler, now=now, nonce=0 if _id(delivery) else nonce)
+    return _in_bytes(delivery, park, {**stamp.headers(), **about_parking})
 
 
 def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settlement:
@@ -178,7 +186,7 @@ def _in_bytes(delivery: Delivery, park: str, put: Mapping[str, object]) -> Settl
     kept, leading = kept_properties(delivery.raw)
     properties = Properties(delivery_mode=2, message_id=_id(delivery), headers=Headers.of({**put, **kept}))
     copy = Message(body=leading + delivery.body, exchange="", routing_key=park, properties=properties)
-    return Settlement(tell=Tell.ACK, copy=copy)
+    return Settlement(instruction=Instruction.ACK, copy=copy)
 
 
 def with_brokers(made: Headers, came: Headers) -> Headers:
@@ -193,7 +201,7 @@ def with_brokers(made: Headers, came: Headers) -> Headers:
 def ended(delivery: Delivery) -> int:
     """Return the number of failed attempts, counted in the stamp or by the broker; 0 if the headers are unreadable."""
     try:
-        return min(story(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
+        return min(stamp_of(delivery).attempts + rejections(delivery.headers, delivery.queue), MOST)
     except UndecodableHeaders:
         return 0
 
@@ -247,7 +255,7 @@ def _failed(delivery: Delivery, *, now: int) -> Stamp:
 
     A delivery that was rejected carries no stamp, so that time is read from the broker's x-death header.
     """
-    stamp = _story(delivery)
+    stamp = _with_origin(delivery)
     if stamp.since:
         return stamp
     try:
@@ -257,10 +265,10 @@ def _failed(delivery: Delivery, *, now: int) -> Stamp:
     return replace(stamp, since=since) if since else stamp
 
 
-def _story(delivery: Delivery) -> Stamp:
+def _with_origin(delivery: Delivery) -> Stamp:
     """Return the stamp of the message; for its first copy, a stamp with its original exchange, key and queue."""
     try:
-        stamp = story(delivery)
+        stamp = stamp_of(delivery)
     except UndecodableHeaders:
         stamp = Stamp()
     if stamp.queue:

@@ -10,13 +10,13 @@ from uuid import UUID
 
 from django_rmq_retry.errors import ConfigurationError, RmqRetryError
 from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.history import stamp_of
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.stamp import story
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.policies.breaker import Breaker, unbreakable
+from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import AckFirst, Carrier, Route
-from django_rmq_retry.policies.policy import Policy
-from django_rmq_retry.topology.queues import Queue, check_name, matches
+from django_rmq_retry.policies.policy import Policy, unbreakable
+from django_rmq_retry.topology.declarations import QUARANTINE, Queue, check_name, matches
 
 PLAIN = (str, int, UUID, Decimal, date)
 BETWEEN = ":"
@@ -27,7 +27,9 @@ class NoKey(RmqRetryError):
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
-        super().__init__(f"Its key cannot be told: order_by {problem}. Mend the message or order_by, and requeue it.")
+        super().__init__(
+            f"Its ordering key cannot be computed: order_by {problem}. Fix the message or order_by, and requeue it."
+        )
 
 
 def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
@@ -45,18 +47,20 @@ def key_of(order_by: Callable[[Delivery], object], delivery: Delivery) -> str:
         raise
     except Exception as broken:
         # A sender can cause this with deeply nested lists or numbers of too many digits, the project with its __str__.
-        raise NoKey(f"returned a {type(found).__name__} that makes no text: {short(broken)}") from broken
+        raise NoKey(f"returned a {type(found).__name__} that cannot be a text: {short(broken)}") from broken
 
 
 def unordered(via: Carrier) -> str | None:
     """Return a sentence that explains why this carrier's retries cannot keep the order of keys, or None."""
     name = type(via).__name__
     if isinstance(via, AckFirst):
-        return f"order_by needs messages that are never lost, and {name} may lose one: all behind it would wait on."
+        return (
+            f"order_by needs a carrier that loses no message, and {name} can: later ones would wait. Use via=Ladder()."
+        )
     if not via.stamps:
         return (
-            f"order_by needs retries that leave the queue as copies, and {name} sends none: a message waits in a "
-            "consumer's hand or its queue counts for it. Use via=Ladder(), or StopTheLine() where all is one line."
+            f"order_by needs retries that are copies, and {name} sends none: a message stays unacked, or its queue "
+            "counts its returns. Use via=Ladder(), or StopTheLine() to keep the order of the whole queue."
         )
     return None
 
@@ -68,17 +72,16 @@ def _text(found: object) -> str:
         return BETWEEN.join(map(_text, found))
     text = "" if isinstance(found, bool) or not isinstance(found, PLAIN) else str(found)
     if not text:
-        raise NoKey(f"returned {_said(found)}, not a text, a whole number, a date or a UUID, or several of them")
+        raise NoKey(f"returned {_described(found)}, not a text, a whole number, a date or a UUID, or several of them")
     return text
 
 
-def _said(found: object) -> str:
+def _described(found: object) -> str:
     empty = isinstance(found, str) and not found
     return "nothing" if found is None else "an empty text" if empty else f"a {type(found).__name__}"
 
 
 Ack = Literal["manual", "auto"]
-QUARANTINE = ".quarantine"
 Keys = Callable[[Delivery], str | Sequence[str]]
 Fingerprint = Callable[[Delivery, BaseException], str]
 Named = Callable[[Delivery], object]
@@ -153,7 +156,7 @@ class Subscription:
         if ordered and self.queue.type == "quorum" and self.queue.delivery_limit is None:
             raise ConfigurationError(
                 f"Handler {self.name} keeps order, but queue {self.queue.name!r} has delivery_limit=None: RabbitMQ 3 "
-                "then puts what comes back behind the rest, and RabbitMQ 4 gives it up after 20 returns. Leave it out."
+                "then puts returned messages last, and RabbitMQ 4 dead-letters them after 20 returns. Omit it."
             )
         route = Route(work=self.queue, park=self.park, attempts=self.policy.attempts, waits=self.policy.waits)
         # Computed once, because each failure needs it.
@@ -164,11 +167,13 @@ class Subscription:
         refusal = refusal or (unordered(self.policy.via) if self.order_by else None) or self.policy.via.refusal(route)
         if self.queue.expired == "drop" and not self.policy.via.parks:
             refusal = (
-                f"{type(self.policy.via).__name__} sends what expires round its loop, so Queue(expired='drop') cannot "
-                "drop it. Use via=Ladder(), or leave expired out."
+                f"{type(self.policy.via).__name__} returns expired messages to their queue, so Queue(expired='drop') "
+                "cannot drop them. Use via=Ladder(), or omit expired."
             )
         if self.once and self.policy.answers:
-            refusal = "Each call waits for an answer, and once=… has none for a second one. Leave it out, or OneShot."
+            refusal = (
+                "Each call needs an answer, and once=… has none for a duplicate. Omit once, or use another policy."
+            )
         refusal = self._untenable() or refusal
         if refusal:
             raise ConfigurationError(f"Handler {self.name}: {refusal}")
@@ -176,11 +181,11 @@ class Subscription:
     def _stops(self) -> str | None:
         """Return the reason why the consumer may stop consuming the queue for a while, or None."""
         if self.ack == "auto":
-            return "ack='auto' stops consuming while too much waits here"
+            return "ack='auto' stops consuming while too many messages wait in the process"
         if self.breaker is not None:
             return "breaker=… stops consuming while it is open"
         if self.policy.ordered:
-            return f"{type(self.policy).__name__} subscribes anew in a long wait"
+            return f"{type(self.policy).__name__} stops consuming in a long wait"
         return None
 
     def _untenable(self) -> str | None:
@@ -188,28 +193,28 @@ class Subscription:
         queue, via = self.queue, self.policy.via
         if queue.auto_delete and (stops := self._stops()):
             return (
-                f"{stops}, and queue {queue.name!r} with auto_delete=True would end with that. Use Broadcast, or "
+                f"{stops}, and queue {queue.name!r} with auto_delete=True would be deleted then. Use Broadcast, or "
                 "exclusive=True."
             )
         if queue.lasting:
             return None
         if via.by_name:
             return (
-                f"{type(via).__name__} sends retries back by the queue's name, and queue {queue.name!r} may have gone "
-                "by then. Use via=InPlace(), which keeps the message in the consumer's hand."
+                f"{type(via).__name__} sends retries back by the queue's name, and queue {queue.name!r} may be "
+                "deleted by then. Use via=InPlace(), which keeps the message unacked."
             )
         if self.order_by is not None:
-            return f"order_by keeps messages for queue {queue.name!r}, which ends with its consumer. Leave it out."
+            return f"order_by keeps messages for queue {queue.name!r}, which is deleted with its consumer. Omit it."
         if self.once and queue.named_by_broker:
             return (
-                "once=… lets one process handle a message, and Broadcast gives it to each. Leave once out, or use a "
+                "once=… lets one process handle a message, and Broadcast sends it to each. Omit once, or use a "
                 "Queue that the processes share."
             )
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class WorkQueue:
     """One work queue and the handlers that share it."""
 
     queue: Queue
@@ -237,7 +242,7 @@ class Intake:
         A classic queue does not count returns, an ordered queue must keep its order, and some carriers work only on
         one queue.
         """
-        movable = all(subscription.policy.via.laned for subscription in self.subscriptions)
+        movable = all(subscription.policy.via.quarantines for subscription in self.subscriptions)
         movable = movable and not self.ordered and not self.keyed and not self.lossy
         return self.queue.name + QUARANTINE if movable and self.queue.type == "quorum" else None
 
@@ -248,8 +253,8 @@ class Intake:
         A copy would break the order, reset the broker's counts that some carriers use, or be lost with a queue that
         ends with its consumer.
         """
-        laned = all(subscription.policy.via.laned for subscription in self.subscriptions)
-        return self.ordered or self.keyed or not laned or not self.queue.lasting
+        quarantines = all(subscription.policy.via.quarantines for subscription in self.subscriptions)
+        return self.ordered or self.keyed or not quarantines or not self.queue.lasting
 
     @property
     def dispatches(self) -> bool:
@@ -263,15 +268,15 @@ class Intake:
         return None
 
 
-def intakes(subscriptions: Sequence[Subscription]) -> tuple[Intake, ...]:
+def work_queues(subscriptions: Sequence[Subscription]) -> tuple[WorkQueue, ...]:
     """Return the subscriptions grouped by queue, in the order in which the queues were first named."""
     shared: dict[str, list[Subscription]] = {}
     for subscription in subscriptions:
         shared.setdefault(subscription.queue.name, []).append(subscription)
-    return tuple(_intake(group) for group in shared.values())
+    return tuple(_work_queue(group) for group in shared.values())
 
 
-def _intake(group: list[Subscription]) -> Intake:
+def _work_queue(group: list[Subscription]) -> WorkQueue:
     first = group[0]
     for other in group[1:]:
         _agree(first, other)
@@ -285,12 +290,12 @@ def _intake(group: list[Subscription]) -> Intake:
     for one, two in combinations(group, 2):
         if one.match == two.match:
             raise ConfigurationError(
-                f"Handlers {one.name} and {two.name} ask for the same messages of queue {first.queue.name!r}, "
+                f"Handlers {one.name} and {two.name} take the same messages of queue {first.queue.name!r}, "
                 "so the second would get none. Give them different conditions."
             )
     # The handler without a condition comes last, because it takes the messages that the others do not.
     ranked = sorted(group, key=lambda subscription: not subscription.match.conditions)
-    return Intake(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
+    return WorkQueue(queue=first.queue, park=first.park, subscriptions=tuple(ranked))
 
 
 def _agree(first: Subscription, other: Subscription) -> None:
@@ -304,7 +309,7 @@ def _agree(first: Subscription, other: Subscription) -> None:
         if one != two:
             raise ConfigurationError(
                 f"Handlers {first.name} and {other.name} share the queue {first.queue.name!r} "
-                f"but not its {what}: {one!r} against {two!r}. Write the same for both, or use two queues."
+                f"but not its {what}: {one!r} against {two!r}. Use the same for both, or use two queues."
             )
 
 
@@ -319,7 +324,7 @@ def at_origin(delivery: Delivery, *, came_by: Delivery) -> Delivery:
     After a wait, a message arrives by the default exchange, and only then is its stamp used. Any other message keeps
     the routing key of its delivery, because a sender must not choose another handler by a forged header.
     """
-    stamp = story(delivery)
+    stamp = stamp_of(delivery)
     if not stamp.queue or came_by.exchange or came_by.routing_key != came_by.queue:
         return delivery
     return replace(delivery, exchange=stamp.exchange, routing_key=stamp.routing_key)

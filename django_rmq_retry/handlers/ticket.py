@@ -46,12 +46,12 @@ def _signer(bearer: str) -> Signer:
     return Signer(salt=f"{SALT}.{bearer}")
 
 
-TICKET_MARK = TICKET.encode()
+TICKET_BYTES = TICKET.encode()
 
 
 def ticket_of(delivery: Delivery) -> Ticket | None:
     """Return the ticket of a requeued copy; None for any other message, even if it carries the same header."""
-    if TICKET_MARK not in delivery.raw:
+    if TICKET_BYTES not in delivery.raw:
         return None
     try:
         return Ticket.read(delivery.headers.get(TICKET), bearer(delivery.queue, delivery.id, delivery.body))

@@ -1,77 +1,276 @@
-"""Running a handler with ``once`` in one transaction with its inbox entry."""
+"""Running a handler with ``once`` in one transaction with its inbox entry, and the name of that entry."""
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
+from math import isfinite
 from typing import Any
+from uuid import UUID
 
-from django.db import DEFAULT_DB_ALIAS, DataError, Error, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DataError, Error, IntegrityError, connections, router, transaction
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_rmq_retry.errors import EffectsLost
-from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
-from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry import server
+from django_rmq_retry.errors import EffectsLost, UndecodableHeaders
+from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
+from django_rmq_retry.handlers.subscription import Named, Subscription
 from django_rmq_retry.handlers.ticket import ticket_of
-from django_rmq_retry.inbox.names import DECIDED, Name, alike, came_before, conflict, insert, name_for, present, same
 from django_rmq_retry.messages.codecs import decoded
+from django_rmq_retry.messages.history import Reason, stamp_of
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages.parked import name_of, nameless
+from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import InboxEntry, ParkedMessage
-from django_rmq_retry.policies.policy import DUPLICATE
+from django_rmq_retry.policies.verdict import DUPLICATE, park
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.server import asked_anew, clashed, lost, uncertain
+
+log = logging.getLogger("django_rmq_retry")
+
+
+DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
+"""Reasons for which only an operator can decide. A message parked for one of them is run if an operator requeues it."""
+
+
+def conflict(handler: str, name: str) -> HandlerSkipped:
+    return _parked(
+        Reason.CONFLICT,
+        f"Handler {handler} has handled {name!r} before, with another body. This message was not run. Compare "
+        "the two bodies; requeue this message to run it, or discard it.",
+    )
+
+
+def alike(handler: str) -> HandlerSkipped:
+    return _parked(
+        Reason.ALIKE,
+        f"The message has no id, and handler {handler} has handled a message with the same body. It may be a second "
+        "message or a copy of the first. Requeue it to run it; discard it if it is a copy.",
+    )
+
+
+def unnamed(handler: str, why: str, error: BaseException | None = None) -> HandlerSkipped:
+    note = None if error is None else ErrorNote.of(error)
+    said = f"{why} {note}" if note else why
+    return _parked(Reason.UNNAMED, f"once=… of handler {handler} {said}. The handler was not run.", note)
+
+
+def unreadable(error: UndecodableHeaders) -> HandlerSkipped:
+    return _parked(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
+
+
+def _parked(reason: Reason, detail: str, note: ErrorNote | None = None) -> HandlerSkipped:
+    return HandlerSkipped(replace(park(reason, detail, note), counted=False))
+
+
+LONGEST = 255
+_BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The name by which a handler recognizes a message."""
+
+    key: str
+    """The entry's primary key: a UUID in hexadecimal, which all databases accept."""
+    text: str
+    digest: str
+    """The digest of the body, also a UUID in hexadecimal."""
+    certain: bool = True
+    """False if another message may have the same name, because this one has no id and is named by its bytes."""
+
+    def again(self, which: str) -> "Name":
+        """Return the name for running the same message again, because an operator has requeued it."""
+        return replace(self, key=_hex(f"{self.key}#{which}"), text=_storable(f"{self.text}#{which}"), certain=True)
+
+
+def name_for(subscription: Subscription, delivery: Delivery) -> Name:
+    """Return the name of the message. Raise HandlerSkipped, which parks it unrun, if there is no name."""
+    if callable(subscription.once):
+        how, text = _BY_FUNCTION, _from_function(subscription.once, subscription.name, delivery)
+    else:
+        text = _from_message(delivery)
+        how = _BY_BYTES if nameless(text) else _BY_ID
+    # The key includes the kind of name, so that an id and an equal result of a once=… function stay distinct.
+    key = _key(subscription.name, how, text)
+    return Name(key, _storable(text), _digest(delivery.body), how is not _BY_BYTES)
+
+
+def key_by_id(handler: str, message_id: str) -> str:
+    """Return the entry key of a message that is named by its id."""
+    return _key(handler, _BY_ID, message_id)
+
+
+def digest_of(body: bytes) -> UUID:
+    """Return the digest of a body that an entry stores."""
+    return UUID(_digest(body))
+
+
+def came_before(delivery: Delivery, *, begun: bool) -> bool:
+    """True if this is certainly not the first delivery of the message.
+
+    An entry with the same bytes then most likely belongs to the same message.
+    """
+    if begun or delivery.redelivered or delivery.quarantined or delivery.attempt > 1:
+        return True
+    return stamp_of(delivery).attempts > 0
+
+
+def _from_message(delivery: Delivery) -> str:
+    try:
+        return name_of(delivery)
+    except UndecodableHeaders as error:
+        raise unreadable(error) from error
+
+
+def _from_function(once: Named, handler: str, delivery: Delivery) -> str:
+    try:
+        result = once(delivery)
+    except BaseException as error:
+        raise unnamed(handler, "raised", error) from error
+    number = isinstance(result, (int, float, Decimal)) and not isinstance(result, bool) and isfinite(result)
+    if number or (isinstance(result, (str, UUID)) and result != ""):
+        return str(result)
+    raise unnamed(handler, f"must return a text or a number that names the message, not {short(repr(result), 100)}")
+
+
+def _storable(text: str) -> str:
+    """Return the text in a form that any database can store; a text that is too long is replaced by its digest."""
+    if len(text) > LONGEST:
+        return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return short(text, LONGEST)
+
+
+def _key(handler: str, how: str, text: str) -> str:
+    return _hex(f"{handler}\0{how}\0{text}")
+
+
+def _hex(text: str) -> str:
+    return _digest(text.encode("utf-8", "surrogatepass"))
+
+
+def _digest(data: bytes) -> str:
+    text = hashlib.blake2b(data, digest_size=16).hexdigest()
+    # Marked as a UUID of version 5 with the usual variant bits: MariaDB accepts only UUIDs that it can distinguish from
+    # those it has stored with reordered bytes.
+    return f"{text[:12]}5{text[13:16]}8{text[17:]}"
+
+
+_META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
+_DUPLICATE = 1062
+_COLUMNS = ("key", "handler", "name", "digest", "handled_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statements:
+    """The SQL statements in the dialect of one database."""
+
+    insert: str
+    same: str
+    present: str
+
+
+def insert(connection: Any, handler: str, name: Name) -> bool:
+    """Insert the entry; return False if it exists. Waits for a concurrent transaction that inserts the same entry.
+
+    It must be the first statement of its transaction: on SQLite the write of a transaction that has read before is
+    rejected if another transaction has written since.
+    """
+    at = connection.ops.adapt_datetimefield_value(server.now(connection.alias))
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute(_statements(connection.vendor).insert, (name.key, handler, name.text, name.digest, at))
+        except IntegrityError as error:
+            if connection.vendor == "mysql" and error.args[:1] == (_DUPLICATE,):
+                return False
+            raise
+        return bool(cursor.rowcount)
+
+
+def same(connection: Any, name: Name) -> bool | None:
+    """True if the existing entry has the same body; None if the entry was deleted meanwhile."""
+    with connection.cursor() as cursor:
+        cursor.execute(_statements(connection.vendor).same, (name.digest, name.key))
+        row = cursor.fetchone()
+    return None if row is None else bool(row[0])
+
+
+def present(connection: Any, name: Name) -> bool:
+    """True if the entry is visible on this connection."""
+    with connection.cursor() as cursor:
+        cursor.execute(_statements(connection.vendor).present, (name.key,))
+        return cursor.fetchone() is not None
+
+
+@lru_cache(maxsize=8)
+def _statements(vendor: str) -> Statements:
+    quote = next(one for one in connections.all() if one.vendor == vendor).ops.quote_name
+    table, key, digest = quote(_META.db_table), quote("key"), quote("digest")
+    columns, places = ", ".join(map(quote, _COLUMNS)), ", ".join(["%s"] * len(_COLUMNS))
+    # On MariaDB the duplicate error reports an existing entry. INSERT IGNORE would hide other errors, and Django
+    # connects with FOUND_ROWS, which counts rows that exist as changed.
+    end = "" if vendor == "mysql" else f" ON CONFLICT ({key}) DO NOTHING"
+    return Statements(
+        insert=f"INSERT INTO {table} ({columns}) VALUES ({places}){end}",  # noqa: S608 - names of our own only
+        same=f"SELECT CASE WHEN {digest} = %s THEN 1 ELSE 0 END FROM {table} WHERE {key} = %s",  # noqa: S608 - as above
+        present=f"SELECT 1 FROM {table} WHERE {key} = %s",  # noqa: S608 - as above
+    )
+
 
 IN_TRANSACTION, IN_ERROR, UNKNOWN = 2, 3, 4
 """Transaction states, with the numbers of libpq."""
 
 
-SWALLOWED = "Let the error leave the handler, or catch it outside of an atomic() block of its own."
-OWN_END = (
-    "Leave COMMIT, ROLLBACK and closing to the transaction that the handler runs in; a part may have its own atomic()."
+ERROR_ADVICE = (
+    "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
 )
+END_ADVICE = "Do not commit, roll back or close the connection in the handler. Use atomic() for a part of its work."
 
 
 def guard(connection: Any, handler: str, name: Name) -> None:
     """Raise EffectsLost if the following commit would not store the handler's effects."""
-    found = _found(connection, name)
+    found = _problem(connection, name)
     if found is not None:
         what, advice = found
         raise EffectsLost(handler, connection.alias, what=what, advice=advice)
 
 
-def _found(connection: Any, name: Name) -> tuple[str, str] | None:
+def _problem(connection: Any, name: Name) -> tuple[str, str] | None:
     if connection.closed_in_transaction:
-        return "the connection was closed in the transaction, which ends it", OWN_END
+        return "the connection was closed in the transaction, which ends it", END_ADVICE
     if connection.needs_rollback:
         return (
             "the transaction is marked for rollback, by set_rollback() or by an error that was caught",
-            SWALLOWED,
+            ERROR_ADVICE,
         )
     if connection.vendor == "postgresql":
-        return _told(connection.connection.info.transaction_status)
+        return _problem_by_status(connection.connection.info.transaction_status)
     if connection.vendor == "sqlite":
         ended = not connection.connection.in_transaction
-        return ("the transaction was ended, by the handler or by SQLite after an error", OWN_END) if ended else None
+        return ("the transaction was ended, by the handler or by SQLite after an error", END_ADVICE) if ended else None
     # MariaDB rolls the whole transaction back at a deadlock and silently continues in a new one.
     if not present(connection, name):
-        return "the transaction was rolled back on the way, as by a deadlock whose error was caught", SWALLOWED
+        return (
+            "the transaction was rolled back in the handler, such as by a deadlock whose error was caught",
+            ERROR_ADVICE,
+        )
     return None
 
 
-def _told(status: int) -> tuple[str, str] | None:
+def _problem_by_status(status: int) -> tuple[str, str] | None:
     """Return the problem and advice for a state that the driver knows without a query; None if there is no problem.
 
     A lost connection (UNKNOWN) is detected at the commit.
     """
     if status == IN_ERROR:
-        return "a database error was caught, and PostgreSQL turns this COMMIT into a ROLLBACK", SWALLOWED
+        return "a database error was caught, and PostgreSQL turns this COMMIT into a ROLLBACK", ERROR_ADVICE
     if status not in (IN_TRANSACTION, UNKNOWN):
-        return "the transaction was ended by the handler", OWN_END
+        return "the transaction was ended by the handler", END_ADVICE
     return None
 
-
-log = logging.getLogger("django_rmq_retry")
 
 AGAIN = 3
 """The number of times a handler is run again at once after a conflict with another transaction."""
@@ -89,12 +288,12 @@ class Stage(Enum):
     COMMITTED = "committed"
 
 
-class Gone(Exception):
+class EntryDeleted(Exception):
     """The conflicting entry was deleted meanwhile, so the insert must be tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentBack:
+class Requeue:
     """The requeue of this message by an operator."""
 
     which: str
@@ -117,21 +316,21 @@ def once(subscription: Subscription, delivery: Delivery, state: OnceState) -> ob
     for left in reversed(range(AGAIN + 1)):
         try:
             return run()
-        except (Instead, Unready):
+        except (HandlerSkipped, Unready):
             raise
         except BaseException as error:
             if run.stage is Stage.COMMITTED:
                 # The effects are committed, so a retry would not run the handler again. An error of an on_commit
                 # callback is only logged.
                 log.critical(
-                    "Handler %s has committed, but what it left for after that failed: %s",
+                    "Handler %s has committed, but a callback of its on_commit() failed: %s",
                     *(subscription.name, ErrorNote.of(error)),
                     exc_info=error,
                     extra={"event": "after_commit", "handler": subscription.name},
                 )
                 return run.answer
             run.refuse(error, last=not left)
-    raise AssertionError("the last time either returns or raises")
+    raise AssertionError("the last attempt either returns or raises")
 
 
 def alias_of(subscription: Subscription) -> str:
@@ -156,7 +355,7 @@ class Run:
 
     def __call__(self) -> object:
         connection, self.stage, self._lost = self._connection, Stage.ENTERING, False
-        _heal(connection)
+        _close_without_autocommit(connection)
         # Skip Django's health check of a persistent connection: the first statement detects a lost one as well, and
         # saves a query.
         self._kept, connection.health_check_done = connection.connection, True
@@ -183,29 +382,37 @@ class Run:
         """Raise the error that reports this failed run, or return if the run should be repeated."""
         if clashed(error):
             self._state.begun = self._begun
-        if not last and self.stage is Stage.ENTERING and self._had_died():
+        if not last and self.stage is Stage.ENTERING and self._connection_was_lost():
             return
-        if not last and (clashed(error) or isinstance(error, Gone)):
+        if not last and (clashed(error) or isinstance(error, EntryDeleted)):
             self._restore()
             return
         name = self._connection.alias
         if self.stage is Stage.RUNNING and self._lost:
-            if self._loses_each_time():
+            if self._loses_each_connection():
                 raise error
             raise Unready(f"Database {name!r} was lost while handler {self._subscription.name} ran.") from error
         # A DataError, such as a name with characters that the database cannot store, would fail again after any wait.
-        if self.stage is Stage.ENTERING and isinstance(error, (Error, Gone)) and not isinstance(error, DataError):
+        if (
+            self.stage is Stage.ENTERING
+            and isinstance(error, (Error, EntryDeleted))
+            and not isinstance(error, DataError)
+        ):
             self._state.losses = 0
             raise Unready(f"Database {name!r} cannot be used: {ErrorNote.of(error)}.") from error
         if self.stage is Stage.COMMITTING and uncertain(error):
-            if self._loses_each_time():
+            if self._loses_each_connection():
                 raise error
-            raise Unready(f"Nobody knows whether database {name!r} has committed: {ErrorNote.of(error)}.") from error
+            raise Unready(
+                f"The commit returned an error, and database {name!r} may have committed: {ErrorNote.of(error)}."
+            ) from error
         if self.stage is Stage.COMMITTING and clashed(error):
-            raise Unready(f"Database {name!r} cannot commit beside others: {ErrorNote.of(error)}.") from error
+            raise Unready(
+                f"Database {name!r} cannot commit after a conflict with another transaction: {ErrorNote.of(error)}."
+            ) from error
         raise error
 
-    def _loses_each_time(self) -> bool:
+    def _loses_each_connection(self) -> bool:
         """True if the message itself repeatedly loses the connection, while the database is available.
 
         If the transaction was committed in spite of the error, it is False: the next attempt finds the entry.
@@ -220,14 +427,14 @@ class Run:
             return False
         state.losses = 0
         log.warning(
-            "Handler %s has lost its connection to database %r %s times with the same message, and a new one was to be "
-            "had at once each time: this attempt counts",
+            "Handler %s has lost its connection to database %r %s times with the same message, and each time a new one "
+            "could be opened at once. This attempt counts as failed",
             *(self._subscription.name, self._connection.alias, LOSSES),
             extra={"event": "connection_lost", "handler": self._subscription.name},
         )
         return True
 
-    def _had_died(self) -> bool:
+    def _connection_was_lost(self) -> bool:
         """True if a connection kept from an earlier message was lost, so that a new one may work."""
         if self._kept is None or self._connection.in_atomic_block:
             return False
@@ -241,26 +448,26 @@ class Run:
         self._delivery = replace(self._delivery, data=decoded(self._delivery, self._subscription.codec))
 
     def _enter(self, name: Name) -> Name:
-        """Insert the entry and return its name. Raise Instead if the message was handled or an operator must decide."""
+        """Insert the entry and return its name. Raise HandlerSkipped if the message must not be handled now."""
         if insert(self._connection, self._subscription.name, name):
             return name
         equal = same(self._connection, name)
         if equal is None:
-            raise Gone
+            raise EntryDeleted
         if equal and self._name.certain:
-            raise Instead(DUPLICATE)
-        sent_back = self._sent_back()
-        if sent_back is None or not sent_back.decided:
+            raise HandlerSkipped(DUPLICATE)
+        requeue = self._requeue()
+        if requeue is None or not requeue.decided:
             came = came_before(self._delivery, begun=self._state.begun)
-            if equal and came and not self._handled_before(sent_back, name):
-                raise Instead(DUPLICATE)
+            if equal and came and not self._handled_before_requeue(requeue, name):
+                raise HandlerSkipped(DUPLICATE)
             raise alike(self._subscription.name) if equal else conflict(self._subscription.name, name.text)
-        name = name.again(sent_back.which)
+        name = name.again(requeue.which)
         if insert(self._connection, self._subscription.name, name):
             return name
-        raise Instead(DUPLICATE)
+        raise HandlerSkipped(DUPLICATE)
 
-    def _sent_back(self) -> SentBack | None:
+    def _requeue(self) -> Requeue | None:
         ticket = ticket_of(self._delivery)
         if ticket is None:
             return None
@@ -269,20 +476,20 @@ class Run:
         if found is None:
             return None
         reason, at = found
-        return SentBack(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
+        return Requeue(which=f"{ticket.record}.{ticket.cycle}", decided=reason in DECIDED, at=at)
 
-    def _handled_before(self, sent_back: SentBack | None, name: Name) -> bool:
+    def _handled_before_requeue(self, requeue: Requeue | None, name: Name) -> bool:
         """True if the entry existed when an operator requeued this message, so it belongs to another message."""
-        if sent_back is None or sent_back.at is None:
+        if requeue is None or requeue.at is None:
             return False
         entries = InboxEntry.objects.using(self._connection.alias)
-        return entries.filter(key=name.key, handled_at__lt=sent_back.at).exists()
+        return entries.filter(key=name.key, handled_at__lt=requeue.at).exists()
 
     def _committed(self) -> None:
         self.stage = Stage.COMMITTED
 
 
-def _heal(connection: Any) -> None:
+def _close_without_autocommit(connection: Any) -> None:
     """Close a connection on which a handler left autocommit off: there Django's atomic() silently does not commit.
 
     Raise Unready if the settings switch autocommit off.
@@ -291,7 +498,10 @@ def _heal(connection: Any) -> None:
         return
     if not connection.settings_dict["AUTOCOMMIT"]:
         raise Unready(
-            f"Database {connection.alias!r} has AUTOCOMMIT False, so that nothing would be committed. Leave it out."
+            f"Database {connection.alias!r} has AUTOCOMMIT False, so nothing would be committed. Remove it from "
+            "the settings."
         )
-    log.warning("A handler has left autocommit off on %r: the connection is made anew", connection.alias)
+    log.warning(
+        "A handler has left autocommit off on database %r. The connection is closed and opened again", connection.alias
+    )
     connection.close()

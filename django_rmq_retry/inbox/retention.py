@@ -16,8 +16,7 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.inbox.names import digest_of, key_by_id
-from django_rmq_retry.inbox.once import alias_of
+from django_rmq_retry.inbox.once import alias_of, digest_of, key_by_id
 from django_rmq_retry.messages.parked import nameless
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
@@ -33,7 +32,7 @@ Longer = Mapping[tuple[str, bool], datetime]
 
 
 @dataclass(slots=True)
-class Ageing:
+class EntryRetention:
     """The chore that deletes old entries.
 
     It starts at the oldest entry and remembers its position, so that entries to keep are not read again each time.
@@ -178,7 +177,7 @@ def _close(alias: str, rows: Iterable[Waiting]) -> None:
     found = {key: (digest, at) for key, digest, at in entries.values_list("key", "digest", "handled_at")}
     for row, at in _same(known, found):
         if handled_elsewhere(row.pk, at):
-            said = "Message %r of %s was parked, and another copy of it was handled: its record %s is closed"
+            said = "Message %r of %s was parked, and another copy of it was handled. Its record %s is closed"
             extra = {"event": "twin_handled", "handler": row.handler, "message_id": row.message_id}
             log.info(said, row.message_id, row.handler, row.pk, extra=extra)
 

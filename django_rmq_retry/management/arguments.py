@@ -18,14 +18,14 @@ from django_rmq_retry.models import KeyList, State
 from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked.database import database
 from django_rmq_retry.parked.key_lists import (
-    Answer,
     Excluded,
+    Lookup,
     Match,
-    answered,
     excluded,
     keys_of,
+    list_filter,
     look_up,
-    meaning,
+    matches_of_list,
     parse,
     store,
 )
@@ -37,18 +37,18 @@ MOST = 10**9
 OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 FILTERS: Mapping[str, tuple[str, str]] = {
-    "group": ("N", "of this error group"),
+    "group": ("N", "in this error group"),
     "queue": ("QUEUE", "that failed in this queue"),
     "type": ("TYPE", "of this message type"),
-    "handler": ("NAME", "that this handler gave up"),
+    "handler": ("NAME", "parked by this handler"),
     "parked_reason": ("REASON", 'parked for this reason, such as "permanent"'),
-    "error": ("CLASS", "with this error"),
+    "error": ("CLASS", "with this error class"),
     "key": ("KEY", "with this business key"),
     "message_id": ("ID", "with this message id"),
     "correlation_id": ("ID", "with this correlation id"),
     "search": ("TEXT", "with this business key, message id or correlation id"),
-    "failed_of_run": ("RUN", "that failed again in this run"),
-    "cycle_min": ("N", "sent to their queue at least so often"),
+    "failed_of_run": ("RUN", "that failed again in this requeue run"),
+    "cycle_min": ("N", "sent to their queue at least N times"),
 }
 NAMED_KEYS = 20
 """The most keys, and messages of one key, that a remark names; rmq_parked keys shows all."""
@@ -58,19 +58,21 @@ CODES = {NothingChosen: Exit.NOTHING, Outdated: Exit.DRIFT, NotAllowed: Exit.UNC
 
 def add_choice(parser: CommandParser, *, states: bool = True) -> None:
     """Add the arguments by which messages are chosen."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="numbers of records; - reads them from stdin")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="record numbers; - reads them from stdin")
     chosen = parser.add_argument_group("messages")
     for name, (metavar, words) in FILTERS.items():
         chosen.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=words)
     chosen.add_argument("--since", type=moment, metavar="AGE", help="parked since: 90s, 10m, 1h, 7d, or a time")
-    chosen.add_argument("--until", type=moment, metavar="AGE", help="parked before then")
+    chosen.add_argument("--until", type=moment, metavar="AGE", help="parked before: 10m, 1h, 7d, or a time")
     if states:
         known = ", ".join(State.values)
-        chosen.add_argument("--state", metavar="STATES", help=f"of {known}; several with commas between them")
-    chosen.add_argument("--keys-from", metavar="FILE", help="these business keys or message ids; - is stdin")
-    chosen.add_argument("--except-from", metavar="FILE", help="all but these business keys or message ids; - is stdin")
-    chosen.add_argument("--all", action="store_true", help="every one; it has to be written out")
-    chosen.add_argument("--selection", metavar="TOKEN", help="exactly what --dry-run or a page of the admin has shown")
+        chosen.add_argument("--state", metavar="STATES", help=f"one or more of {known}, separated by commas")
+    chosen.add_argument("--keys-from", metavar="FILE", help="with a business key or message id in FILE; - is stdin")
+    chosen.add_argument(
+        "--except-from", metavar="FILE", help="without the business keys and message ids in FILE; - is stdin"
+    )
+    chosen.add_argument("--all", action="store_true", help="all messages; never the default")
+    chosen.add_argument("--selection", metavar="TOKEN", help="the exact selection that --dry-run or the admin showed")
 
 
 def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selection:
@@ -83,11 +85,11 @@ def selection_of(options: Options, *, states: str, narrow: bool = True) -> Selec
         keys = keys_from(options["except_from"])
         if keys and EXCEPT in chosen.filter:
             raise CommandError(
-                "This selection leaves keys out already, and --except-from would take their place. Choose the messages "
-                "again with all these keys in one file.",
+                "This selection excludes a list of keys already, and --except-from would replace that list. Write all "
+                "keys into one file and select the messages again.",
                 returncode=Exit.USAGE,
             )
-        return chosen.leaving_out(meaning(store(keys, Actor.of_shell()))) if keys else chosen
+        return chosen.leaving_out(list_filter(store(keys, Actor.of_shell()))) if keys else chosen
     except Refused as error:
         raise refused(error) from error
 
@@ -96,19 +98,21 @@ def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
     _check_stdin(options)
     keys = keys_from(options["keys_from"])
     if keys and (options["selection"] or options["ids"] or options["all"]):
-        raise CommandError("Name messages by --keys-from, or otherwise, not by both.", returncode=Exit.USAGE)
+        raise CommandError(
+            "--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.", returncode=Exit.USAGE
+        )
     if options["selection"]:
         return Selection.read(options["selection"])
     ids = _ids(options["ids"])
     given = _filter(options)
     if ids is not None and (given or options["all"]):
-        raise CommandError("Name messages by number or by a filter, not by both.", returncode=Exit.USAGE)
+        raise CommandError("IDs cannot be combined with a filter or --all. Pass one of them.", returncode=Exit.USAGE)
     if ids is not None:
         return Selection.of_ids(ids)
     if keys:
-        given[LISTED] = meaning(store(keys, Actor.of_shell(), look_up(keys)))
+        given[LISTED] = list_filter(store(keys, Actor.of_shell(), look_up(keys)))
     if not given and not options["all"] and narrow:
-        raise CommandError("Say which messages: numbers, a filter, --keys-from or --all.", returncode=Exit.USAGE)
+        raise CommandError("No messages are selected. Pass IDs, a filter, --keys-from or --all.", returncode=Exit.USAGE)
     # A message on hold needs an operator's decision, so a list of keys alone does not select it.
     states = State.PARKED if keys and set(states.split(",")) == set(OPEN) else states
     return Selection.of_filter({"state": (options.get("state") or states).split(","), **given})
@@ -117,7 +121,9 @@ def _chosen(options: Options, *, states: str, narrow: bool) -> Selection:
 def _check_stdin(options: Options) -> None:
     given = (options["keys_from"], options["except_from"], *options["ids"])
     if list(given).count("-") > 1:
-        raise CommandError("Only one of them can be read from stdin.", returncode=Exit.USAGE)
+        raise CommandError(
+            "Only one argument can be read from stdin. Pass a file for the others.", returncode=Exit.USAGE
+        )
 
 
 def keys_from(name: str | None) -> list[str]:
@@ -131,16 +137,16 @@ def keys_from(name: str | None) -> list[str]:
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}.", returncode=Exit.USAGE) from error
     except UnicodeDecodeError:
-        raise CommandError(f"{name} is no UTF-8 text.", returncode=Exit.USAGE) from None
+        raise CommandError(f"{name} is not UTF-8 text. Save it as UTF-8.", returncode=Exit.USAGE) from None
     if not keys:
-        raise CommandError(f"There is no key in {name}.", returncode=Exit.USAGE)
+        raise CommandError(f"{name} contains no keys.", returncode=Exit.USAGE)
     return keys
 
 
-def answer_of(chosen: Selection) -> Answer | None:
+def answer_of(chosen: Selection) -> Lookup | None:
     """Return the matches of the keys by which messages were chosen; None without a list of keys."""
     listed = chosen.filter.get(LISTED)
-    return answered(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
+    return matches_of_list(KeyList.objects.using(database()).get(pk=listed["list"])) if listed else None
 
 
 def excluded_from(chosen: Selection) -> Excluded | None:
@@ -149,7 +155,7 @@ def excluded_from(chosen: Selection) -> Excluded | None:
     return excluded(keys_of(listed["list"]), chosen.leaving_out(None).queryset()) if listed else None
 
 
-def say_keys(command: RmqCommand, chosen: Selection) -> Exit:
+def report_keys(command: RmqCommand, chosen: Selection) -> Exit:
     """Write the matches of the keys by which messages were chosen; return PARTLY if a key matches no message."""
     told, left = answer_of(chosen), excluded_from(chosen)
     if told:
@@ -163,10 +169,10 @@ def say_keys(command: RmqCommand, chosen: Selection) -> Exit:
         _say_some(command, "not open", [f"{key} ({_states(told.matches[key])})" for key in told.closed])
     if left:
         command.say(f"{_counted(left.messages, 'message')} left out by {_counted(len(left.keys), 'key')}.")
-        _say_some(command, "not found, so nothing is left out for it", left.missing)
+        _say_some(command, "not found, so no message is left out", left.missing)
         _say_some(command, "differs in case only", _spelled(left.alike))
-        _say_some(command, "not among these anyway", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
-        _say_some(command, "leaves out several", [f"{key} ({count})" for key, count in left.several.items()])
+        _say_some(command, "not in the selection", [f"{key} ({one.state})" for key, one in left.elsewhere.items()])
+        _say_some(command, "leaves out several messages", [f"{key} ({count})" for key, count in left.several.items()])
     return Exit.PARTLY if (told and told.missing) or (left and left.missing) else Exit.DONE
 
 
@@ -189,7 +195,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def keys_data(told: Answer) -> dict[str, Any]:
+def keys_data(told: Lookup) -> dict[str, Any]:
     """Return the matches of each key as JSON data."""
     matches = {key: [_match(one) for one in told.matches.get(key, ())] for key in told.keys}
     return {
@@ -246,7 +252,7 @@ def _ids(given: list[str]) -> list[int] | None:
     try:
         return [int(word.removeprefix("#")) for word in words]
     except ValueError:
-        said = "The messages are named by the numbers of their records, as rmq_parked list shows them."
+        said = "An ID is not a record number. Pass the numbers that `manage.py rmq_parked list` shows in the column ID."
         raise CommandError(said, returncode=Exit.USAGE) from None
 
 
@@ -283,15 +289,23 @@ def later(text: str) -> datetime:
 def positive(text: str) -> int:
     """Parse an argument: a number, at least 1."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < MOST:
-        raise argparse.ArgumentTypeError(f"takes a number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a whole number of at least 1, not {text!r}")
     return int(text)
 
 
 def whole(text: str) -> int:
     """Parse an argument: a number, at least 0."""
     if not text.isascii() or not text.isdigit() or int(text) >= MOST:
-        raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a whole number of at least 0, not {text!r}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse an argument: 0 or more."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"takes seconds of at least 0, not {text}")
+    return number
 
 
 def clock(at: datetime | None, *, terminal: bool) -> str:

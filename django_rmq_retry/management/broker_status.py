@@ -19,7 +19,7 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.management.arguments import clock
 from django_rmq_retry.management.command import RmqCommand, declarer
 from django_rmq_retry.models import ParkedMessage, QueueControl
-from django_rmq_retry.parked.declared import Place, formers
+from django_rmq_retry.parked.declared import Place, former_queues
 from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, State, shown
@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BrokerStatus:
     """The result of one look at broker, database and topology."""
 
     broker: str
@@ -62,7 +62,7 @@ class Standing:
         return same, len(self.plan.items) - unseen, unseen
 
 
-def look(limits: Limits) -> Standing:
+def look(limits: Limits) -> BrokerStatus:
     """Query the database first: it has the queues that are stopped on purpose."""
     found, trouble = _asked(limits.timeout)
     stopped = frozenset(switch.queue for switch in found.stopped) if found else frozenset()
@@ -70,7 +70,7 @@ def look(limits: Limits) -> Standing:
     with declarer(timeout=limits.timeout) as it:
         round_trip = _round_trip(it.session)
         topology = registry.topology()
-        former = formers(found.declared, topology, Place.of(it.session)) if found else ()
+        former = former_queues(found.declared, topology, Place.of(it.session)) if found else ()
         gauged = gauge(it, topology, bounds, former)
         # Without a management API that answers, only the facts that it alone has are missing.
         plan = (Declarer(it.session) if gauged.blind else it).plan(topology)
@@ -79,7 +79,7 @@ def look(limits: Limits) -> Standing:
     problems = [*gauged.problems, *opened, *_drift(plan, gauged)]
     if trouble:
         problems.append(f"database: {trouble}")
-    return Standing(
+    return BrokerStatus(
         broker=broker,
         round_trip=round_trip,
         gauged=gauged,
@@ -87,7 +87,7 @@ def look(limits: Limits) -> Standing:
         survey=found,
         trouble=trouble,
         of_queues=len(gauged.problems) + len(opened),
-        problems=(*problems, *_beyond(limits, gauged, found)),
+        problems=(*problems, *_exceeded_limits(limits, gauged, found)),
     )
 
 
@@ -154,16 +154,16 @@ def _drifted(item: Item) -> str:
     return f"differs, {item.said}" if item.state is State.DIFFERS else item.said
 
 
-def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[str]:
+def _exceeded_limits(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[str]:
     """Yield the figures that exceed a limit."""
     unrecorded = sum(level.ready or 0 for level in gauged.levels if level.role is Role.PARKED)
     parked = unrecorded + (found.parked.count if found else 0)
     if limits.max_parked is not None and parked > limits.max_parked:
-        yield f"{parked} parked, more than {limits.max_parked}"
+        yield f"{counted(parked, 'message')} parked, more than {limits.max_parked}"
     if found is None:
         return
     if abs(found.apart) > server.TOLERANCE:
-        yield f"clocks: {server.difference(found.apart, found.alias)} Set both by NTP."
+        yield f"clocks: {server.difference(found.apart, found.alias)} Synchronize both by NTP."
     now = server.now(found.alias)
     for what, oldest in (("parked message", found.parked.oldest), ("message in the outbox", found.outbox.oldest)):
         if limits.max_oldest is not None and oldest is not None and now - oldest > limits.max_oldest:
@@ -172,11 +172,11 @@ def _beyond(limits: Limits, gauged: Gauged, found: Survey | None) -> Iterator[st
     yield from _halted_lines(limits, found, now)
     if found.outbox.failed:
         count = counted(found.outbox.failed, "message")
-        yield f"{count} in the outbox cannot be sent: manage.py rmq_relay list --failed"
+        yield f"{count} in the outbox failed: manage.py rmq_relay list --failed"
     if found.blocked.messages >= settings().blocked_total:
-        yield f"{found.blocked.messages} messages wait behind blocked keys, the limit is BLOCKED_TOTAL"
+        yield f"{found.blocked.messages} messages wait behind blocked keys, which reaches the limit BLOCKED_TOTAL"
     if found.blocked.most >= settings().blocked_per_key:
-        yield f"{found.blocked.most} messages wait behind one key, the limit is BLOCKED_PER_KEY"
+        yield f"{found.blocked.most} messages wait behind one key, which reaches the limit BLOCKED_PER_KEY"
 
 
 def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _halted_lines(limits: Limits, found: Survey, now: datetime) -> Iterator[str]
         stood = now - (line.halted_at or now)
         if limits.max_oldest is not None and stood > limits.max_oldest:
             most = limits.max_oldest.total_seconds()
-            said = f"{line.queue}: the line is halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
+            said = f"{line.queue}: halted for {stood.total_seconds():.0f} s, longer than {most:g} s"
             yield f"{said}: {line.halted_error}"
 
 
@@ -198,7 +198,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def heads(seen: Standing) -> list[tuple[str, ...]]:
+def heads(seen: BrokerStatus) -> list[tuple[str, ...]]:
     """Return a row each for broker, database and topology."""
     same, all_seen, unseen = seen.declared
     topology = "ok" if same == all_seen else "✕"
@@ -210,14 +210,14 @@ def heads(seen: Standing) -> list[tuple[str, ...]]:
     ]
 
 
-def _database(seen: Standing) -> tuple[str, str]:
+def _database(seen: BrokerStatus) -> tuple[str, str]:
     if seen.survey is None:
         return ("✕", seen.trouble) if seen.trouble else ("-", "not used")
     alias = seen.survey.alias
     return "ok", f"{alias} {connections[alias].vendor}, round trip {seen.survey.seconds * 1000:.0f} ms"
 
 
-def row(level: Level, seen: Standing) -> tuple[str, ...]:
+def row(level: Level, seen: BrokerStatus) -> tuple[str, ...]:
     """Return a queue's row of the table."""
     stopped = _stopped(level, seen)
     state = "ok"
@@ -240,7 +240,7 @@ def row(level: Level, seen: Standing) -> tuple[str, ...]:
     )
 
 
-def style(level: Level, seen: Standing) -> str:
+def style(level: Level, seen: BrokerStatus) -> str:
     """Return the colour of the queue's row."""
     stopped = _stopped(level, seen)
     return (
@@ -252,12 +252,12 @@ def style(level: Level, seen: Standing) -> str:
     )
 
 
-def _stopped(level: Level, seen: Standing) -> QueueControl | None:
+def _stopped(level: Level, seen: BrokerStatus) -> QueueControl | None:
     stopped = seen.survey.stopped if seen.survey else ()
     return next((switch for switch in stopped if switch.queue == level.queue), None)
 
 
-def _halted(level: Level, seen: Standing) -> QueueControl | None:
+def _halted(level: Level, seen: BrokerStatus) -> QueueControl | None:
     halted = seen.survey.halted if seen.survey else ()
     return next((switch for switch in halted if switch.queue == level.queue), None)
 
@@ -266,14 +266,14 @@ def _why(switch: QueueControl) -> str:
     """Return the text of an operator's pause; an open breaker is listed as a problem instead."""
     by = f"paused by {switch.by}" if switch.by else "paused"
     reason = f": {switch.reason}" if switch.reason else ""
-    until = f", goes on at {clock(switch.until, terminal=False)}" if switch.until else ""
+    until = f", resumes at {clock(switch.until, terminal=False)}" if switch.until else ""
     return f"{by}{reason}{until}"
 
 
-def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
+def totals(seen: BrokerStatus, *, terminal: bool) -> Iterator[str]:
     """Yield the totals, then lines for the outbox and for blocked keys if any messages wait there.
 
-    ``Consumers 3 · parked 226 (+38 in 10 min) · runs 1 active``
+    ``Consumers 3 · parked 226 (+38 in 10 min) · requeue runs 1 active``
     """
     words = [f"Consumers {seen.consumers}"]
     found = seen.survey
@@ -281,7 +281,7 @@ def totals(seen: Standing, *, terminal: bool) -> Iterator[str]:
         parked = found.parked
         lately = f" (+{parked.recent} in 10 min)" if parked.recent else ""
         oldest = f", oldest {clock(parked.oldest, terminal=terminal)}" if parked.oldest else ""
-        words += [f"parked {parked.count}{lately}{oldest}", f"runs {found.runs} active"]
+        words += [f"parked {parked.count}{lately}{oldest}", f"requeue runs {found.runs} active"]
     yield " · ".join(words)
     if found is not None:
         yield from _waiting(found, terminal=terminal)
@@ -298,7 +298,7 @@ def _waiting(found: Survey, *, terminal: bool) -> Iterator[str]:
         yield f"Blocked {counted(blocked.keys, 'key')}{oldest} · {counts}"
 
 
-def as_data(seen: Standing) -> Mapping[str, Any]:
+def as_data(seen: BrokerStatus) -> Mapping[str, Any]:
     """Return the whole status as JSON data."""
     same, all_seen, unseen = seen.declared
     return {
@@ -314,7 +314,7 @@ def as_data(seen: Standing) -> Mapping[str, Any]:
     }
 
 
-def _database_data(seen: Standing) -> Mapping[str, object]:
+def _database_data(seen: BrokerStatus) -> Mapping[str, object]:
     found = seen.survey
     return {
         "alias": found.alias if found else None,
@@ -363,7 +363,7 @@ def _time(at: datetime | None) -> str | None:
     return None if at is None else clock(at, terminal=False)
 
 
-def _queue_data(level: Level, seen: Standing) -> Mapping[str, object]:
+def _queue_data(level: Level, seen: BrokerStatus) -> Mapping[str, object]:
     return {
         "name": level.queue,
         "role": level.role.value,
@@ -379,7 +379,7 @@ def _queue_data(level: Level, seen: Standing) -> Mapping[str, object]:
     }
 
 
-WATCHING = f"Looking for {LAG:g} s whether a message is still under way: the management API is that far behind."
+WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
 SIGNS = {
     State.CREATE: "+",
     State.SAME: "=",
@@ -396,7 +396,7 @@ _WORDS = {
     State.MISSING: "missing",
     State.REFUSED: "refused",
     State.UNSEEN: "not visible",
-    State.LEFT: "left of a move",
+    State.LEFT: "left by a move",
 }
 
 
@@ -421,7 +421,7 @@ def plan_as_data(plan: Plan) -> Iterator[dict[str, object]]:
             "name": item.name,
             "state": item.state.value,
             "differences": [
-                {"argument": one.argument, "here": one.here, "broker": one.broker if one.told else "unknown"}
+                {"argument": one.argument, "here": one.here, "broker": one.broker if one.reported else "unknown"}
                 for one in item.differences
             ],
             "problem": item.problem,

@@ -98,8 +98,8 @@ def check_without_database(check: Callable[..., None], say: Callable[[str], None
             names = " and ".join(map(repr, away))
             verb = "does" if len(away) == 1 else "do"
             said = f"A system check queries a database while {names} {verb} not answer: {_words(another)}."
-            raise CommandError(f"{said} Start the database, or leave the checks out: --skip-checks.") from another
-        say(f"The types of model fields are not checked for a database that does not answer: {left}.")
+            raise CommandError(f"{said} Start the database, or pass --skip-checks.") from another
+        say(f"The checks skip the types of model fields, because a database does not answer: {left}.")
 
 
 def _away() -> dict[str, Exception]:
@@ -282,14 +282,14 @@ class RmqCommand(BaseCommand):
         if yes:
             return
         if not (sys.stdin.isatty() and self.stderr.isatty()):
-            raise CommandError(f"{question} Nobody is here to answer: add --yes.", returncode=Exit.UNCONFIRMED)
+            raise CommandError(f"{question} No terminal to confirm on. Pass --yes.", returncode=Exit.UNCONFIRMED)
         self.stderr.write(f"{printable(question)} [yes/no] ", lambda text: text, ending="")
         self.stderr.flush()
         answer = ""
         with suppress(EOFError):
             answer = input()
         if answer.strip().lower() != "yes":
-            raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+            raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
 
 
 def _columns(stream: Any) -> int:
@@ -314,21 +314,25 @@ def _hush() -> None:
 
 
 def add_yes(parser: CommandParser) -> None:
-    parser.add_argument("--yes", "--no-input", "--noinput", dest="yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--yes", "--no-input", "--noinput", dest="yes", action="store_true", help="do not ask for confirmation"
+    )
 
 
 def add_json(parser: CommandParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
 
 def add_option(parser: CommandParser, name: str, *, default: object) -> None:
     """Add --timeout or --using."""
     if name == "timeout":
         known = f"; {default:g} by default" if isinstance(default, float) else ""
-        said = f"seconds for each answer of the broker{known}"
+        said = f"seconds to wait for each answer of the broker{known}"
         parser.add_argument("--timeout", type=patience, default=default, metavar="SECONDS", help=said)
     else:
-        parser.add_argument("--using", default=default, metavar="ALIAS", help="the database that has the records")
+        parser.add_argument(
+            "--using", default=default, metavar="ALIAS", help="alias of the database that stores the records"
+        )
 
 
 def patience(text: str) -> float:
@@ -382,10 +386,10 @@ PATIENCE_OF_API = 5.0
 def remembered(command: RmqCommand) -> list[Declared] | None:
     """Return the project's declared objects; if the database is not readable, return None and write a remark."""
     try:
-        return declared.remembered()
-    except declared.Forgetful as error:
+        return declared.load()
+    except declared.DeclarationsUnavailable as error:
         if settings().records:
-            command.say(f"What was declared before cannot be looked up: {error}")
+            command.say(f"Earlier declarations cannot be read from the database: {error}")
         return None
 
 

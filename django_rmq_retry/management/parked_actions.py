@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.management.arguments import add_choice, later, lists_data, say_keys, selection_of
+from django_rmq_retry.management.arguments import add_choice, later, lists_data, report_keys, selection_of
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.management.parked_views import run_data
-from django_rmq_retry.models import RequeueRun, RunState, State
+from django_rmq_retry.models import DiscardCategory, RequeueRun, RunState, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked import requeue as steering
-from django_rmq_retry.parked.actions import Category, Done, discard, hold, restore, unhold
+from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold
 from django_rmq_retry.parked.findings import INCLUDABLE, Report, Terms, report
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import checked_target, me, start
-from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive
+from django_rmq_retry.parked.requeue import checked_target, start
+from django_rmq_retry.parked.run import DRIVEN, BrokersDepths, Drive, driver_name
 from django_rmq_retry.parked.selection import MOST_IDS, Selection
 from django_rmq_retry.parked.transfer import run_lines
 
@@ -46,7 +46,7 @@ class Follower:
         waiting_since: float | None = None
         try:
             while True:
-                drive = drive or Drive(self._run, me("rmq_parked"))
+                drive = drive or Drive(self._run, driver_name("rmq_parked"))
                 with self._whole():
                     pause = drive.step()
                 run = RequeueRun.objects.get(pk=self._run)
@@ -80,7 +80,7 @@ class Follower:
             if asked.is_set():
                 raise KeyboardInterrupt
             asked.set()
-            self._command.say("Finishing what is being sent. Ctrl-C again stops at once.")
+            self._command.say("Stopping after the messages in flight. Press Ctrl-C again to stop at once.")
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
@@ -107,12 +107,13 @@ class Follower:
 
 
 def bar(run: RequeueRun) -> str:
-    """Return a progress bar: ``60% ██████████████▌         126/211 20/s  ok 118 again 1``."""
+    """Return a progress bar: ``60% ██████████████▌         126/211 20/s  processed 118 failed again 1``."""
     todo = run.total - run.skipped
     done = run.sent + run.unconfirmed
     share = done / todo if todo else 1.0
     filled = "█" * round(share * WIDTH)
-    said = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  ok {run.processed} again {run.failed}"
+    outcomes = f"processed {run.processed} failed again {run.failed}"
+    said = f"{share:4.0%} {filled:<{WIDTH}} {done}/{todo} {run.rate:g}/s  {outcomes}"
     return f"{said}  {run.explanation}" if run.explanation else said
 
 
@@ -145,42 +146,76 @@ BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """Add the subcommands with their options."""
+    _add_requeue(add)
+    _add_changes(add)
+    _add_requeue_run(add)
+
+
+def _add_requeue(add: Callable[..., CommandParser]) -> None:
     requeue = add("requeue", help="send messages back to their queues, as a requeue run")
     add_choice(requeue)
     option = requeue.add_argument
     option("--rate", type=float, default=20.0, metavar="N", help="messages per second; 20 by default")
-    option("--max-depth", type=int, metavar="N", help="wait while the queue holds more than this")
-    option("--stop-at", type=percent, metavar="N%", help="pause when more than so many percent fail again")
-    option("--to", default="", metavar="QUEUE", help="to this declared queue instead of the one each failed in")
-    option("--one-by-one", action="store_true", help="of each business key only one at a time")
-    option("--canary", action="store_true", help="send one; the rest only when it was processed")
-    option("--include", action="append", default=[], choices=INCLUDABLE, help="send what is left out for this reason")
-    option("--planned", action="store_true", help="start when the broker is back, driven by a consumer")
-    option("--no-wait", action="store_true", help="leave the requeue run to a consumer")
-    option("--wait", type=float, default=OUTCOMES, metavar="S", help="how long to wait for outcomes; 60 s by default")
+    option("--max-depth", type=int, metavar="N", help="wait while the target queue has more than N messages")
+    option("--stop-at", type=percent, metavar="N%", help="pause when more than this percentage fails again")
+    option(
+        "--to",
+        default="",
+        metavar="QUEUE",
+        help="send to this declared queue instead of the queue where each message failed",
+    )
+    option("--one-by-one", action="store_true", help="send one message of each business key at a time")
+    option("--canary", action="store_true", help="send one message, and the others after it was processed")
+    option(
+        "--include",
+        action="append",
+        default=[],
+        choices=INCLUDABLE,
+        help="also send messages that are left out for this reason",
+    )
+    option("--planned", action="store_true", help="let a consumer start the requeue run once the broker is reachable")
+    option("--no-wait", action="store_true", help="let a consumer send the messages; return at once")
+    option(
+        "--wait",
+        type=float,
+        default=OUTCOMES,
+        metavar="S",
+        help="seconds to wait for outcomes after the last message; 60 by default",
+    )
     _add_act(requeue)
-    discarding = add("discard", help="decide that messages are not to be handled")
+
+
+def _add_changes(add: Callable[..., CommandParser]) -> None:
+    discarding = add("discard", help="close messages without handling them")
     add_choice(discarding)
-    discarding.add_argument("--category", required=True, choices=Category.values, help="why; other needs --reason")
+    discarding.add_argument(
+        "--category",
+        required=True,
+        choices=DiscardCategory.values,
+        help="category of the reason; other requires --reason",
+    )
     _add_act(discarding)
-    for name, words in (("restore", "take discards back"), ("unhold", "take messages off hold early")):
+    for name, words in (("restore", "reopen discarded messages"), ("unhold", "take messages off hold")):
         one = add(name, help=words)
         add_choice(one, states=False)
         _add_act(one)
-    holding = add("hold", help="put messages out of the way until a time")
+    holding = add("hold", help="put messages on hold until a time")
     add_choice(holding)
     holding.add_argument(
         "--for", dest="hold_until", type=later, required=True, metavar="AGE", help="30m, 2h, 1d or a time"
     )
     _add_act(holding)
-    run = add("requeue-run", help="show a requeue run until it ends, or control it")
+
+
+def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
+    run = add("requeue-run", help="follow a requeue run until it ends, or control it")
     run.add_argument("id", type=int, metavar="RUN")
     steer = run.add_mutually_exclusive_group()
     for name in ("pause", "resume", "stop"):
         steer.add_argument(f"--{name}", action="store_true")
     steer.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
-    steer.add_argument("--export", action="store_true", help="what became of each message, as CSV")
-    run.add_argument("--reason", default="", help="kept in the audit log")
+    steer.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
+    run.add_argument("--reason", default="", help="the reason, kept in the audit log")
     run.add_argument("--wait", type=float, default=OUTCOMES, metavar="S")
 
 
@@ -192,7 +227,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         confirmed_permanent="permanent" in options["include"],
     )
     found = report(chosen, terms)
-    partly = say_keys(command, chosen)
+    partly = report_keys(command, chosen)
     _preview(command, found, chosen, options)
     if not found.sendable:
         return Exit.NOTHING
@@ -237,9 +272,9 @@ def act(command: RmqCommand, options: Options) -> Exit:
     """Discard, restore, hold or unhold the chosen messages."""
     name = options["subcommand"]
     chosen = selection_of(options, states={"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH))
-    partly = say_keys(command, chosen)
+    partly = report_keys(command, chosen)
     if not chosen.count:
-        command.say("Nothing matches.")
+        command.say("No message matches.")
         return Exit.NOTHING
     if options["dry_run"]:
         _show_token(command, chosen, f"{name.capitalize()} {_messages(chosen.count)}.", options)
@@ -251,7 +286,7 @@ def act(command: RmqCommand, options: Options) -> Exit:
     if options["json"]:
         command.document(f"parked_{name}/1", changed=done.changed, left=done.left, **lists)
     else:
-        left = f"; {done.left} left: they are not as they were" if done.left else ""
+        left = f"; {done.left} not changed: they changed meanwhile, or their state forbids it" if done.left else ""
         command.line(f"{_messages(done.changed)} {_DONE[name]}{left}.")
     return Exit.PARTLY if done.left else partly
 
@@ -274,15 +309,23 @@ def percent(text: str) -> float:
 
 
 def _add_act(parser: CommandParser) -> None:
-    parser.add_argument("--reason", default="", help="why; kept in the audit log")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and its token")
+    parser.add_argument("--reason", default="", help="the reason, kept in the audit log")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show the messages and a token for --selection"
+    )
     add_yes(parser)
 
 
 def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Options) -> None:
     if options["json"] and options["dry_run"]:
         findings = [
-            {"name": one.name, "count": one.count, "left_out": one.left_out, "why": one.why, "examples": one.examples}
+            {
+                "name": one.name,
+                "count": one.count,
+                "left_out": one.left_out,
+                "why": one.explanation,
+                "examples": one.examples,
+            }
             for one in found.findings
         ]
         command.document(
@@ -302,7 +345,7 @@ def _preview(command: RmqCommand, found: Report, chosen: Selection, options: Opt
         out(f"  {one.count} {one.name}, {fate}: {examples}{'…' if one.count > 3 else ''}")  # noqa: PLR2004 - as above
     for queue, count in found.queues:
         out(f"  {count} to {queue}")
-    out(f"{'Would requeue' if options['dry_run'] else 'Requeues'} {found.sendable} of {found.total}.")
+    out(f"{'Would requeue' if options['dry_run'] else 'Requeues'} {found.sendable} of {_messages(found.total)}.")
     if options["dry_run"]:
         command.line(f"--selection {_token(chosen)}")
 
@@ -325,8 +368,8 @@ def _check_broker(options: Options) -> None:
         return
     broker = BrokersDepths(patience=options["timeout"])
     try:
-        if not broker.answers():
-            said = "No connection to the broker; nothing was done. With --planned the requeue run starts later."
+        if not broker.is_reachable():
+            said = "The broker is unreachable, so nothing was requeued. Pass --planned to start the requeue run later."
             raise CommandError(said, returncode=Exit.UNREACHABLE)
     finally:
         broker.close()
@@ -339,10 +382,10 @@ def _confirm(command: RmqCommand, count: int, question: str, options: Options) -
     if count <= TYPED_FROM or not (sys.stdin.isatty() and command.stderr.isatty()):
         command.confirm(question, yes=False)
         return
-    command.stderr.write(f"Type {count} to go on: ", lambda text: text, ending="")
+    command.stderr.write(f"Type {count} to confirm: ", lambda text: text, ending="")
     command.stderr.flush()
     if sys.stdin.readline().strip() != str(count):
-        raise CommandError("Nothing was done.", returncode=Exit.UNCONFIRMED)
+        raise CommandError("Not confirmed; nothing was changed.", returncode=Exit.UNCONFIRMED)
 
 
 def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rmq_retry.management.arguments import add_choice, age, say_keys, selection_of
+from django_rmq_retry.management.arguments import add_choice, age, report_keys, selection_of
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_yes
 from django_rmq_retry.models import ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED, State
@@ -27,22 +27,31 @@ def add_arguments(add: Callable[..., CommandParser]) -> None:
     source = edit.add_mutually_exclusive_group()
     source.add_argument("--body-file", metavar="FILE", help="the new body; - is stdin")
     source.add_argument("--editor", action="store_true", help="open the body in $EDITOR")
-    edit.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="again and again")
-    edit.add_argument("--without-header", action="append", default=[], metavar="NAME")
-    edit.add_argument("--new-id", default="", metavar="ID", help="consumers then take it for another message")
-    edit.add_argument("--reason", default="", help="why; it has to be said")
-    edit.add_argument("--dry-run", action="store_true", help="show the difference only")
+    edit.add_argument("--header", action="append", default=[], metavar="NAME=TEXT", help="set a header; repeatable")
+    edit.add_argument(
+        "--without-header", action="append", default=[], metavar="NAME", help="remove a header; repeatable"
+    )
+    edit.add_argument("--new-id", default="", metavar="ID", help="new message id, which makes it another message")
+    edit.add_argument("--reason", default="", help="the reason, kept in the audit log; required")
+    edit.add_argument("--dry-run", action="store_true", help="change nothing; show the difference")
     add_yes(edit)
-    out = add("export", help="messages as JSON lines or as a table, to stdout")
+    out = add("export", help="write messages as JSON lines or CSV to stdout")
     add_choice(out)
-    out.add_argument("--csv", action="store_true", help="a table without contents")
-    out.add_argument("--payload", choices=list(Payload), default=Payload.MASKED, help="only whole can be imported")
-    out.add_argument("--reason", default="", help="why; kept in the audit log")
-    into = add("import", help="park what was exported; nothing is published")
+    out.add_argument("--csv", action="store_true", help="as CSV, without bodies")
+    out.add_argument(
+        "--payload",
+        choices=list(Payload),
+        default=Payload.MASKED,
+        help="form of the bodies; only whole can be imported",
+    )
+    out.add_argument("--reason", default="", help="the reason, kept in the audit log")
+    into = add("import", help="park exported messages; publishes nothing")
     into.add_argument("file", metavar="FILE", help="JSON lines with their whole payload; - is stdin")
-    into.add_argument("--reason", default="", help="why; kept in the audit log")
-    old = add("purge", help="delete what was resolved long ago; without --yes it only counts")
-    old.add_argument("--older-than", type=age, required=True, metavar="AGE", help="90d")
+    into.add_argument("--reason", default="", help="the reason, kept in the audit log")
+    old = add("purge", help="delete messages resolved long ago; without --yes only count them")
+    old.add_argument(
+        "--older-than", type=age, required=True, metavar="AGE", help="the least age since then, such as 90d"
+    )
     old.add_argument("--state", "--status", default=",".join(RESOLVED), metavar="STATES", help="processed,discarded")
     add_yes(old)
 
@@ -67,13 +76,13 @@ def edit(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_edit/1", id=row.pk, version=made.number, sha256=made.sha256)
     else:
         command.line(f"Version {made.number} of message {row.pk} is stored.")
-        command.say(f"To send it: rmq_parked requeue {row.pk}")
+        command.say(f"To send it: manage.py rmq_parked requeue {row.pk}")
     return Exit.DONE
 
 
 def export_messages(command: RmqCommand, options: Options) -> Exit:
     chosen = selection_of(options, states=",".join(State.values))
-    partly = say_keys(command, chosen)
+    partly = report_keys(command, chosen)
     form = "csv" if options["csv"] else "jsonl"
     payload = Payload.NONE if options["csv"] else Payload(options["payload"])
     for line in export(chosen, Actor.of_shell(), form=form, payload=payload, reason=options["reason"]):
@@ -103,7 +112,7 @@ def purge_messages(command: RmqCommand, options: Options) -> Exit:
     age_of, actor = options["older_than"], Actor.of_shell()
     found = purge(actor, older_than=age_of, states=states)
     if found.total and not options["yes"] and sys.stdin.isatty() and command.stderr.isatty():
-        command.confirm(f"Delete {found.total} messages for good?", yes=False)
+        command.confirm(f"Delete {found.total} messages permanently?", yes=False)
         options["yes"] = True
     if options["yes"]:
         found = purge(actor, older_than=age_of, states=states, dry=False)
@@ -111,7 +120,7 @@ def purge_messages(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_purge/1", counts=found.counts, done=found.done)
     else:
         said = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items())) or "Nothing"
-        command.line(f"{said} deleted." if found.done else f"{said} would be deleted: add --yes.")
+        command.line(f"{said} deleted." if found.done else f"{said} would be deleted. Pass --yes to delete.")
     return Exit.DONE if found.total else Exit.NOTHING
 
 
@@ -127,7 +136,7 @@ def _new_text(options: Options, before: str) -> str:
         said = f"{options['body_file']} cannot be read: {error.strerror}."
         raise CommandError(said, returncode=Exit.USAGE) from error
     except UnicodeDecodeError:
-        raise CommandError("The new body is no UTF-8 text.", returncode=Exit.USAGE) from None
+        raise CommandError("The new body is not UTF-8 text.", returncode=Exit.USAGE) from None
 
 
 def _edited(before: str) -> str:
@@ -139,7 +148,7 @@ def _edited(before: str) -> str:
         try:
             subprocess.run([*editor, str(path)], check=True)  # noqa: S603 - the operator's own editor
         except (OSError, subprocess.CalledProcessError) as error:
-            raise CommandError(f"{editor[0]} did not end well: {error}.", returncode=Exit.ERROR) from error
+            raise CommandError(f"The editor {editor[0]} failed: {error}.", returncode=Exit.ERROR) from error
         after = path.read_bytes().decode()
     # Editors add a newline at the end of a file.
     return after if before.endswith("\n") else after.removesuffix("\n")

@@ -13,21 +13,20 @@ from django_rmq_retry.management.arguments import (
     keys_data,
     keys_from,
     positive,
-    say_keys,
+    report_keys,
     selection_of,
 )
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
-from django_rmq_retry.messages.deaths import Death, deaths, well_formed
+from django_rmq_retry.messages.history import Death, deaths, well_formed
 from django_rmq_retry.messages.masking import decoded, indented, is_json, masked
 from django_rmq_retry.messages.properties import decode_properties
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, Attempt, ErrorGroup, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.runs import ACTIVE
 from django_rmq_retry.parked.attempts import attempts_of
-from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.groups import parked_lately
-from django_rmq_retry.parked.key_lists import Answer, answer, look_up
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.key_lists import Lookup, current_matches, look_up
+from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.parked.record import moment
 from django_rmq_retry.parked.selection import Place, pages
 from django_rmq_retry.parked.transfer import as_data
@@ -42,31 +41,33 @@ BODIES = ("none", "exact", "pretty", "hex")
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
     """Add the subcommands with their options."""
-    listed = add("list", help="the messages, the latest first")
+    listed = add("list", help="list messages, the latest first")
     add_choice(listed)
-    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most so many; {LIMIT} by default")
+    listed.add_argument("--limit", type=positive, metavar="N", help=f"at most N messages; {LIMIT} by default")
     listed.add_argument(
-        "--after", metavar="PLACE", help="those behind a message: its number, or what a page calls next"
+        "--after", metavar="PLACE", help="continue after this record number, or after “next” of the previous page"
     )
-    listed.add_argument("--jsonl", action="store_true", help="one JSON object a line; all of them without --limit")
-    keys = add("keys", help="what became of each key of a list; nothing is changed")
-    keys.add_argument("file", metavar="FILE", help="business keys or message ids, however separated; - is stdin")
-    groups = add("groups", help="the causes, the largest first")
-    groups.add_argument("--all", action="store_true", help="also those of which nothing is parked any more")
+    listed.add_argument("--jsonl", action="store_true", help="one JSON object per line; all messages without --limit")
+    keys = add("keys", help="show the messages of each key in a list; changes nothing")
+    keys.add_argument(
+        "file", metavar="FILE", help="business keys or message ids, one per line or separated; - is stdin"
+    )
+    groups = add("groups", help="list error groups, the largest first")
+    groups.add_argument("--all", action="store_true", help="include groups without parked messages")
     groups.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
-    show = add("show", help="one message with its attempts")
+    show = add("show", help="show a message with its attempts")
     show.add_argument("id", type=int, metavar="ID")
-    show.add_argument("--body", choices=BODIES, default="none", help="how to show the body; it is masked")
-    show.add_argument("--attempts", choices=("last", "all"), default="last", help="the last attempt, or all")
-    show.add_argument("--reveal", action="store_true", help="without a mask; the audit log remembers it")
-    runs = add("requeue-runs", help="the requeue runs, the latest first")
-    runs.add_argument("--active", action="store_true", help="only those that have not ended")
+    show.add_argument("--body", choices=BODIES, default="none", help="format of the body, which is masked")
+    show.add_argument("--attempts", choices=("last", "all"), default="last", help="show the last attempt, or all")
+    show.add_argument("--reveal", action="store_true", help="show the body unmasked; the audit log records it")
+    runs = add("requeue-runs", help="list requeue runs, the latest first")
+    runs.add_argument("--active", action="store_true", help="only requeue runs that have not ended")
     runs.add_argument("--limit", type=positive, default=LIMIT, metavar="N")
 
 
 def show_list(command: RmqCommand, options: Options) -> Exit:
     chosen = selection_of(options, states=State.PARKED, narrow=False)
-    say_keys(command, chosen)
+    report_keys(command, chosen)
     rows = chosen.queryset().select_related("group").prefetch_related("keys").defer("body", "properties")
     after, limit = _place(options["after"]), options["limit"]
     if options["jsonl"]:
@@ -86,14 +87,14 @@ def show_list(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_list/1", total=chosen.count, items=items, next=following)
         return Exit.DONE if found else Exit.NOTHING
     if not found:
-        command.say("Nothing matches.")
+        command.say("No message matches.")
         return Exit.NOTHING
     terminal = command.stdout.isatty()
-    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR")
+    head = ("ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR")
     table = [(row.pk, row.state, clock(row.parked_at, terminal=terminal), *_words(row)) for row in found]
     command.table([head, *table], cut=True)
     if following:
-        command.say(f"{len(found)} of {chosen.count}; more with --limit, or go on with --after {following}")
+        command.say(f"{len(found)} of {chosen.count} messages. For more, raise --limit or pass --after {following}")
     return Exit.DONE
 
 
@@ -103,7 +104,7 @@ def _place(given: str | None) -> Place | None:
     try:
         found = Place.read(given)
     except ValueError:
-        said = f"--after takes the number of a record, or what a page calls next, not {given!r}."
+        said = f"--after takes a record number, or “next” of the previous page, not {given!r}."
         raise CommandError(said, returncode=Exit.USAGE) from None
     if found is None:
         raise CommandError(f"There is no message {given}.", returncode=Exit.NOTHING)
@@ -112,22 +113,22 @@ def _place(given: str | None) -> Place | None:
 
 def show_keys(command: RmqCommand, options: Options) -> Exit:
     keys = keys_from(options["file"])
-    told = answer(keys, look_up(keys))
+    told = current_matches(keys, look_up(keys))
     found = told.records()
     if options["json"]:
         command.document("parked_keys/1", **keys_data(told))
     else:
         kinds = {key: kind for kind, some in _kinds(told) for key in some}
         rows = [(key, kinds[key], *cells) for key in told.keys for cells in _matched(told, key)]
-        command.table([("KEY", "ANSWER", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
+        command.table([("KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"), *rows])
     return Exit.DONE if told.complete else Exit.PARTLY if found else Exit.NOTHING
 
 
-def _kinds(told: Answer) -> list[tuple[str, list[str]]]:
+def _kinds(told: Lookup) -> list[tuple[str, list[str]]]:
     return [("found", told.found), ("not found", told.missing), ("several", told.several), ("not open", told.closed)]
 
 
-def _matched(told: Answer, key: str) -> list[tuple[object, ...]]:
+def _matched(told: Lookup, key: str) -> list[tuple[object, ...]]:
     some: list[tuple[object, ...]] = [(one.record, one.state, one.run or "-", "-") for one in told.matches.get(key, ())]
     return some or [("-", "-", "-", " or ".join(told.alike.get(key, ())) or "-")]
 
@@ -152,7 +153,7 @@ def show_groups(command: RmqCommand, options: Options) -> Exit:
         if terminal and step:
             command.say(f"→ next: {step}")
     else:
-        command.say("Nothing is parked.")
+        command.say("No message is parked.")
     return Exit.DONE if found else Exit.NOTHING
 
 
@@ -170,11 +171,11 @@ def show_runs(command: RmqCommand, options: Options) -> Exit:
         command.document("parked_requeue_runs/1", items=[run_data(run) for run in found])
     elif found:
         terminal = command.stdout.isatty()
-        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "OK", "AGAIN", "LEFT OUT", "REASON")
+        head = ("RUN", "STATE", "STARTED", "BY", "TOTAL", "SENT", "PROCESSED", "FAILED AGAIN", "LEFT OUT", "REASON")
         cells = [_run_cells(run, terminal=terminal) for run in found]
         command.table([head, *cells], cut=True)
     else:
-        command.say("There is no run.")
+        command.say("There are no requeue runs.")
     return Exit.DONE if found else Exit.NOTHING
 
 
@@ -197,7 +198,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     if row is None:
         raise CommandError(f"There is no message {options['id']}.", returncode=Exit.NOTHING)
     if options["reveal"]:
-        note(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
+        log_action(Actor.of_shell(), Action.REVEAL, message=row.pk, group=row.group_id, subject=str(row))
     body = None if options["body"] == "none" else _body(row, options["body"], reveal=options["reveal"])
     died = _deaths(row)
     attempts = attempts_of(row)
@@ -221,7 +222,7 @@ def show_one(command: RmqCommand, options: Options) -> Exit:
     for one in some:
         at = clock(one.started_at, terminal=command.stdout.isatty())
         error = f"{one.error}: {one.error_text}".replace("\n", " ")
-        command.line(f"try {one.number:<12} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
+        command.line(f"attempt {one.number:<8} {at}  {one.seconds:.3f} s  {one.verdict}  {error}")
     if body is not None:
         command.line()
         command.line(body)
@@ -270,7 +271,7 @@ def _body(row: ParkedMessage, form: str, *, reveal: bool) -> str:
     if form == "hex":
         return data.hex(" ", 4) if reveal else "(hidden: --reveal shows it)"
     if text is None:
-        return "(no text: --body hex)" if reveal else "(hidden: --reveal shows it)"
+        return "(not text: --body hex shows it)" if reveal else "(hidden: --reveal shows it)"
     if form != "pretty" or not is_json(text):
         return text
     return indented(text, most=FORMATTED_LIMIT) or text

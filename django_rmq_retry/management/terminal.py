@@ -33,7 +33,7 @@ _KEY = re.compile(r"[^\w.-]")
 class Lines(logging.Formatter):
     """Format a record as one coloured line.
 
-    ``03:02:11 ✕ payment.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout``.
+    ``03:02:11 ✕ payment.transfer PAY-88121 attempt 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout``.
     """
 
     def __init__(self, style: Style, *, plain: bool, with_pid: bool) -> None:
@@ -53,7 +53,7 @@ class Lines(logging.Formatter):
     def _verdict(self, record: Any, sign: tuple[str, str, str]) -> str:
         style = getattr(self._colours, sign[2])
         name = record.handler if record.handler != "-" else record.queue
-        tried = f"try {record.attempt}" if record.attempt else "no try"
+        tried = f"attempt {record.attempt}" if record.attempt else "no attempt"
         limit = f"/{record.attempts}" if record.attempts else ""
         words = [name, getattr(record, "key", "") or record.message_id or "", f"{tried}{limit}", took(record.seconds)]
         said = " ".join(flat(word) for word in words if word)
@@ -180,11 +180,11 @@ def took(seconds: float) -> str:
 def _end(record: Any) -> Iterator[str]:
     """Yield the end of a verdict's line: the error, and what happens to the message."""
     yield from {
-        "retry": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
+        "retry": (record.detail, f"→ next attempt in {round(record.after or 0, 1):.12g} s"),
         "park": (f"→ parked: {record.detail or record.reason}",),
         "discard": (f"→ discarded: {record.detail}",),
-        "halt": (record.detail, f"→ again in {round(record.after or 0, 1):.12g} s"),
-        "duplicate": ("→ handled before",),
+        "halt": (record.detail, f"→ next attempt in {round(record.after or 0, 1):.12g} s"),
+        "duplicate": ("→ skipped: already handled",),
     }.get(record.event, ())
 
 

@@ -1,1 +1,24 @@
-"""Messages and their AMQP bytes. Standard library only: no clock, no threads, no randomness."""
+"""Messages and their AMQP bytes. Standard library only: no clock, no threads, no randomness.
+
+`Message`, `Delivery`, `Json` and `Raw` are imported from `django_rmq_retry`.
+"""
+
+from django_rmq_retry.messages.codecs import Codec
+from django_rmq_retry.messages.history import Reason, Stamp
+from django_rmq_retry.messages.message import DONE, Instruction, Settlement
+from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
+
+__all__ = [
+    "DONE",
+    "Codec",
+    "ErrorNote",
+    "Headers",
+    "Instruction",
+    "Properties",
+    "Reason",
+    "Settlement",
+    "Stamp",
+    "decode_properties",
+    "encode_properties",
+]

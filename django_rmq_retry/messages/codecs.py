@@ -102,7 +102,7 @@ def _plain(value: object) -> object:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return found
 
 
@@ -134,7 +134,7 @@ def _number(text: str) -> Decimal:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} stands where a number should")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_plain)

@@ -117,14 +117,14 @@ class _Walk:
         self.levels.append(level)
 
     def place(self) -> str:
-        said = ""
+        path = ""
         for level in self.levels:
             if level.listed:
-                said += f"[{level.index}]"
+                path += f"[{level.index}]"
             elif level.key is not None:
                 part = level.key if _PLAIN.fullmatch(level.key) else json.dumps(level.key)
-                said += f".{part}" if said else part
-        return said
+                path += f".{part}" if path else part
+        return path
 
 
 def _hidden_spans(text: str, paths: tuple[str, ...]) -> Iterator[tuple[int, int, str]]:

@@ -9,8 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, field
 from enum import Enum
 from typing import Any
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import HEADERS, Properties, decode_properties
+from django_rmq_retry.messages.properties import HEADERS, Headers, Properties, decode_properties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +139,7 @@ class Delivery(_Fields, metaclass=_Freezing):
         return f"<Delivery queue={self.queue!r} attempt={self.attempt} bytes={len(self.body)}>"
 
 
-class Tell(Enum):
+class Instruction(Enum):
     """The settlement method sent to the broker for a delivery."""
 
     ACK = "ack"
@@ -148,7 +147,7 @@ class Tell(Enum):
     REQUEUE = "nack, to be requeued"
     COUNTED_REQUEUE = "reject, to be requeued"
     """Quorum queues count it on every version. From RabbitMQ 4.3 they do not count a nack with requeue."""
-    AGAIN = "nothing: it stays in hand and is attempted again"
+    KEEP = "nothing: it stays unacked and is attempted again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +157,7 @@ class Settlement:
     The copies are confirmed before the delivery is settled, unless ack_first. Until then the message stays unacked.
     """
 
-    tell: Tell
+    instruction: Instruction
     copy: Message | None = None
     answer: Message | None = None
     """The answer to the caller, sent once without a retry: an answer that cannot be delivered never delays settling."""
@@ -167,4 +166,4 @@ class Settlement:
     """Seconds to keep the message unacked before publishing and settling."""
 
 
-DONE = Settlement(tell=Tell.ACK)
+DONE = Settlement(instruction=Instruction.ACK)

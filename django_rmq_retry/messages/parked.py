@@ -14,11 +14,23 @@ from enum import StrEnum
 from functools import lru_cache
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.deaths import BROKERS_OWN, Death, Reason, deaths, reason_of, told_of_broker
-from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.history import (
+    BROKERS,
+    BROKERS_OWN,
+    OURS,
+    PREFIX,
+    Death,
+    Reason,
+    Stamp,
+    deaths,
+    reason_of,
+    trusted_brokers_part,
+)
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import (
     BARE,
+    EMPTY,
+    Headers,
     Properties,
     decode_properties,
     encode_properties,
@@ -26,7 +38,6 @@ from django_rmq_retry.messages.properties import (
     reply_of,
     with_headers,
 )
-from django_rmq_retry.messages.stamp import BROKERS, OURS, PREFIX, Stamp
 from django_rmq_retry.messages.tracebacks import short
 
 KEPT_RAW = PREFIX + "properties"
@@ -93,7 +104,7 @@ class Parked:
     routing_key: str
     by: By
     reason: str
-    story: Stamp
+    stamp: Stamp
     detail: str = ""
     error: str = ""
     message: str = ""
@@ -153,7 +164,7 @@ def read_parked(delivery: Delivery, homes: Mapping[str, str]) -> Parked:
             by=By.OTHER,
             reason=Reason.UNDECODABLE_HEADERS,
             detail=str(error),
-            story=Stamp(),
+            stamp=Stamp(),
             copy=_bytes_digest(_uncounted(delivery.raw, known), delivery.body),
         )
 
@@ -179,14 +190,14 @@ def set_aside(delivery: Delivery, why: str, *, queue: str) -> Message:
 
 def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> Parked:
     headers = arrived.headers
-    told = {name: _told(headers, name) for name in _TEXTS}
-    story = Stamp.read(headers)
+    texts = {name: _text_header(headers, name) for name in _TEXTS}
+    stamp = Stamp.read(headers)
     # Our copies carry no x-death. If there is one, the broker dead-lettered the message after any copy of ours, and
     # headers in our name may come from the sender.
     died = deaths(headers)
-    by = By.BROKER if died else By.CONSUMER if told["reason"] else By.OTHER
+    by = By.BROKER if died else By.CONSUMER if texts["reason"] else By.OTHER
     raw, properties, body = _original(delivery, arrived, kept=by is By.CONSUMER)
-    queue, exchange, routing_key = _origin(delivery, story, died, homes)
+    queue, exchange, routing_key = _origin(delivery, stamp, died, homes)
     return Parked(
         body=body,
         raw=raw,
@@ -196,15 +207,15 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
         exchange=exchange,
         routing_key=routing_key,
         by=by,
-        reason=reason_of(headers) or told["reason"] or FOREIGN,
-        detail=told["detail"],
-        error=told["error"],
-        message=told["message"],
-        handler=told["handler"],
-        fingerprint=told["fingerprint"] if by is By.CONSUMER else "",
-        culprit=told["culprit"] if by is By.CONSUMER else "",
-        ticket=told["ticket"],
-        story=story,
+        reason=reason_of(headers) or texts["reason"] or FOREIGN,
+        detail=texts["detail"],
+        error=texts["error"],
+        message=texts["message"],
+        handler=texts["handler"],
+        fingerprint=texts["fingerprint"] if by is By.CONSUMER else "",
+        culprit=texts["culprit"] if by is By.CONSUMER else "",
+        ticket=texts["ticket"],
+        stamp=stamp,
         parked_at=_parked_at(headers, died),
         copy=_bytes_digest(_uncounted(delivery.raw, arrived), delivery.body),
     )
@@ -233,7 +244,7 @@ def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[b
     if type(leading) is int and 0 < leading <= len(delivery.body):
         raw = delivery.body[:leading]
         return raw, _decoded(raw), delivery.body[leading:]
-    theirs = told_of_broker(headers.get(BROKERS)) if kept else b""
+    theirs = trusted_brokers_part(headers.get(BROKERS)) if kept else b""
     left = headers.replacing(drop=DROPPED | BROKERS_OWN if theirs else DROPPED)
     if theirs:
         left = Headers(left.raw + theirs)
@@ -261,19 +272,19 @@ def _decoded(raw: bytes) -> Properties:
 
 
 def _origin(
-    delivery: Delivery, story: Stamp, died: tuple[Death, ...], homes: Mapping[str, str]
+    delivery: Delivery, stamp: Stamp, died: tuple[Death, ...], homes: Mapping[str, str]
 ) -> tuple[str, str, str]:
     """Return the work queue, and the exchange and routing key to which the message was first published."""
-    told = homes.get(story.queue, story.queue)
+    home = homes.get(stamp.queue, stamp.queue)
     if died:
         # The newest death comes first. The oldest has the original exchange and key, unless this queue's stamp has.
         newest, oldest = died[0], died[-1]
         queue = homes.get(newest.queue, newest.queue)
-        if told and told == queue:
-            return queue, story.exchange, story.routing_key
+        if home and home == queue:
+            return queue, stamp.exchange, stamp.routing_key
         return queue, oldest.exchange, oldest.keys[0] if oldest.keys else ""
-    if told:
-        return told, story.exchange, story.routing_key
+    if home:
+        return home, stamp.exchange, stamp.routing_key
     return homes.get(delivery.queue, ""), delivery.exchange, delivery.routing_key
 
 
@@ -283,11 +294,11 @@ def _parked_at(headers: Headers, died: tuple[Death, ...]) -> int:
         # The broker cuts to whole seconds; 999 ms give the end of that second.
         newest = died[0]
         return newest.at + 999 if newest.at and newest.count == 1 else 0
-    told = headers.get(PREFIX + "parked-at")
-    return told if type(told) is int and told > 0 else 0
+    value = headers.get(PREFIX + "parked-at")
+    return value if type(value) is int and value > 0 else 0
 
 
-def _told(headers: Headers, name: str) -> str:
+def _text_header(headers: Headers, name: str) -> str:
     value = headers.get(PREFIX + name)
     return value if isinstance(value, str) else ""
 
@@ -361,9 +372,9 @@ def nameless(name: str) -> bool:
 def _digest(delivery: Delivery) -> str:
     """Return the digest of everything that the copy for a retry keeps: body, exchange, routing key and properties."""
     known = delivery.properties
-    said = (
+    content = (
         *(delivery.exchange, delivery.routing_key, known.content_type, known.content_encoding, known.correlation_id),
         *(reply_of(known), known.timestamp, known.type, known.app_id),
     )
-    parts = (repr(said).encode(), known.headers.replacing(drop=_ADDED).raw, delivery.body)
+    parts = (repr(content).encode(), known.headers.replacing(drop=_ADDED).raw, delivery.body)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

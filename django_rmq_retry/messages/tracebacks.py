@@ -43,7 +43,7 @@ def short(value: object, limit: int = TEXT_LIMIT) -> str:
     try:
         text = str(value)
     except BaseException as broken:  # noqa: BLE001 - any error of __str__ is caught, because the message must be parked
-        text = f"(its text cannot be made: {type(broken).__name__})"
+        text = f"(its text cannot be read: {type(broken).__name__})"
     if len(text) <= limit and text.isascii() and "\0" not in text:
         return text
     encoded = text[: limit + 1].encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")

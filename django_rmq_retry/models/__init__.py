@@ -1,12 +1,12 @@
 """The database models: parked messages, attempts, requeue runs, outbox, inbox, queue controls and the audit log."""
 
 from django_rmq_retry.models.audit import Action, AuditHead, LiveStatus, OperatorAction
-from django_rmq_retry.models.blocked import BlockedKey, BlockedMessage
 from django_rmq_retry.models.boxes import InboxEntry, OutboxMessage
-from django_rmq_retry.models.controls import Declared, HandlerRate, QueueControl
+from django_rmq_retry.models.controls import BlockedKey, BlockedMessage, Declared, HandlerRate, QueueControl
 from django_rmq_retry.models.parked import (
     Attempt,
     BusinessKey,
+    DiscardCategory,
     ErrorGroup,
     KeyList,
     ListedKey,
@@ -24,6 +24,7 @@ __all__ = [
     "BlockedMessage",
     "BusinessKey",
     "Declared",
+    "DiscardCategory",
     "ErrorGroup",
     "HandlerRate",
     "InboxEntry",

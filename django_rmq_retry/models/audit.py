@@ -1,10 +1,13 @@
 """The audit log: append-only rows, each sealed with the seal of the row before it."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
@@ -35,7 +38,7 @@ class Action(models.TextChoices):
 ELSEWHERE = {
     (Action.PAUSE, "until"): pgettext_lazy("act", "Pause queue"),
     (Action.RESUME, "paused_by"): pgettext_lazy("act", "Resume queue"),
-    (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Send again"),
+    (Action.REQUEUE, "outbox"): pgettext_lazy("act", "Retry outbox message"),
 }
 """Names for the same actions on queues and outbox rows; a fact of the given name identifies them."""
 
@@ -44,13 +47,13 @@ class InsertOnly(models.QuerySet["OperatorAction"]):
     """A queryset that refuses to change or delete recorded actions."""
 
     def update(self, **_changes: Any) -> NoReturn:
-        raise HistoryIsFixed("Actions of operators are never changed.")
+        raise HistoryIsFixed("Recorded actions of operators cannot be changed.")
 
     def delete(self) -> NoReturn:
-        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+        raise HistoryIsFixed("Recorded actions of operators are deleted only by the command rmq_audit purge.")
 
     def bulk_update(self, *_args: Any, **_changes: Any) -> NoReturn:
-        raise HistoryIsFixed("Actions of operators are never changed.")
+        raise HistoryIsFixed("Recorded actions of operators cannot be changed.")
 
 
 class HistoryIsFixed(Exception):
@@ -79,7 +82,7 @@ class OperatorAction(models.Model):
     count = models.PositiveIntegerField(_("messages"), default=1)
     facts = models.JSONField(_("facts"), default=dict)
     """Details by name, such as selection, rate, digests before and after, masked difference and result."""
-    ip = models.GenericIPAddressField(_("address"), null=True, blank=True)
+    ip = models.GenericIPAddressField(_("IP address"), null=True, blank=True)
     source = models.CharField(_("source"), max_length=10, default="code")
     previous = models.CharField(max_length=64, editable=False)
     seal = models.CharField(max_length=64, editable=False)
@@ -91,7 +94,7 @@ class OperatorAction(models.Model):
         verbose_name = _("action")
         verbose_name_plural = _("audit log")
         default_permissions = ("view",)
-        permissions = (("view_all_operatoraction", _("Can see what others did")),)
+        permissions = (("view_all_operatoraction", _("Can view the actions of other operators")),)
         indexes = (
             models.Index(fields=["message", "-number"], name="rmq_action_message"),
             models.Index(fields=["actor", "-number"], name="rmq_action_actor"),
@@ -104,11 +107,11 @@ class OperatorAction(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if not self._state.adding:
-            raise HistoryIsFixed("Actions of operators are never changed.")
+            raise HistoryIsFixed("Recorded actions of operators cannot be changed.")
         super().save(*args, **kwargs)
 
     def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise HistoryIsFixed("Actions of operators are deleted by their own retention only: rmq_audit purge.")
+        raise HistoryIsFixed("Recorded actions of operators are deleted only by the command rmq_audit purge.")
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -117,14 +120,28 @@ class OperatorAction(models.Model):
 
     def get_action_display(self) -> str:  # type: ignore[no-redef]  # Django keeps a method that the class defines
         """Return the name of the action, with its object if that is a queue or an outbox row."""
-        found = (said for (action, fact), said in ELSEWHERE.items() if action == self.action and fact in self.details)
+        found = (name for (action, fact), name in ELSEWHERE.items() if action == self.action and fact in self.details)
         return str(next(found, dict(Action.choices).get(self.action, self.action)))
+
+    def compute_seal(self) -> str:
+        """Return the SHA-256 of the values and the seal before them, without the account, which may be deleted."""
+        at = self.at.astimezone(timezone.get_fixed_timezone(0)).isoformat(timespec="milliseconds")
+        facts = {name: getattr(self, name) for name in SEALED} | {"at": at, "action": str(self.action)}
+        text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def queue(self) -> str:
         """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
         return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
+
+
+SEALED = (
+    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "group", "run", "subject", "count"),
+    *("facts", "ip", "source", "previous"),
+)
+"""The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
 
 
 class AuditHead(models.Model):

@@ -37,26 +37,26 @@ class OutboxMessage(models.Model):
     message_id = models.CharField(_("message id"), max_length=255, blank=True)
     exchange = models.CharField(_("exchange"), max_length=255, blank=True)
     routing_key = models.CharField(_("routing key"), max_length=255, blank=True)
-    mandatory = models.BooleanField(_("must reach a queue"), default=True)
+    mandatory = models.BooleanField(_("mandatory"), default=True)
     body = models.BinaryField(_("body"))
     size = models.PositiveIntegerField(_("size"), default=0)
     properties = models.BinaryField(_("properties"))
     """The AMQP properties, encoded for the broker."""
-    order_key = models.CharField(_("order"), max_length=255, blank=True)
+    order_key = models.CharField(_("ordering key"), max_length=255, blank=True)
     """The ordering key: rows with the same one are sent one after another."""
     created_at = models.DateTimeField(_("written"))
-    due_at = models.DateTimeField(_("sent after"))
+    due_at = models.DateTimeField(_("due at"))
     """No relay takes the row before this time: another relay is sending it, or it waits after a failure."""
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    error = models.TextField(_("why it was not sent"), blank=True)
+    error = models.TextField(_("last error"), blank=True)
     failed_at = models.DateTimeField(pgettext_lazy("outbox", "failed"), null=True, blank=True)
     """Set if the broker can never accept the message; the row is kept for an operator."""
 
     objects = OutboxRows.as_manager()
 
     class Meta:
-        verbose_name = _("message to be published")
-        verbose_name_plural = _("messages to be published")
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
         default_permissions = ("view",)
         permissions = (("retry_outboxmessage", _("Can retry failed messages of the outbox")),)
         indexes = (

@@ -1,4 +1,4 @@
-"""Models for the pauses and breakers of queues, the rates of handlers, and the topology declared on a broker."""
+"""Models for the pauses and breakers of queues, rates, blocked ordering keys, and the topology declared on a broker."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ class QueueControl(models.Model):
     by = models.CharField(_("by"), max_length=150, blank=True)
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     since = models.DateTimeField(_("since"), null=True, blank=True)
-    until = models.DateTimeField(_("goes on by itself"), null=True, blank=True)
+    until = models.DateTimeField(_("resumes at"), null=True, blank=True)
     """The end of the pause; it needs no process to end it."""
     opened = models.BooleanField(_("opened by its breaker"), default=False)
     handler = models.CharField(_("handler"), max_length=255, blank=True)
@@ -95,3 +95,65 @@ class Declared(models.Model):
     def digest_of(*names: str) -> str:
         """Return the digest of project, broker, virtual host, kind and name."""
         return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
+class BlockedKey(models.Model):
+    """One blocked ordering key of one handler: the failed message goes first and every later one waits behind it."""
+
+    handler = models.CharField(_("handler"), max_length=255)
+    key = models.CharField(_("ordering key"), max_length=255)
+    """The key for display: shortened, without characters that a database cannot store."""
+    digest = models.CharField(max_length=64, editable=False)
+    """SHA-256 of handler and key, because some databases treat texts that differ only in case as equal."""
+    queue = models.CharField(_("queue"), max_length=255)
+    blocker = models.CharField(_("goes first"), max_length=255)
+    """The display name of the message that goes first."""
+    name = models.CharField(max_length=64, editable=False)
+    """The digest of that message's name and body."""
+    identity = models.CharField(max_length=160, editable=False)
+    """The identity of its parked message, if it is parked."""
+    parked = models.BooleanField(_("parked"), default=False)
+    """True if an operator has to decide; false while the message waits for its next attempt."""
+    since = models.DateTimeField(_("since"))
+    waiting = models.PositiveIntegerField(_("waiting behind it"), default=0)
+
+    class Meta:
+        verbose_name = _("blocked key")
+        verbose_name_plural = _("blocked keys")
+        default_permissions = ("view",)
+        permissions = (("unblock_blockedkey", _("Can unblock ordering keys")),)
+        constraints = (models.UniqueConstraint(fields=["digest"], name="rmq_blocked_once"),)
+        indexes = (
+            models.Index(fields=["identity"], name="rmq_blocked_by"),
+            models.Index(fields=["queue", "since"], name="rmq_blocked_queue"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.handler} {self.key}"
+
+
+class BlockedMessage(models.Model):
+    """One message that waits behind a blocked key; rows are in the order of arrival."""
+
+    block = models.ForeignKey(BlockedKey, on_delete=models.PROTECT, related_name="messages", db_index=False)
+    shown = models.CharField(_("message"), max_length=255)
+    name = models.CharField(max_length=64, editable=False)
+    identity = models.CharField(max_length=160, editable=False)
+    digest = models.CharField(max_length=64, editable=False)
+    """The digest of the message's name and body: the same for two deliveries of one message."""
+    exchange = models.CharField(_("exchange"), max_length=255, blank=True)
+    routing_key = models.CharField(_("routing key"), max_length=255, blank=True)
+    body = models.BinaryField(_("body"))
+    properties = models.BinaryField(_("properties"))
+    """The properties of the copy that returns to the queue: the original ones, with the exchange and key of arrival."""
+    waiting_since = models.DateTimeField(_("waiting since"))
+
+    class Meta:
+        verbose_name = _("blocked message")
+        verbose_name_plural = _("blocked messages")
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["block", "digest"], name="rmq_waiting_once"),)
+        indexes = (models.Index(fields=["block", "id"], name="rmq_waiting_next"),)
+
+    def __str__(self) -> str:
+        return self.shown

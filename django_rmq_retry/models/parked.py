@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.db import models
-from django.db.models import Q
+from django.db import models, router
+from django.db.models import Case, F, IntegerField, Q, Value, When
+from django.db.models.expressions import Combinable
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 
 REASON_TEXTS: Mapping[str, Any] = {
     Reason.EXHAUSTED: pgettext_lazy("reason", "retries exhausted"),
@@ -18,14 +19,14 @@ REASON_TEXTS: Mapping[str, Any] = {
     Reason.UNDECODABLE_BODY: pgettext_lazy("reason", "cannot decode body"),
     Reason.UNDECODABLE_HEADERS: pgettext_lazy("reason", "cannot decode headers"),
     Reason.UNHANDLED: pgettext_lazy("reason", "no handler"),
-    Reason.CRASHED: pgettext_lazy("reason", "stopped its worker"),
+    Reason.CRASHED: pgettext_lazy("reason", "worker died"),
     Reason.EXPIRED: pgettext_lazy("reason", "expired"),
     Reason.DELIVERY_LIMIT: pgettext_lazy("reason", "delivery limit"),
     Reason.OVERFLOWN: pgettext_lazy("reason", "queue overflow"),
     Reason.REJECTED: pgettext_lazy("reason", "rejected"),
     Reason.CONFLICT: pgettext_lazy("reason", "identity conflict"),
     Reason.ALIKE: pgettext_lazy("reason", "may be a duplicate"),
-    Reason.UNNAMED: pgettext_lazy("reason", "cannot be named"),
+    Reason.UNNAMED: pgettext_lazy("reason", "no usable name for once"),
     Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
 }
 
@@ -35,13 +36,52 @@ def reason_text(code: str) -> str:
     return str(REASON_TEXTS.get(code, code))
 
 
+def reduced(counter: str, count: int = 1) -> Case:
+    """Return a counter minus ``count``, at least 0: a wrong counter must not block a message's change of state."""
+    enough = When(**{f"{counter}__gte": count}, then=F(counter) - count)
+    return Case(enough, default=Value(0), output_field=IntegerField())
+
+
+class ErrorGroups(models.Manager["ErrorGroup"]):
+    """The error groups; their counters change in the transaction that changes their messages."""
+
+    def count_moved(self, group: int, before: str | None, after: str | None, count: int = 1) -> None:
+        """Update the counters of a group after ``count`` of its messages changed state.
+
+        As a state, None means that they were not in the group before, or are not in it any more. Call this in the
+        transaction that changed the messages, after the change: messages are locked before groups.
+        """
+        left, entered = COUNTED_AS[before] if before else None, COUNTED_AS[after] if after else None
+        if left == entered or not count:
+            return
+        changes: dict[str, Combinable] = {}
+        if left is not None:
+            changes[left] = reduced(left, count)
+        if entered is not None:
+            changes[entered] = F(entered) + count
+        self.filter(pk=group).update(**changes)
+
+    def count_deleted(self, counts: Mapping[tuple[int, str], int]) -> None:
+        """Update the counters of groups whose messages were deleted; one statement serves all that lose equally many.
+
+        Call it like ``count_moved``. The groups are locked in order of their keys before any of them changes.
+        """
+        groups = self.using(router.db_for_write(ErrorGroup)).filter(pk__in={group for group, _state in counts})
+        list(groups.order_by("pk").select_for_update().values_list("pk"))
+        alike: dict[tuple[str, int], list[int]] = {}
+        for (group, state), count in counts.items():
+            alike.setdefault((COUNTED_AS[state], count), []).append(group)
+        for (counter, count), members in alike.items():
+            groups.filter(pk__in=members).update(**{counter: reduced(counter, count)})
+
+
 class ErrorGroup(models.Model):
     """The messages with the same cause, found by its fingerprint; the counters can be recomputed from the messages."""
 
     fingerprint = models.CharField(_("fingerprint"), max_length=64, unique=True)
     rule = models.PositiveSmallIntegerField(_("grouping rule"), default=1)
     title = models.CharField(_("title"), max_length=255)
-    culprit = models.CharField(_("place in the code"), max_length=255, blank=True)
+    culprit = models.CharField(_("location in the code"), max_length=255, blank=True)
     reason = models.CharField(_("reason"), max_length=64)
     first_seen = models.DateTimeField(_("first seen"))
     last_seen = models.DateTimeField(_("last seen"))
@@ -52,7 +92,7 @@ class ErrorGroup(models.Model):
     discarded = models.PositiveIntegerField(_("discarded"), default=0)
     arrived = models.PositiveIntegerField(_("arrived"), default=0)
     failed_again = models.PositiveIntegerField(_("failed again"), default=0)
-    regressed_at = models.DateTimeField(_("came back"), null=True, blank=True)
+    regressed_at = models.DateTimeField(_("occurred again"), null=True, blank=True)
     muted = models.BooleanField(_("muted"), default=False)
     plain = models.CharField(_("in plain words"), max_length=255, blank=True)
     note = models.TextField(_("note"), blank=True)
@@ -61,11 +101,13 @@ class ErrorGroup(models.Model):
     noted_at = models.DateTimeField(_("noted"), null=True, blank=True)
     noted_by = models.CharField(_("noted by"), max_length=150, blank=True)
 
+    objects = ErrorGroups()
+
     class Meta:
         verbose_name = _("error group")
         verbose_name_plural = _("error groups")
         default_permissions = ("view",)
-        permissions = (("note_errorgroup", _("Can note on and mute error groups")),)
+        permissions = (("note_errorgroup", _("Can annotate and mute error groups")),)
         indexes = (
             models.Index(fields=["-last_seen", "-id"], name="rmq_group_last"),
             models.Index(fields=["-parked", "-last_seen"], name="rmq_group_parked"),
@@ -93,6 +135,27 @@ OPEN = (State.PARKED, State.ON_HOLD)
 UNRESOLVED = (*OPEN, State.REQUEUEING, State.REQUEUED)
 """States that retention never purges."""
 RESOLVED = (State.PROCESSED, State.DISCARDED)
+COUNTED_AS: Mapping[str, str] = {
+    State.PARKED: "parked",
+    State.ON_HOLD: "parked",
+    State.REQUEUEING: "requeued",
+    State.REQUEUED: "requeued",
+    State.PROCESSED: "processed",
+    State.DISCARDED: "discarded",
+}
+"""The counter of a group that counts messages in this state."""
+COUNTERS = ("parked", "requeued", "processed", "discarded")
+
+
+class DiscardCategory(models.TextChoices):
+    """The reason for a discard, as one of a few categories."""
+
+    DUPLICATE = "duplicate", _("Duplicate")
+    CANCELLED = "cancelled", _("Cancelled by the customer")
+    ELSEWHERE = "handled elsewhere", _("Handled elsewhere")
+    BAD_DATA = "bad data", _("Bad data")
+    TEST = "test", _("Test")
+    OTHER = "other", _("Other")
 
 
 class ParkedMessage(models.Model):
@@ -127,8 +190,8 @@ class ParkedMessage(models.Model):
     reason = models.CharField(_("reason"), max_length=64)
     detail = models.TextField(_("detail"), blank=True)
     error = models.CharField(_("error"), max_length=255, blank=True)
-    error_text = models.TextField(_("what the error says"), blank=True)
-    summary = models.TextField(_("attempts in short"), blank=True)
+    error_text = models.TextField(_("error text"), blank=True)
+    summary = models.TextField(_("summary of the attempts"), blank=True)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     cycle = models.PositiveIntegerField(_("cycle"), default=1)
     """The number of times that the message was sent to its queue: 1 before its first requeue."""
@@ -146,7 +209,7 @@ class ParkedMessage(models.Model):
     parked_at = models.DateTimeField(_("parked"))
     recorded_at = models.DateTimeField(_("recorded"))
     held_until = models.DateTimeField(_("on hold until"), null=True, blank=True)
-    hold_reason = models.CharField(_("reason of the hold"), max_length=255, blank=True)
+    hold_reason = models.CharField(_("reason for the hold"), max_length=255, blank=True)
     claimed_until = models.DateTimeField(null=True, blank=True, editable=False)
     """Until this time a process is requeueing the message; afterwards it is unknown if the message was sent."""
     requeued_at = models.DateTimeField(_("requeued"), null=True, blank=True)
@@ -156,7 +219,7 @@ class ParkedMessage(models.Model):
     unconfirmed = models.BooleanField(_("may have been delivered"), default=False)
     """True if the last requeue was not confirmed: a copy may be in flight although the message is open."""
     resolved_at = models.DateTimeField(_("resolved"), null=True, blank=True)
-    resolution = models.CharField(_("reason of the discard"), max_length=255, blank=True)
+    resolution = models.CharField(_("reason for the discard"), max_length=255, blank=True)
 
     class Meta:
         verbose_name = _("parked message")
@@ -289,7 +352,7 @@ class Attempt(models.Model):
     next_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     error = models.CharField(_("error"), max_length=255, blank=True)
-    error_text = models.TextField(_("what the error says"), blank=True)
+    error_text = models.TextField(_("error text"), blank=True)
     chain = models.JSONField(_("causes"), default=list)
     """The exceptions, newest first: class, text and frames of each; the project's own frames are marked."""
     logs = models.TextField(_("log lines"), blank=True)

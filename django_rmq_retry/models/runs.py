@@ -24,23 +24,23 @@ ACTIVE = (RunState.PLANNED, RunState.RUNNING, RunState.PAUSED, RunState.WAITING)
 class RunWait(models.TextChoices):
     """The reason that a requeue run sends nothing now, as a code; its text is made when it is shown."""
 
-    LISTING = "listing", _("Its messages are being listed; the run sends them afterwards.")
-    BROKER_AWAY = "broker_away", _("No connection to the broker. The run resumes by itself.")
-    QUEUE_DEEP = "queue_deep", _("The queue holds more messages than the run's limit. The run resumes by itself.")
-    QUEUE_FULL = "queue_full", _("The queue refused it: it is full.")
+    LISTING = "listing", _("The run is listing its messages and sends them afterwards.")
+    BROKER_AWAY = "broker_away", _("No connection to the broker. The run resumes automatically.")
+    QUEUE_DEEP = "queue_deep", _("The queue holds more messages than the run's limit. The run resumes automatically.")
+    QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
     DEPTH_UNKNOWN = (
         "depth_unknown",
         _("The broker does not report how many messages the queue holds. The run resumes when it does."),
     )
     KEYS_WAIT = "keys_wait", _("Waits for the outcome of earlier messages with the same business key.")
-    CANARY_WAITS = "canary_waits", _("One message was sent; the rest follows when it was processed.")
-    CANARY_FAILED = "canary_failed", _("The first message failed again. Look at it, then resume or stop.")
+    CANARY_WAITS = "canary_waits", _("One message was sent. The others follow when it has been processed.")
+    CANARY_FAILED = "canary_failed", _("The first message failed again. Check it, then resume or stop the run.")
     CANARY_SILENT = (
         "canary_silent",
-        _("The first message has no outcome after a minute. Look at it, then resume or stop."),
+        _("The first message has no outcome after a minute. Check it, then resume or stop the run."),
     )
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
-    GUARD = "guard", _("More messages failed again than the run allows. Look at them, then resume or stop.")
+    GUARD = "guard", _("More messages failed again than the run allows. Check them, then resume or stop the run.")
     NO_OUTCOME = "no_outcome", _("Some messages have no outcome after an hour.")
 
 
@@ -53,27 +53,31 @@ class ItemReason(models.TextChoices):
     SUCCEEDED = "succeeded", _("A copy of it was handled already.")
     UNCONFIRMED = "unconfirmed", _("It may have been delivered: an earlier requeue was not confirmed.")
     PERMANENT = "permanent", _("Its error is permanent: requeueing alone will not help.")
-    LATE = "late", _("It is older than the cut-off.")
+    LATE = "late", _("It is older than the age limit for requeues.")
     UNHANDLED = "unhandled", _("No handler of this project takes messages of its queue.")
-    UNWRITABLE = "unwritable", _("It cannot be written: its headers or its body are too large for the broker.")
+    UNWRITABLE = "unwritable", _("It cannot be published: its headers or its body are too large for the broker.")
     UNROUTABLE = "unroutable", _("Its queue does not exist.")
     REFUSED = "refused", _("The project's rules do not allow the operator who started the run to requeue it.")
     ACCOUNT_GONE = (
         "account_gone",
         _("The account that started the run no longer exists, so its permissions cannot be checked."),
     )
-    NOT_SENT = "not_sent", _("The broker was away before it was sent.")
-    QUEUE_FULL = "queue_full", _("The queue refused it: it is full.")
+    NOT_SENT = "not_sent", _("The connection to the broker was lost before it was sent.")
+    QUEUE_FULL = "queue_full", _("The queue rejected it because the queue is full.")
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     KEY_FAILED = "key_failed", _("An earlier message with the same business key failed again or has no outcome.")
     STOPPED = "stopped", _("The run was stopped before it was sent.")
+
+
+MIN_OUTCOMES = 5
+"""Smallest number of outcomes for which the share of failures is meaningful."""
 
 
 class RequeueRun(models.Model):
     """A requeue run: a frozen selection of parked messages that is sent back to their queues."""
 
     state = models.CharField(_("state"), max_length=10, choices=RunState.choices, default=RunState.RUNNING)
-    wait = models.CharField(_("why it waits"), max_length=16, choices=RunWait.choices, blank=True)
+    wait = models.CharField(_("reason for waiting"), max_length=16, choices=RunWait.choices, blank=True)
     """The reason that it sends nothing now, or that it paused itself."""
     note = models.CharField(_("note"), max_length=255, blank=True)
     """The operator's reason for the pause or the stop."""
@@ -85,14 +89,14 @@ class RequeueRun(models.Model):
     source = models.CharField(_("source"), max_length=10, default="code")
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     selection = models.JSONField(_("selection"), default=dict)
-    description = models.CharField(_("what was chosen"), max_length=255, blank=True)
+    description = models.CharField(_("description of the selection"), max_length=255, blank=True)
     target = models.CharField(_("target"), max_length=255, blank=True)
     """A queue to use in place of the one that each message failed in; empty if there is none."""
     rate = models.FloatField(_("messages per second"), default=20)
     max_depth = models.PositiveIntegerField(_("waits while the queue holds more than"), null=True, blank=True)
-    stop_at = models.FloatField(_("stops when so many percent fail again"), null=True, blank=True)
+    stop_at = models.FloatField(_("pauses when more percent fail again than"), null=True, blank=True)
     one_by_one = models.BooleanField(_("one at a time for each business key"), default=False)
-    canary = models.BooleanField(_("tries one first"), default=False)
+    canary = models.BooleanField(_("sends one message first"), default=False)
 
     total = models.PositiveIntegerField(_("messages"), default=0)
     sent = models.PositiveIntegerField(_("sent"), default=0)
@@ -122,9 +126,9 @@ class RequeueRun(models.Model):
 
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
-    driver = models.CharField(_("driven by"), max_length=255, blank=True)
+    driver = models.CharField(_("sent by"), max_length=255, blank=True)
     leased_until = models.DateTimeField(null=True, blank=True, editable=False)
-    beat_at = models.DateTimeField(_("last reported"), null=True, blank=True)
+    beat_at = models.DateTimeField(_("last heartbeat"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("requeue run")
@@ -144,6 +148,18 @@ class RequeueRun(models.Model):
     def listing(self) -> bool:
         """True if some of its items are not written yet."""
         return self.listing_limit is not None
+
+    @property
+    def guarded_outcomes(self) -> tuple[int, int]:
+        """The number of outcomes that the guard counts, and how many of them failed again."""
+        failed = max(self.failed - self.spared_failed, 0)
+        return failed + max(self.processed - self.spared_processed, 0), failed
+
+    @property
+    def guard_exceeded(self) -> bool:
+        """True if more messages failed again than the run allows, since the last resume after a pause by this guard."""
+        ended, failed = self.guarded_outcomes
+        return self.stop_at is not None and ended >= MIN_OUTCOMES and failed * 100 > self.stop_at * ended
 
     @property
     def explanation(self) -> str:

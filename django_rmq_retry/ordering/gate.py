@@ -14,14 +14,13 @@ from django_rmq_retry.errors import HeadersTooLarge
 from django_rmq_retry.handlers.attempt import Unready
 from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
-from django_rmq_retry.messages.stamp import MARK
+from django_rmq_retry.messages.history import PREFIX_BYTES, Reason
+from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Settlement
 from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.keys import (
     Full,
-    Said,
+    MessageNames,
     add_waiting,
     block,
     database,
@@ -31,7 +30,7 @@ from django_rmq_retry.ordering.keys import (
     pass_on,
     unblock,
 )
-from django_rmq_retry.policies.policy import Kind, Verdict, park
+from django_rmq_retry.policies.verdict import Kind, Verdict, park
 from django_rmq_retry.server import asked_anew, lost, too_large
 
 log = logging.getLogger("django_rmq_retry")
@@ -42,11 +41,11 @@ FULL = 1.0
 The wait is bounded because the message that goes first arrives by the same queue, and may be behind as many
 messages as the prefetch allows.
 """
-SAID = 60.0
+LOG_EVERY = 60.0
 """Seconds between two log lines about exceeded limits."""
 
 
-class Unkept(Exception):
+class NotStored(Exception):
     """Raised if writing a message's row loses the database connection; if that repeats, the message is parked."""
 
 
@@ -60,24 +59,24 @@ class Order:
         self._channels: dict[str, object] = {}
         self._slowed: dict[Hashable, str] = {}
         """The tokens of deliveries that have waited unacked because the limits were exceeded, with their queues."""
-        self._said = 0.0
+        self._log_at = 0.0
 
     def enter(self, delivery: Delivery, subscription: Subscription) -> Settlement | None:
         if subscription.order_by is None:
             return None
-        if _gone(delivery):
+        if _channel_closed(delivery):
             # Its channel has closed: the message is redelivered behind what failed before it. This result is unused.
             return DONE
         blocked = self._known(delivery)
         if not blocked:
             return None
         key = digest(subscription.name, delivery.key or "")
-        return self._behind(delivery, subscription, key) if key in blocked else None
+        return self._wait_behind(delivery, subscription, key) if key in blocked else None
 
     def leave(
         self, delivery: Delivery, subscription: Subscription, verdict: Verdict, error: BaseException | None
     ) -> Verdict:
-        if subscription.order_by is None or isinstance(error, Unready) or _gone(delivery):
+        if subscription.order_by is None or isinstance(error, Unready) or _channel_closed(delivery):
             return verdict
         if verdict.kind in (Kind.ACK, Kind.DISCARD):
             blocked = self._blocked.get(delivery.queue)
@@ -86,10 +85,10 @@ class Order:
                 return verdict
             key = digest(subscription.name, delivery.key or "")
             self._resolved(delivery, key)
-            if blocked and MARK in delivery.raw:
+            if blocked and PREFIX_BYTES in delivery.raw:
                 self._resolved_elsewhere(delivery, key)
             return verdict
-        self._failed(delivery, subscription, for_a_person=verdict.kind is Kind.PARK)
+        self._failed(delivery, subscription, parked=verdict.kind is Kind.PARK)
         return verdict
 
     def _known(self, delivery: Delivery) -> set[str]:
@@ -108,36 +107,36 @@ class Order:
                 self._slowed = {one: where for one, where in self._slowed.items() if where != queue}
             return self._blocked[queue]
 
-    def _behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
+    def _wait_behind(self, delivery: Delivery, subscription: Subscription, key: str) -> Settlement | None:
         """Store the message behind the one that goes first; None if it is that one, or if its key is not blocked."""
         slowed = self._slowed.pop(delivery.token, None) is not None
         try:
             with transaction.atomic(using=database()):
                 known = locked(key)
                 if known is not None and not goes_first(known, delivery):
-                    _keep(known, delivery, even_if_full=slowed)
+                    _store(known, delivery, even_if_full=slowed)
                     return DONE
         except Full as full:
-            self._say(full)
+            self._log_full(full)
             self._slowed[delivery.token] = delivery.queue
-            return Settlement(tell=Tell.AGAIN, hold=FULL)
+            return Settlement(instruction=Instruction.KEEP, hold=FULL)
         except (HeadersTooLarge, ValueError) as error:
-            said = f"It cannot wait behind a message of its key that has failed: {error}"
+            said = f"The message cannot wait behind a failed message with its ordering key: {error}"
             verdict, now = park(Reason.PERMANENT, said, ErrorNote.of(error)), time.time_ns() // 1_000_000
             return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=now)
-        except Unkept as unkept:
+        except NotStored as error:
             using = database()
             if asked_anew(connections[using], BlockedKey.objects.using(using).exists) is None:
-                raise Unready(f"Database {using!r} was lost while it kept a message.") from unkept
+                raise Unready(f"The connection to database {using!r} was lost while a message was stored.") from error
             raise
         if known is None:
-            self._freed(delivery.queue, key)
+            self._forget(delivery.queue, key)
         return None
 
-    def _failed(self, delivery: Delivery, subscription: Subscription, *, for_a_person: bool) -> None:
+    def _failed(self, delivery: Delivery, subscription: Subscription, *, parked: bool) -> None:
         key = digest(subscription.name, delivery.key or "")
         with transaction.atomic(using=database()):
-            block(delivery, handler=subscription.name, digest=key, parked=for_a_person)
+            block(delivery, handler=subscription.name, digest=key, parked=parked)
         with self._lock:
             self._blocked.setdefault(delivery.queue, set()).add(key)
 
@@ -148,33 +147,35 @@ class Order:
             known = locked(key)
             free = known is None or (goes_first(known, delivery) and pass_on(known) is None)
         if free:
-            self._freed(delivery.queue, key)
+            self._forget(delivery.queue, key)
 
     def _resolved_elsewhere(self, delivery: Delivery, key: str) -> None:
         """Unblock other keys that the message blocks: ``order_by`` or the handler's name changed after it failed."""
-        said = Said.of(delivery)
-        rows = BlockedKey.objects.using(database()).filter(identity=said.identity, name=said.name, queue=delivery.queue)
+        names = MessageNames.of(delivery)
+        rows = BlockedKey.objects.using(database()).filter(
+            identity=names.identity, name=names.name, queue=delivery.queue
+        )
         for known in rows.exclude(digest=key):
             unblock(known)
 
-    def _freed(self, queue: str, key: str) -> None:
+    def _forget(self, queue: str, key: str) -> None:
         with self._lock:
             self._blocked.get(queue, set()).discard(key)
 
-    def _say(self, full: Full) -> None:
+    def _log_full(self, full: Full) -> None:
         now = time.monotonic()
-        if now < self._said:
+        if now < self._log_at:
             return
-        self._said = now + SAID
+        self._log_at = now + LOG_EVERY
         log.critical(
-            "Too many messages of queue %r wait for key %r of %s: %s (%s). Further ones are taken one a second, and "
-            "hold up the queue. Resolve the message that goes first: `manage.py rmq_blocked list`.",
+            "Too many messages of queue %r wait behind key %r of %s: %s (%s). Each further one waits 1 s and blocks "
+            "the queue meanwhile. Resolve the message that goes first: `manage.py rmq_blocked list`.",
             *(full.block.queue, full.block.key, full.block.handler, full, full.of),
             extra={"event": "full", "queue": full.block.queue, "handler": full.block.handler},
         )
 
 
-def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
+def _store(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
     connection = connections[database()]
     try:
         add_waiting(known, delivery, even_if_full=even_if_full)
@@ -183,12 +184,12 @@ def _keep(known: BlockedKey, delivery: Delivery, *, even_if_full: bool) -> None:
         if not too_large(error) and not lost(connection, error):
             raise
         size = len(delivery.body)
-        raise Unkept(
-            f"it cannot wait behind a message of its key that has failed, for its {size} bytes cost the connection to "
-            f"database {connection.alias!r}: {ErrorNote.of(error)}"
+        raise NotStored(
+            f"it cannot wait behind a failed message with its ordering key, because its {size} bytes broke the "
+            f"connection to database {connection.alias!r}: {ErrorNote.of(error)}"
         ) from error
 
 
-def _gone(delivery: Delivery) -> bool:
+def _channel_closed(delivery: Delivery) -> bool:
     """Return True if the channel has closed: the message is redelivered, and that delivery decides the outcome."""
     return getattr(delivery.channel, "open", True) is False

@@ -14,13 +14,13 @@ from django_rmq_retry import server
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.settlement import set_apart
+from django_rmq_retry.handlers.settlement import copied_to
 from django_rmq_retry.handlers.subscription import at_origin
 from django_rmq_retry.handlers.ticket import ticket_of
+from django_rmq_retry.messages.history import PREFIX_BYTES
 from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.parked import identity, name_of, nameless
 from django_rmq_retry.messages.properties import decode_properties, encode_properties
-from django_rmq_retry.messages.stamp import MARK
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
@@ -32,7 +32,7 @@ BODY = "body:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class MessageNames:
     """The names of one message: for display, for comparison, and the identity of its parked message."""
 
     shown: str
@@ -40,7 +40,7 @@ class Said:
     identity: str
 
     @classmethod
-    def of(cls, delivery: Delivery) -> "Said":
+    def of(cls, delivery: Delivery) -> "MessageNames":
         name = name_of(delivery)
         known = delivery.id
         return cls(
@@ -57,7 +57,7 @@ def digest(*texts: str) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def once(delivery: Delivery) -> str:
+def delivery_digest(delivery: Delivery) -> str:
     """Return a name that is the same for two deliveries of one message.
 
     Two messages without an id may be two payments, so they get different names unless the broker marks a redelivery.
@@ -70,8 +70,8 @@ def once(delivery: Delivery) -> str:
 
 def copy_of(delivery: Delivery, queue: str) -> Message:
     """Return the copy that goes back to this queue, and to no other, when it is the message's turn."""
-    copy = set_apart(delivery, queue).copy
-    assert copy is not None  # noqa: S101 - set_apart() always sets a copy
+    copy = copied_to(delivery, queue).copy
+    assert copy is not None  # noqa: S101 - copied_to() always sets a copy
     return copy
 
 
@@ -92,7 +92,7 @@ class Full(Exception):
         self.limit = limit
         self.of = of
         super().__init__(
-            f"{limit} messages wait already {'behind one message' if of == 'BLOCKED_PER_KEY' else 'in all'}"
+            f"{limit} messages wait already {'behind one message' if of == 'BLOCKED_PER_KEY' else 'in total'}"
         )
 
 
@@ -113,15 +113,15 @@ def locked(digest: str) -> BlockedKey | None:
 
 def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> None:
     """Block the key with a message that has failed, unless another message blocks it already."""
-    using, said = database(), Said.of(delivery)
+    using, names = database(), MessageNames.of(delivery)
     made = BlockedKey(
         handler=short(handler, NAME),
         key=short(delivery.key or "", NAME),
         digest=digest,
         queue=short(delivery.queue, NAME),
-        blocker=said.shown,
-        name=said.name,
-        identity=said.identity,
+        blocker=names.shown,
+        name=names.name,
+        identity=names.identity,
         parked=parked,
         since=server.now(using),
     )
@@ -131,12 +131,12 @@ def block(delivery: Delivery, *, handler: str, digest: str, parked: bool) -> Non
     if known is None:
         raise RuntimeError(f"The key {made} was unblocked meanwhile; the message stays unacked.")
     if goes_first(known, delivery):
-        BlockedKey.objects.using(using).filter(pk=known.pk).update(parked=parked, name=said.name, blocker=said.shown)
+        BlockedKey.objects.using(using).filter(pk=known.pk).update(parked=parked, name=names.name, blocker=names.shown)
 
 
 def goes_first(known: BlockedKey, delivery: Delivery) -> bool:
     """Return True if the others wait for this message, by its name or as the requeued copy of its parked message."""
-    if known.name == Said.of(delivery).name:
+    if known.name == MessageNames.of(delivery).name:
         return True
     ticket = ticket_of(delivery)
     if ticket is None:
@@ -151,7 +151,7 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
 
     Raise HeadersTooLarge or ValueError for a message that could not be sent when it is its turn.
     """
-    using, digest = database(), once(delivery)
+    using, digest = database(), delivery_digest(delivery)
     waiting = BlockedMessage.objects.using(using).filter(block=known)
     if waiting.filter(digest=digest).exists():
         return
@@ -159,12 +159,12 @@ def add_waiting(known: BlockedKey, delivery: Delivery, *, even_if_full: bool = F
     check_writable(copy)
     if not even_if_full:
         _check_room(known)
-    said = Said.of(delivery)
+    names = MessageNames.of(delivery)
     BlockedMessage.objects.using(using).create(
         block=known,
-        shown=said.shown,
-        name=said.name,
-        identity=said.identity,
+        shown=names.shown,
+        name=names.name,
+        identity=names.identity,
         digest=digest,
         exchange=short(delivery.exchange, NAME),
         routing_key=short(delivery.routing_key, NAME),
@@ -194,15 +194,15 @@ def pass_on(known: BlockedKey, *, now: datetime | None = None) -> BlockedMessage
         since=now or server.now(using),
         waiting=BlockedMessage.objects.using(using).filter(block=known).count() - 1,
     )
-    keep(sent(following, known.queue), using=using)
+    keep(copy_back(following, known.queue), using=using)
     following.delete(using=using)
     return following
 
 
-def sent(held: BlockedMessage, queue: str) -> Message:
+def copy_back(waiting: BlockedMessage, queue: str) -> Message:
     """Return the copy that goes back to the queue."""
-    properties = decode_properties(bytes(held.properties))
-    return Message(body=bytes(held.body), properties=properties, exchange="", routing_key=queue)
+    properties = decode_properties(bytes(waiting.properties))
+    return Message(body=bytes(waiting.body), properties=properties, exchange="", routing_key=queue)
 
 
 def _check_room(known: BlockedKey) -> None:
@@ -221,19 +221,19 @@ EVERY = 3.0
 AT_ONCE = 100
 
 
-def settle() -> bool:
+def unblock_resolved() -> bool:
     """Unblock keys whose first message was resolved by an operator or elsewhere; return True if there may be more."""
     if not BlockedKey.objects.using(database()).exists():
         return False
-    found = list(_settled()[:AT_ONCE])
-    left = list(_left()[:AT_ONCE])
-    failed = [*_each(unblock, found), *_each(_disband, left)]
+    found = list(_resolved_keys()[:AT_ONCE])
+    left = list(_without_order()[:AT_ONCE])
+    failed = [*_errors_of(unblock, found), *_errors_of(_unblock_all, left)]
     if failed:
         raise failed[0]
     return AT_ONCE in (len(found), len(left))
 
 
-def _each(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
+def _errors_of(act: Callable[[BlockedKey], object], keys: Sequence[BlockedKey]) -> Iterator[Exception]:
     """Call a function for each key and yield its errors: a key that fails does not stop the others."""
     for known in keys:
         try:
@@ -261,13 +261,15 @@ def never_sent(rows: Collection[OutboxMessage]) -> None:
     queues = {row.routing_key for row in rows if not row.exchange}
     blocked = set(BlockedKey.objects.using(database()).filter(queue__in=queues).values_list("queue", flat=True))
     for row in rows:
-        if row.exchange or row.routing_key not in blocked or MARK not in bytes(row.properties):
+        if row.exchange or row.routing_key not in blocked or PREFIX_BYTES not in bytes(row.properties):
             continue
         came = Delivery(
             queue=row.routing_key, routing_key=row.routing_key, body=bytes(row.body), raw=bytes(row.properties)
         )
         gone = at_origin(came, came_by=came)
-        for known in BlockedKey.objects.using(database()).filter(queue=gone.queue, identity=Said.of(gone).identity):
+        for known in BlockedKey.objects.using(database()).filter(
+            queue=gone.queue, identity=MessageNames.of(gone).identity
+        ):
             if not known.parked:
                 unblock(known)
 
@@ -310,24 +312,24 @@ def _records(known: BlockedKey) -> QuerySet[ParkedMessage]:
     return rows.filter(identity=known.identity)
 
 
-def _left() -> QuerySet[BlockedKey]:
+def _without_order() -> QuerySet[BlockedKey]:
     """Return the keys of queues whose handlers use no ``order_by`` now: no gate would see how a message ends."""
-    plain = [intake.queue.name for intake in registry.intakes() if not intake.keyed]
+    plain = [work_queue.queue.name for work_queue in registry.work_queues() if not work_queue.keyed]
     return BlockedKey.objects.using(database()).filter(queue__in=plain).order_by("pk")
 
 
-def _disband(known: BlockedKey) -> None:
+def _unblock_all(known: BlockedKey) -> None:
     """Unblock the key and send all its waiting messages back to their queue, in their order."""
     with transaction.atomic(using=database()):
         now = locked(known.digest)
         while now is not None and pass_on(now) is not None:
             continue
-    said = "Key %r of %s is kept in order no longer: what waited for it goes back to queue %r"
+    said = "Key %r of %s is no longer ordered. Its waiting messages are sent back to queue %r"
     names = (known.key, known.handler, known.queue)
     log.warning(said, *names, extra={"event": "disbanded", "queue": known.queue, "handler": known.handler})
 
 
-def _settled() -> QuerySet[BlockedKey]:
+def _resolved_keys() -> QuerySet[BlockedKey]:
     """Return the keys whose first message was parked and then resolved after it had failed."""
     records = ParkedMessage.objects.using(database()).filter(queue=OuterRef("queue"))
     named = records.filter(identity=OuterRef("identity"))
@@ -353,7 +355,7 @@ def _ended(known: BlockedKey) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BlockedFigures:
     """Figures about all blocked keys."""
 
     keys: int
@@ -368,12 +370,12 @@ class Standing:
     """True if messages of a blocked key slow down their queue because a limit is reached."""
 
 
-def standing() -> Standing:
+def blocked_figures() -> BlockedFigures:
     """Return the present figures, from one query over the blocked keys."""
     figures = {"keys": Count("pk"), "parked": Count("pk", filter=Q(parked=True)), "oldest": Min("since")}
     found = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"), most=Max("waiting"), **figures)
     waiting, most, now = found["total"] or 0, found["most"] or 0, settings()
-    return Standing(
+    return BlockedFigures(
         keys=found["keys"],
         waiting=waiting,
         most=most,

@@ -1,33 +1,27 @@
 """The operators' actions on parked messages: discard, restore, hold and unhold."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from django_rmq_retry import server
 from django_rmq_retry.messages.tracebacks import short
-from django_rmq_retry.models import Action, ParkedMessage, State
+from django_rmq_retry.models import Action, DiscardCategory, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 from django_rmq_retry.ordering.keys import resolved
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.database import database, locked_messages, steadily
-from django_rmq_retry.parked.groups import moved
-from django_rmq_retry.parked.key_lists import keep
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.key_lists import mark_kept
+from django_rmq_retry.parked.operators import Actor, Allowed, Refused, log_action
 from django_rmq_retry.parked.selection import Selection
 
 SLICE = 1000
-
-Allowed = Callable[[ParkedMessage], str]
-"""Returns an empty string, or the reason why this message must not be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class Change:
     """The change to apply to each chosen message that is in one of ``states``, with its entry for the audit log."""
 
     action: Action
@@ -52,12 +46,12 @@ class Act:
     facts: Mapping[str, object]
 
 
-def perform(act: Act, selection: Selection, actor: Actor, *, allowed: Allowed | None = None) -> Done:
+def perform(change: Change, selection: Selection, actor: Actor, *, allowed: Allowed | None = None) -> Done:
     """Apply an action to a selection; each slice in which a message changes adds a row to the audit log."""
     selection.check(selection.queryset().count())
     done = Done()
     for ids in _slices(selection):
-        part = steadily(lambda ids=ids: _slice(act, selection, actor, ids, allowed))  # type: ignore[misc]  # mypy does not infer its default
+        part = retry_conflicts(lambda ids=ids: _slice(change, selection, actor, ids, allowed))  # type: ignore[misc]  # mypy does not infer its default
         done = replace(
             done,
             changed=done.changed + part.changed,
@@ -75,20 +69,20 @@ def _slices(selection: Selection) -> Iterator[list[int]]:
         after = ids[-1]
 
 
-def _slice(act: Act, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
+def _slice(change: Change, selection: Selection, actor: Actor, ids: Sequence[int], allowed: Allowed | None) -> Done:
     using = database()
     with transaction.atomic(using=using):
         rows = locked_messages(ids, whole=False)
-        fresh = [row for row in rows.values() if row.state in act.states and _unchanged(row, selection)]
+        fresh = [row for row in rows.values() if row.state in change.states and _unchanged(row, selection)]
         meant = [row for row in fresh if allowed is None or not allowed(row)]
         changed = ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in meant])
-        changed.update(state=act.state, revision=F("revision") + 1, **act.changes)
+        changed.update(state=change.state, revision=F("revision") + 1, **change.changes)
         groups = Counter((row.group_id, row.state) for row in meant)
         for (group, state), count in sorted(groups.items()):
-            moved(group, state, act.state, count)
+            ErrorGroup.objects.count_moved(group, state, change.state, count)
         if meant:
-            _note(act, selection, actor, meant)
-        if meant and act.state in RESOLVED:
+            _note(change, selection, actor, meant)
+        if meant and change.state in RESOLVED:
             # Unblock the messages that wait behind these. If that fails, a consumer unblocks them a little later.
             ended = [row.pk for row in meant]
             transaction.on_commit(lambda: resolved(ended), using=using, robust=True)
@@ -99,17 +93,17 @@ def _unchanged(row: ParkedMessage, selection: Selection) -> bool:
     return row.revision == selection.revisions.get(row.pk, row.revision)
 
 
-def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMessage]) -> None:
+def _note(change: Change, selection: Selection, actor: Actor, rows: Sequence[ParkedMessage]) -> None:
     alone = rows[0] if len(rows) == 1 else None
     groups = {row.group_id for row in rows}
-    facts = {**act.facts, "selection": selection.facts()}
-    if keep(selection.filter) or selection.named:
+    facts = {**change.facts, "selection": selection.facts()}
+    if mark_kept(selection.filter) or selection.named:
         # Name the changed messages: others of the selection may differ by now, or be excluded by the project's rules.
         facts["messages"] = sorted(row.pk for row in rows)
-    note(
+    log_action(
         actor,
-        act.action,
-        reason=act.reason,
+        change.action,
+        reason=change.reason,
         message=alone.pk if alone else None,
         group=groups.pop() if len(groups) == 1 else None,
         subject=str(alone) if alone else selection.description,
@@ -118,36 +112,27 @@ def _note(act: Act, selection: Selection, actor: Actor, rows: Sequence[ParkedMes
     )
 
 
-class Category(models.TextChoices):
-    """The reason for a discard, as one of a few categories."""
-
-    DUPLICATE = "duplicate", gettext_lazy("Duplicate")
-    CANCELLED = "cancelled", gettext_lazy("Cancelled by the customer")
-    ELSEWHERE = "handled elsewhere", gettext_lazy("Handled elsewhere")
-    BAD_DATA = "bad data", gettext_lazy("Bad data")
-    TEST = "test", gettext_lazy("Test")
-    OTHER = "other", gettext_lazy("Other")
-
-
 def discard(
     selection: Selection, actor: Actor, *, category: str, text: str = "", allowed: Allowed | None = None
 ) -> Done:
     """Discard the open messages of a selection; the category "other" needs a text."""
-    if category not in Category.values:
-        said = _("%(category)r is no category of discard. Known are %(known)s.")
-        raise Refused(said % {"category": category, "known": ", ".join(Category.values)})
-    if category == Category.OTHER and not text.strip():
-        raise Refused(_("Say in words why, where the reason is “other”."))
+    if category not in DiscardCategory.values:
+        said = _("%(category)r is not a discard category. Valid categories: %(known)s.")
+        raise Refused(said % {"category": category, "known": ", ".join(DiscardCategory.values)})
+    if category == DiscardCategory.OTHER and not text.strip():
+        raise Refused(_("Enter an explanation: it is required for the reason “other”."))
     reason = short(f"{category}: {text.strip()}" if text.strip() else category, 255)
     changes = {"resolved_at": server.now(database()), "resolution": reason, "held_until": None, "hold_reason": ""}
     facts = {"category": str(category)}
-    act = Act(action=Action.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts=facts)
-    return perform(act, selection, actor, allowed=allowed)
+    change = Change(
+        action=Action.DISCARD, states=OPEN, state=State.DISCARDED, changes=changes, reason=reason, facts=facts
+    )
+    return perform(change, selection, actor, allowed=allowed)
 
 
 def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     """Undo discards: park the discarded messages of a selection again."""
-    act = Act(
+    change = Change(
         action=Action.RESTORE,
         states=(State.DISCARDED,),
         state=State.PARKED,
@@ -155,7 +140,7 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Al
         reason=reason,
         facts={},
     )
-    return perform(act, selection, actor, allowed=allowed)
+    return perform(change, selection, actor, allowed=allowed)
 
 
 LONGEST = timedelta(days=366)
@@ -167,20 +152,20 @@ def hold(
     """Put the open messages of a selection on hold until a time."""
     now = server.now(database())
     if timezone.is_naive(until) or not now < until <= now + LONGEST:
-        raise Refused(_("A hold ends in the future, within a year."))
+        raise Refused(_("A hold must end in the future, within a year."))
     changes = {"held_until": until, "hold_reason": short(reason, 255)}
     facts = {"until": until.isoformat()}
-    act = Act(action=Action.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
-    return perform(act, selection, actor, allowed=allowed)
+    change = Change(action=Action.HOLD, states=OPEN, state=State.ON_HOLD, changes=changes, reason=reason, facts=facts)
+    return perform(change, selection, actor, allowed=allowed)
 
 
 def unhold(selection: Selection, actor: Actor, *, reason: str = "", allowed: Allowed | None = None) -> Done:
     """Take messages off hold before their hold ends."""
     changes = {"held_until": None, "hold_reason": ""}
-    act = Act(
+    change = Change(
         action=Action.UNHOLD, states=(State.ON_HOLD,), state=State.PARKED, changes=changes, reason=reason, facts={}
     )
-    return perform(act, selection, actor, allowed=allowed)
+    return perform(change, selection, actor, allowed=allowed)
 
 
 def unhold_due() -> int:

@@ -22,11 +22,11 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django_rmq_retry import server
 from django_rmq_retry.handlers.attempt import FinishedAttempt, message_id, named_by_handler, ruled
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.parked import identity
 from django_rmq_retry.messages.tracebacks import Cause, Frame, Stack, projects_own, short, trace
 from django_rmq_retry.models import Attempt, ParkedMessage, parked
-from django_rmq_retry.policies.policy import Kind, Verdict
+from django_rmq_retry.policies.verdict import Kind, Verdict
 
 LINES = 100
 LINE_LIMIT, LOGGED_LIMIT = 2000, 16_000
@@ -65,16 +65,16 @@ def text() -> str:
 @contextmanager
 def captured() -> Iterator[None]:
     """Keep the lines of all loggers that propagate, in the threads in which attempts begin."""
-    keeper = _Keeper()
+    handler = _LineHandler()
     root = logging.getLogger()
-    root.addHandler(keeper)
+    root.addHandler(handler)
     try:
         yield
     finally:
-        root.removeHandler(keeper)
+        root.removeHandler(handler)
 
 
-class _Keeper(logging.Handler):
+class _LineHandler(logging.Handler):
     """Keeps log records unformatted: most attempts succeed, and formatting their lines would be wasted work."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -83,10 +83,10 @@ class _Keeper(logging.Handler):
             lines.append(record)
         # If the project configures no handler, Python prints warnings itself, but stops once this handler is installed.
         last = logging.lastResort
-        if last is not None and record.levelno >= last.level and self._alone(record.name):
+        if last is not None and record.levelno >= last.level and self._is_only_handler(record.name):
             last.handle(record)
 
-    def _alone(self, name: str) -> bool:
+    def _is_only_handler(self, name: str) -> bool:
         logger: logging.Logger | None = logging.getLogger(name)
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):
@@ -97,13 +97,13 @@ class _Keeper(logging.Handler):
 
 def _line(record: logging.LogRecord) -> str:
     try:
-        said = record.getMessage()
+        text = record.getMessage()
     except Exception as broken:  # noqa: BLE001 - the project's own arguments
-        said = f"({type(broken).__name__} while this line was written) {record.msg!s}"
+        text = f"(this line could not be formatted: {type(broken).__name__}) {record.msg!s}"
     at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
     error = record.exc_info[0] if record.exc_info else None
     failed = f" ({error.__name__})" if error else ""
-    return short(f"{at} {record.levelname} {record.name}: {said}{failed}", LINE_LIMIT)
+    return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LINE_LIMIT)
 
 
 LIMIT = 64 * 1024
@@ -143,8 +143,8 @@ def _cause(cause: Cause, stack: Stack) -> str:
 def _head(kind: str, link: str, stack: Stack) -> str:
     """Return a cause's JSON up to its text. This part is the same for all failures in one place, so it is cached."""
     frames = [_frame(stack, place) for place in range(len(stack.frames))]
-    told = json.dumps({"error": kind, "link": link, "frames": frames, "left_out": stack.left_out})
-    return f'{told[:-1]}, "text": '
+    facts = json.dumps({"error": kind, "link": link, "frames": frames, "left_out": stack.left_out})
+    return f'{facts[:-1]}, "text": '
 
 
 def _below_its_root(frame: Frame) -> str:
@@ -156,7 +156,7 @@ def _below_its_root(frame: Frame) -> str:
 
 def _frame(stack: Stack, place: int) -> dict[str, Any]:
     frame = stack.frames[place]
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "file": _below_its_root(frame),
         "line": frame.line,
         "module": frame.module,
@@ -165,8 +165,8 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
     }
     # For code outside the project, keep only the source line that raised.
     if frame.own or place == len(stack.frames) - 1:
-        told["code"] = short(linecache.getline(frame.file, frame.line).strip(), CODE_LIMIT)
-    return told
+        facts["code"] = short(linecache.getline(frame.file, frame.line).strip(), CODE_LIMIT)
+    return facts
 
 
 NAME = 255
@@ -231,19 +231,19 @@ class Draft(NamedTuple):
     """Approximate memory, in bytes."""
 
 
-def drafted(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> Draft:
+def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | None = None) -> Draft:
     """Return the draft of an attempt; called on the thread that made the attempt."""
     delivery, error = attempt.delivery, attempt.error
-    told, large = message_id(attempt) or "", len(delivery.body) > KEPT
+    named, large = message_id(attempt) or "", len(delivery.body) > KEPT
     traced = () if error is None else trace(error, projects_own)
     logs = "" if error is None else text()
     body = b"" if large else delivery.body
     return Draft(
         queue=delivery.queue,
         handler=attempt.subscription.name if attempt.subscription else "",
-        message_id=told,
+        message_id=named,
         body=body,
-        identity=identity_of(delivery.queue, told, delivery.body) if large else "",
+        identity=identity_of(delivery.queue, named, delivery.body) if large else "",
         number=delivery.attempt,
         ended=server.epoch(router.db_for_write(parked.Attempt)) if ended is None else ended,
         seconds=attempt.seconds,
@@ -266,7 +266,7 @@ def _named(attempt: FinishedAttempt) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scribe:
+class RowBuilder:
     """Makes rows from drafts; values that are the same for the whole process are looked up once."""
 
     deploy: str = ""
@@ -314,10 +314,10 @@ NAMELESS = "body:"
 """The prefix of an attempt's identity if the message has no ID."""
 
 
-def identity_of(queue: str, told: str, body: bytes) -> str:
+def identity_of(queue: str, message_id: str, body: bytes) -> str:
     """Return the identity of the message once parked; without an ID, one shared by all equal bodies of the queue."""
-    if told:
-        return identity(queue, told, body)
+    if message_id:
+        return identity(queue, message_id, body)
     parts = (queue.encode("utf-8", "surrogateescape"), body)
     return f"{NAMELESS}{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}"
 

@@ -29,13 +29,12 @@ from django_rmq_retry.models import (
     RunState,
     State,
 )
-from django_rmq_retry.models.parked import OPEN
-from django_rmq_retry.parked.database import database, locked_messages, locked_run, steadily
-from django_rmq_retry.parked.groups import less, moved
+from django_rmq_retry.models.parked import OPEN, reduced
+from django_rmq_retry.parked.database import database, locked_messages, locked_run, retry_conflicts
 
 CLAIM = 60.0
 """Minimum seconds for which the process that claimed a message is assumed to be sending it."""
-SWEPT_AT_ONCE = 500
+EXPIRED_AT_ONCE = 500
 
 Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 """Returns the copy to send, or the reason why the message cannot be sent."""
@@ -55,7 +54,7 @@ class Claim:
     """Time before sending, because the consumer may be faster than the broker's confirm."""
 
 
-def lasts() -> float:
+def claim_lifetime() -> float:
     """Return the lifetime of a claim in seconds, longer than any publish may take."""
     return max(CLAIM, 3 * settings().publish_timeout)
 
@@ -65,7 +64,7 @@ def claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare)
 
     Nothing is claimed if the run is not running or another driver owns it.
     """
-    return steadily(lambda: _claim(run, driver, items, prepare))
+    return retry_conflicts(lambda: _claim(run, driver, items, prepare))
 
 
 def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare) -> list[Claim]:
@@ -82,22 +81,22 @@ def _claim(run: int, driver: str, items: Sequence[RequeueItem], prepare: Prepare
             if message is None:
                 left_out[item.pk] = ItemReason.RESOLVED
                 continue
-            made = _objection(message, item) or prepare(known, message)
+            made = _reason_to_skip(message, item) or prepare(known, message)
             if isinstance(made, ItemReason):
                 left_out[item.pk] = made
             else:
                 claims.append(_claimed(item, message, made, now))
-        _take(claims, known.by, now)
+        _claim_messages(claims, known.by, now)
         groups = Counter((messages[one.record].group_id, messages[one.record].state) for one in claims)
         for (group, state), count in sorted(groups.items()):
-            moved(group, state, State.REQUEUEING, count)
-        if not _takes(run, driver, claims, left_out):
+            ErrorGroup.objects.count_moved(group, state, State.REQUEUEING, count)
+        if not _claim_items(run, driver, claims, left_out):
             transaction.set_rollback(True, using=using)
             return []
     return claims
 
 
-def _objection(message: ParkedMessage, item: RequeueItem) -> ItemReason | None:
+def _reason_to_skip(message: ParkedMessage, item: RequeueItem) -> ItemReason | None:
     if not message.open:
         return ItemReason.RESOLVED
     return None if message.revision == item.revision else ItemReason.CHANGED
@@ -109,21 +108,21 @@ def _claimed(item: RequeueItem, message: ParkedMessage, copy: Message, at: datet
     return Claim(item=item.pk, record=message.pk, cycle=message.cycle + 1, copy=copy, before=before, at=at)
 
 
-def _take(claims: Iterable[Claim], by: str, now: datetime) -> None:
+def _claim_messages(claims: Iterable[Claim], by: str, now: datetime) -> None:
     rows = ParkedMessage.objects.using(database()).filter(pk__in=[one.record for one in claims])
     rows.update(
         state=State.REQUEUEING,
         cycle=F("cycle") + 1,
         revision=F("revision") + 1,
         unconfirmed=False,
-        claimed_until=now + timedelta(seconds=lasts()),
+        claimed_until=now + timedelta(seconds=claim_lifetime()),
         # Set before sending: a failure after it must not look older than the requeue.
         requeued_at=now,
         requeued_by=by,
     )
 
 
-def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
+def _claim_items(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int, ItemReason]) -> bool:
     """Mark the run's items as claimed; False if this driver no longer owns the run, or another process took an item."""
     using = database()
     known = locked_run(run)
@@ -138,11 +137,11 @@ def _takes(run: int, driver: str, claims: Sequence[Claim], left_out: Mapping[int
     )
     if taken != len(claims):
         return False
-    leave_out(run, left_out)
+    skip_items(run, left_out)
     return True
 
 
-def leave_out(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
+def skip_items(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = ItemState.PENDING) -> int:
     """Skip these items, each with its reason; return their number. The caller has locked the run's row."""
     using = database()
     grouped: dict[ItemReason, list[int]] = {}
@@ -159,22 +158,22 @@ def leave_out(run: int, codes: Mapping[int, ItemReason], *, state: ItemState = I
     return count
 
 
-def sweep() -> int:
+def end_expired_claims() -> int:
     """End the expired claims; return their number. Their records are open again, and a copy may have been delivered."""
     using = database()
     stale = ParkedMessage.objects.using(using).filter(state=State.REQUEUEING, claimed_until__lt=server.now(database()))
     total = 0
-    while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:SWEPT_AT_ONCE]):
-        total += steadily(lambda ids=ids: _swept(ids))  # type: ignore[misc]  # mypy does not infer its default
+    while ids := list(stale.order_by("pk").values_list("pk", flat=True)[:EXPIRED_AT_ONCE]):
+        total += retry_conflicts(lambda ids=ids: _end_claims(ids))  # type: ignore[misc]  # mypy does not infer its default
     return total
 
 
-def _swept(ids: Sequence[int]) -> int:
+def _end_claims(ids: Sequence[int]) -> int:
     using, now = database(), server.now(database())
     with transaction.atomic(using=using):
         rows = locked_messages(ids, whole=False).values()
         stale = [row for row in rows if row.state == State.REQUEUEING and row.claimed_until and row.claimed_until < now]
-        doubtful(stale)
+        reopen_unconfirmed(stale)
         claimed = RequeueItem.objects.using(using).filter(
             state=ItemState.CLAIMED, message__in=[row.pk for row in stale]
         )
@@ -187,7 +186,7 @@ def _swept(ids: Sequence[int]) -> int:
     return len(stale)
 
 
-def doubtful(rows: Sequence[ParkedMessage]) -> None:
+def reopen_unconfirmed(rows: Sequence[ParkedMessage]) -> None:
     """Reopen these locked records, whose copy may have been delivered. Only an operator may send them again."""
     changed = ParkedMessage.objects.using(database()).filter(pk__in=[row.pk for row in rows])
     changed.update(
@@ -199,11 +198,11 @@ def doubtful(rows: Sequence[ParkedMessage]) -> None:
         revision=F("revision") + 1,
     )
     for group, count in sorted(Counter(row.group_id for row in rows).items()):
-        moved(group, State.REQUEUEING, State.PARKED, count)
+        ErrorGroup.objects.count_moved(group, State.REQUEUEING, State.PARKED, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ClaimResult:
     """The result of publishing a claim."""
 
     claim: Claim
@@ -214,53 +213,53 @@ class Answer:
         return self.result.kind
 
 
-def settle(run: int, answers: Sequence[Answer]) -> None:
+def settle(run: int, results: Sequence[ClaimResult]) -> None:
     """Store the results of publishing a slice."""
-    steadily(lambda: _settle(run, answers))
+    retry_conflicts(lambda: _settle(run, results))
 
 
-def _settle(run: int, answers: Sequence[Answer]) -> None:
+def _settle(run: int, results: Sequence[ClaimResult]) -> None:
     using = database()
     with transaction.atomic(using=using):
-        rows = locked_messages([one.claim.record for one in answers], whole=False)
-        mine = [one for one in answers if _still(rows.get(one.claim.record), one.claim)]
+        rows = locked_messages([one.claim.record for one in results], whole=False)
+        mine = [one for one in results if _is_unchanged(rows.get(one.claim.record), one.claim)]
         sent = [one.claim.record for one in mine if one.kind is Outcome.CONFIRMED]
         ParkedMessage.objects.using(using).filter(pk__in=sent).update(
             state=State.REQUEUED, claimed_until=None, held_until=None, hold_reason="", revision=F("revision") + 1
         )
-        doubtful([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
+        reopen_unconfirmed([rows[one.claim.record] for one in mine if one.kind is Outcome.UNKNOWN])
         back = [one for one in mine if one.kind not in (Outcome.CONFIRMED, Outcome.UNKNOWN)]
         _put_back(back, rows)
-        _settle_items(run, answers, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
+        _settle_items(run, results, {one.claim.item: rows[one.claim.record].revision + 1 for one in back})
 
 
-def _still(row: ParkedMessage | None, claim: Claim) -> bool:
+def _is_unchanged(row: ParkedMessage | None, claim: Claim) -> bool:
     """True if the record has not changed since the claim. Its consumer may have been faster than the confirm."""
     return row is not None and row.state == State.REQUEUEING and row.cycle == claim.cycle
 
 
-def _put_back(answers: Sequence[Answer], rows: dict[int, ParkedMessage]) -> None:
+def _put_back(results: Sequence[ClaimResult], rows: dict[int, ParkedMessage]) -> None:
     """Restore the records of unsent copies to their values before the claim."""
     using = database()
     groups: Counter[tuple[int, str]] = Counter()
-    for one in answers:
+    for one in results:
         ParkedMessage.objects.using(using).filter(pk=one.claim.record).update(
             cycle=F("cycle") - 1, revision=F("revision") + 1, claimed_until=None, **one.claim.before
         )
         groups[rows[one.claim.record].group_id, one.claim.before["state"]] += 1
     for (group, state), count in sorted(groups.items()):
-        moved(group, State.REQUEUEING, state, count)
+        ErrorGroup.objects.count_moved(group, State.REQUEUEING, state, count)
 
 
-def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]) -> None:
+def _settle_items(run: int, results: Sequence[ClaimResult], revisions: dict[int, int]) -> None:
     using, now = database(), server.now(database())
     known = locked_run(run)
     if known is None:
         return
     claimed = RequeueItem.objects.using(using).filter(run=run, state=ItemState.CLAIMED)
-    left_at = min((one.claim.at for one in answers), default=now)
+    left_at = min((one.claim.at for one in results), default=now)
     by_outcome: dict[Outcome, list[int]] = {}
-    for one in answers:
+    for one in results:
         by_outcome.setdefault(one.kind, []).append(one.claim.item)
     confirmed = by_outcome.get(Outcome.CONFIRMED, [])
     claimed.filter(pk__in=confirmed).update(state=ItemState.SENT, sent_at=left_at, skip_code="")
@@ -273,8 +272,8 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
         sent=F("sent") + len(confirmed), unconfirmed=F("unconfirmed") + unconfirmed
     )
     codes: dict[int, ItemReason] = {}
-    for one in answers:
-        code, final = _ending(one)
+    for one in results:
+        code, final = _failure_of(one)
         if code is None:
             continue
         item = one.claim.item
@@ -283,10 +282,10 @@ def _settle_items(run: int, answers: Sequence[Answer], revisions: dict[int, int]
         else:
             again = {"state": ItemState.PENDING, "cycle": 0, "revision": revisions[item], "skip_code": code}
             claimed.filter(pk=item).update(**again)
-    leave_out(run, codes, state=ItemState.CLAIMED)
+    skip_items(run, codes, state=ItemState.CLAIMED)
 
 
-def _ending(answer: Answer) -> tuple[ItemReason | None, bool]:
+def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
     """Return why a message was not sent, and True if this run must not try it again."""
     if answer.kind is Outcome.RETURNED:
         return ItemReason.UNROUTABLE, True
@@ -300,7 +299,7 @@ def _ending(answer: Answer) -> tuple[ItemReason | None, bool]:
     return None, False
 
 
-UNDER_WAY = (State.REQUEUEING, State.REQUEUED)
+IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
 SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
 COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
 
@@ -336,16 +335,16 @@ def failed(ticket: Ticket, at: datetime, *, error: str, text: str) -> None:
         record = _locked(ticket.record)
         if record is None:
             return
-        if ticket.cycle == record.cycle and record.state in UNDER_WAY:
-            told = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
-            _change(record, state=State.PARKED, claimed_until=None, **told)
-            moved(record.group_id, record.state, State.PARKED)
+        if ticket.cycle == record.cycle and record.state in IN_FLIGHT:
+            failure = {"parked_at": at, "error": error, "error_text": text, "detail": "", "unconfirmed": False}
+            _change(record, state=State.PARKED, claimed_until=None, **failure)
+            ErrorGroup.objects.count_moved(record.group_id, record.state, State.PARKED)
             ErrorGroup.objects.filter(pk=record.group_id).update(failed_again=F("failed_again") + 1)
         _end_items(ticket, ItemState.FAILED, at, of=SENT)
 
 
 def _closes(record: ParkedMessage, at: datetime) -> bool:
-    if record.state in UNDER_WAY:
+    if record.state in IN_FLIGHT:
         # This cycle is in flight and has no known failure. Times are not compared, because two clocks may differ by
         # more than the attempt took.
         return True
@@ -355,7 +354,7 @@ def _closes(record: ParkedMessage, at: datetime) -> bool:
 def _close(record: ParkedMessage, *, handled_at: datetime, at: datetime) -> None:
     ended: dict[str, Any] = {"state": State.PROCESSED, "resolved_at": at, "succeeded_at": handled_at}
     _change(record, **ended, unconfirmed=False, claimed_until=None, held_until=None, hold_reason="")
-    moved(record.group_id, record.state, State.PROCESSED)
+    ErrorGroup.objects.count_moved(record.group_id, record.state, State.PROCESSED)
 
 
 def _alias() -> str:
@@ -394,7 +393,7 @@ def _counters(before: ItemState, after: ItemState) -> dict[str, Any]:
     """Return a run's counter changes for one item; ``sent`` counts items that were confirmed or have an outcome."""
     changes: dict[str, Any] = {COUNTED.get(after, "processed"): F(COUNTED.get(after, "processed")) + 1}
     if before in COUNTED:
-        changes[COUNTED[before]] = less(COUNTED[before])
+        changes[COUNTED[before]] = reduced(COUNTED[before])
     if before == ItemState.UNCONFIRMED:
         changes["sent"] = F("sent") + 1
     return changes

@@ -8,15 +8,14 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
-from django_rmq_retry.breakers.control import FLOWING, QueueState
+from django_rmq_retry.breakers.gate import FLOWING, QueueState
 from django_rmq_retry.breakers.table import columns_of, state_of, states
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, BlockedKey, OutboxMessage, QueueControl
 from django_rmq_retry.ordering.keys import database, locked, never_sent, pass_on
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.database import steadily
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.database import retry_conflicts
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
 from django_rmq_retry.policies.breaker import CLOSED
 from django_rmq_retry.publishing import outbox_rows
 
@@ -25,29 +24,29 @@ REASON_LIMIT = 255
 
 def queues() -> tuple[str, ...]:
     """Return the names of the project's work queues."""
-    return tuple(intake.queue.name for intake in registry.intakes())
+    return tuple(work_queue.queue.name for work_queue in registry.work_queues())
 
 
-def look() -> list[QueueState]:
+def queue_states() -> list[QueueState]:
     """Return the state of each work queue."""
     return list(states(queues()).values())
 
 
-def later(span: timedelta | None) -> datetime | None:
+def pause_end(span: timedelta | None) -> datetime | None:
     """Return the time at which a pause of this length ends, by the database's clock, which all consumers share."""
     return None if span is None else server.now(router.db_for_write(QueueControl)) + span
 
 
 def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None = None) -> QueueState:
     """Stop all consumers of a queue within seconds, until ``until`` or until an operator resumes the queue."""
-    _check(queue)
-    _check_stays(queue)
+    _check_has_handler(queue)
+    _check_can_pause(queue)
     now = server.now(router.db_for_write(QueueControl))
     if until is not None and until <= now:
-        raise Refused(_("The time at which it goes on by itself is over already."))
+        raise Refused(_("The time at which the queue resumes is in the past."))
     text = short(reason.strip(), REASON_LIMIT)
 
-    def act() -> QueueState:
+    def change() -> QueueState:
         using = router.db_for_write(QueueControl)
         with transaction.atomic(using=using):
             before = _locked_control(queue, using)
@@ -61,41 +60,41 @@ def pause(queue: str, actor: Actor, *, reason: str = "", until: datetime | None 
             }
             QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
             facts = {"until": until and until.isoformat(timespec="seconds")}
-            note(actor, Action.PAUSE, reason=reason, subject=queue, facts=facts)
+            log_action(actor, Action.PAUSE, reason=reason, subject=queue, facts=facts)
             return state_of(QueueControl.objects.using(using).get(pk=before.pk))
 
-    return steadily(act)
+    return retry_conflicts(change)
 
 
 def resume(queue: str, actor: Actor, *, reason: str = "") -> QueueState:
     """Resume a queue within seconds; an open breaker is closed as well."""
-    _check(queue)
+    _check_has_handler(queue)
 
-    def act() -> QueueState:
+    def change() -> QueueState:
         using = router.db_for_write(QueueControl)
         with transaction.atomic(using=using):
             before = _locked_control(queue, using)
             known = state_of(before)
             if known.state(server.now(using).timestamp()) == FLOWING:
-                raise Outdated(_("Nothing was changed: queue %(queue)s flows already.") % {"queue": queue})
+                raise Outdated(_("Nothing was changed: queue %(queue)s is already running.") % {"queue": queue})
             changes = {**columns_of(CLOSED), "paused": False, "by": "", "reason": "", "since": None, "until": None}
             QueueControl.objects.using(using).filter(pk=before.pk).update(**changes)
             facts = {"paused_by": known.by, "breaker": known.circuit.cause}
-            note(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
+            log_action(actor, Action.RESUME, reason=reason, subject=queue, facts=facts)
             return state_of(QueueControl.objects.using(using).get(pk=before.pk))
 
-    return steadily(act)
+    return retry_conflicts(change)
 
 
-def _check(queue: str) -> None:
+def _check_has_handler(queue: str) -> None:
     known = queues()
     if queue not in known:
-        said = _("There is no queue %(queue)s with a handler. There are: %(known)s.")
+        said = _("No handler reads a queue %(queue)s. Queues with handlers: %(known)s.")
         raise NothingChosen(said % {"queue": queue, "known": ", ".join(known) or "-"})
 
 
-def _check_stays(queue: str) -> None:
-    [found] = (intake.queue for intake in registry.intakes() if intake.queue.name == queue)
+def _check_can_pause(queue: str) -> None:
+    [found] = (work_queue.queue for work_queue in registry.work_queues() if work_queue.queue.name == queue)
     if found.auto_delete:
         said = _(
             "Queue %(queue)s cannot be paused: with auto_delete=True the broker deletes it with its messages when "
@@ -127,13 +126,18 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
     Raise Outdated, and change nothing, if the key's first message is no longer that of the given row.
     """
     if not reason.strip():
-        raise Refused(_("Give a reason: the next message is handled although the first one is not resolved."))
+        raise Refused(
+            _(
+                "Enter a reason: it is required because the next message is handled although the "
+                "first one is not resolved."
+            )
+        )
 
-    def act() -> BlockedKey | None:
+    def change() -> BlockedKey | None:
         with transaction.atomic(using=database()):
             now = locked(known.digest)
             if now is None or (now.name, now.since) != (known.name, known.since):
-                raise Outdated(_("Nothing was changed: another message goes first on this key by now."))
+                raise Outdated(_("Nothing was changed: another message now goes first on this key."))
             following = pass_on(now)
             facts = {
                 "handler": now.handler,
@@ -144,13 +148,13 @@ def unblock(known: BlockedKey, actor: Actor, *, reason: str) -> BlockedKey | Non
                 "waiting": now.waiting,
                 "goes_first": following.shown if following else "",
             }
-            note(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
+            log_action(actor, Action.UNBLOCK, reason=reason, subject=str(now), count=1, facts=facts)
             return locked(known.digest)
 
-    return steadily(act)
+    return retry_conflicts(change)
 
 
-def named(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
+def blocked_by_name(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
     """Return the blocked keys of a handler by name; raise NothingChosen if one of them is not blocked."""
     found = {row.key: row for row in blocked(handler=handler)}
     missing = [key for key in keys if key not in found]
@@ -170,7 +174,7 @@ def failing(using: str) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(using).filter(FAILING)
 
 
-def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str = "") -> int:
+def retry_outbox(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str = "") -> int:
     """Schedule these rows, or all failed rows, to be sent again; return their number."""
     count = 0
     with transaction.atomic(using=using):
@@ -178,18 +182,18 @@ def resend(actor: Actor, ids: Collection[int] | None, *, using: str, reason: str
         if rows:
             chosen = OutboxMessage.objects.using(using).filter(pk__in=[row.pk for row in rows])
             count = chosen.update(failed_at=None, attempts=0, due_at=server.now(using))
-            _note(actor, Action.REQUEUE, rows, using=using, reason=reason)
+            _log_outbox_action(actor, Action.REQUEUE, rows, using=using, reason=reason)
     if count:
         outbox_rows.notify(using)
     return count
 
 
-def discard(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> int:
+def discard_outbox(actor: Actor, ids: Collection[int], *, using: str, reason: str) -> int:
     """Delete these rows, so that their messages are never sent; return their number."""
     with transaction.atomic(using=using):
         rows = _locked_rows(failing(using), ids)
         if rows:
-            _note(actor, Action.DISCARD, rows, using=using, reason=reason)
+            _log_outbox_action(actor, Action.DISCARD, rows, using=using, reason=reason)
             if using == database():
                 never_sent(rows)
             outbox_rows.delete([row.pk for row in rows], using=using)
@@ -208,7 +212,9 @@ def _locked_rows(rows: QuerySet[OutboxMessage], ids: Collection[int] | None) -> 
     return list(chosen.order_by("pk").defer("body", "properties").select_for_update())
 
 
-def _note(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
+def _log_outbox_action(actor: Actor, action: Action, rows: list[OutboxMessage], *, using: str, reason: str) -> None:
     subject = rows[0].message_id if len(rows) == 1 else ""
     names = [row.message_id or f"#{row.pk}" for row in rows[:MOST]]
-    note(actor, action, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names})
+    log_action(
+        actor, action, reason=reason, subject=subject, count=len(rows), facts={"outbox": using, "messages": names}
+    )

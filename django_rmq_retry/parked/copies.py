@@ -14,7 +14,7 @@ from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Message
 from django_rmq_retry.messages.parked import Original, requeued
 from django_rmq_retry.models import ItemReason, MessageVersion, ParkedMessage, RequeueRun
-from django_rmq_retry.parked.claims import Answer, Claim
+from django_rmq_retry.parked.claims import Claim, ClaimResult
 from django_rmq_retry.parked.operators import refusal
 from django_rmq_retry.publishing import broker_connections
 
@@ -27,7 +27,7 @@ def copy_for(run: RequeueRun, message: ParkedMessage) -> Message | ItemReason:
     target = run.target or message.queue
     if not target:
         return ItemReason.NO_QUEUE
-    refusal = _not_allowed(run, message)
+    refusal = _refusal(run, message)
     if refusal:
         return refusal
     original = contents(message)
@@ -51,41 +51,43 @@ def contents(message: ParkedMessage) -> Original:
     )
 
 
-def publish(claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
+def publish(
+    claims: Sequence[Claim], *, timeout: float, clock: Callable[[], float] = time.monotonic
+) -> list[ClaimResult]:
     """Publish the claimed messages together; return the result of each."""
-    ended: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[ClaimResult] = queue.SimpleQueue()
     publisher = broker_connections.current.publisher
     for claim in claims:
         try:
-            publisher.send(claim.copy, _teller(claim, ended), timeout=timeout)
+            publisher.send(claim.copy, _result_callback(claim, ended), timeout=timeout)
         except (TypeError, ValueError) as error:
-            ended.put(Answer(claim=claim, result=unwritable(str(error))))
+            ended.put(ClaimResult(claim=claim, result=unwritable(str(error))))
     return _collected(claims, ended, clock() + timeout + GRACE, clock)
 
 
-def _teller(claim: Claim, ended: "queue.SimpleQueue[Answer]") -> Done:
+def _result_callback(claim: Claim, ended: "queue.SimpleQueue[ClaimResult]") -> Done:
     def done(result: PublishResult) -> None:
-        ended.put(Answer(claim=claim, result=result))
+        ended.put(ClaimResult(claim=claim, result=result))
 
     return done
 
 
 def _collected(
-    claims: Sequence[Claim], ended: "queue.SimpleQueue[Answer]", deadline: float, clock: Callable[[], float]
-) -> list[Answer]:
-    answers: dict[int, Answer] = {}
-    while len(answers) < len(claims):
+    claims: Sequence[Claim], ended: "queue.SimpleQueue[ClaimResult]", deadline: float, clock: Callable[[], float]
+) -> list[ClaimResult]:
+    results: dict[int, ClaimResult] = {}
+    while len(results) < len(claims):
         try:
-            answer = ended.get(timeout=max(0.0, deadline - clock()))
+            result = ended.get(timeout=max(0.0, deadline - clock()))
         except queue.Empty:
             break
-        answers.setdefault(answer.claim.item, answer)
+        results.setdefault(result.claim.item, result)
     # The I/O thread has stopped answering, so these messages may or may not have been sent.
     lost = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
-    return [answers.get(one.item) or Answer(claim=one, result=lost) for one in claims]
+    return [results.get(one.item) or ClaimResult(claim=one, result=lost) for one in claims]
 
 
-def _not_allowed(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
+def _refusal(run: RequeueRun, message: ParkedMessage) -> ItemReason | None:
     """Return the reason to skip a message by the current permissions of the run's operator and the project's own rules.
 
     Only runs from the admin are checked: an operator who uses commands has access to the server anyway.

@@ -14,11 +14,11 @@ from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, Par
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
 
 
-class _Undone(Exception):
+class _RolledBack(Exception):
     """Raised to roll back the trial insert."""
 
 
-def absent(alias: str) -> str:
+def outage(alias: str) -> str:
     """Return why nothing can be stored now, as a sentence; empty if a trial message could be."""
     connection = connections[alias]
     try:
@@ -29,10 +29,10 @@ def absent(alias: str) -> str:
         return f"The database {alias!r} does not answer ({_words(error)})."
     try:
         _try(alias)
-    except _Undone:
+    except _RolledBack:
         return ""
     except Exception as error:  # noqa: BLE001 - drivers raise many types
-        return _lacking(alias) or f"The database {alias!r} takes no parked messages ({_words(error)})."
+        return _missing_tables(alias) or f"The database {alias!r} does not accept parked messages ({_words(error)})."
     return ""
 
 
@@ -47,18 +47,18 @@ def _try(alias: str) -> None:
             identity=name, group=group, parked_in=name, body=b"", size=0, sha256="", properties=b"", by="other",
             reason="trial", copy="", parked_at=now, recorded_at=now,
         ).save(using=alias, force_insert=True)  # fmt: skip
-        raise _Undone
+        raise _RolledBack
 
 
-def _lacking(alias: str) -> str:
+def _missing_tables(alias: str) -> str:
     """Return a sentence if tables are missing or older than this code; empty if they are not."""
     try:
         for model in NEEDED:
             list(model._default_manager.using(alias).filter(pk=0)[:1])  # noqa: SLF001 - Django's own name for it
     except Exception as error:  # noqa: BLE001 - drivers raise many types
         option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-        said = _words(error)
-        return f"The database {alias!r} is not ready for parked messages: run `manage.py migrate{option}` ({said})."
+        words = _words(error)
+        return f"The database {alias!r} is not ready for parked messages: run `manage.py migrate{option}` ({words})."
     return ""
 
 
@@ -84,7 +84,7 @@ def locked_messages(ids: Collection[int], *, whole: bool = True) -> dict[int, Pa
         rows.update(revision=F("revision"))
     if not whole:
         rows = rows.defer("body", "properties")
-    return {row.pk: row for row in rows.select_for_update(of=_of(using))}
+    return {row.pk: row for row in rows.select_for_update(of=_lock_of(using))}
 
 
 def locked_run(run: int) -> RequeueRun | None:
@@ -93,27 +93,27 @@ def locked_run(run: int) -> RequeueRun | None:
     rows = RequeueRun.objects.using(using).filter(pk=run)
     if not connections[using].features.has_select_for_update:
         rows.update(sent=F("sent"))
-    return rows.select_for_update(of=_of(using)).first()
+    return rows.select_for_update(of=_lock_of(using)).first()
 
 
-def steadily(act: Callable[[], T]) -> T:
+def retry_conflicts(change: Callable[[], T]) -> T:
     """Repeat an action that lost a race against another transaction; the database has rolled it back by then."""
     for _ in range(TRIES - 1):
         try:
-            return act()
+            return change()
         except OperationalError as error:
-            if not _lost_a_race(error) or connections[database()].in_atomic_block:
+            if not _is_conflict(error) or connections[database()].in_atomic_block:
                 raise
-    return act()
+    return change()
 
 
-RACES = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
+CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
 
 
-def _lost_a_race(error: OperationalError) -> bool:
-    said = str(error).lower()
-    return any(one in said for one in RACES)
+def _is_conflict(error: OperationalError) -> bool:
+    text = str(error).lower()
+    return any(one in text for one in CONFLICTS)
 
 
-def _of(using: str) -> tuple[str, ...]:
+def _lock_of(using: str) -> tuple[str, ...]:
     return ("self",) if connections[using].features.has_select_for_update_of else ()

@@ -26,10 +26,10 @@ from django_rmq_retry.topology.declarations import (
 )
 from django_rmq_retry.topology.plan import Item, Plan, State
 
-THERE = (State.SAME, State.CREATE, State.DIFFERS)
+EXISTING = (State.SAME, State.CREATE, State.DIFFERS)
 
 
-class Forgetful(Exception):
+class DeclarationsUnavailable(Exception):
     """The database cannot read or store declarations; the text names the reason."""
 
 
@@ -61,16 +61,16 @@ def rows() -> list[Declared]:
     return list(Declared.objects.filter(project=_project()).order_by("pk"))
 
 
-def remembered() -> list[Declared]:
-    """Return everything that this project has declared; raise Forgetful if the database cannot read it."""
+def load() -> list[Declared]:
+    """Return everything that the project has declared; raise DeclarationsUnavailable if the database cannot read it."""
     try:
         _check_table(router.db_for_read(Declared))
         return rows()
     except (Error, ImproperlyConfigured) as error:
-        raise Forgetful(_said(error)) from error
+        raise DeclarationsUnavailable(_text(error)) from error
 
 
-def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
+def former_queues(known: Iterable[Declared], topology: Topology, place: Place) -> tuple[Former, ...]:
     """Return the queues that were declared at a place and are no longer in the topology, work queues first."""
     here = [row for row in known if row.kind == "queue" and row.name not in topology.queues and place.has(row)]
     found = {row.name: _former(row) for row in here}
@@ -82,7 +82,7 @@ def formers(known: Iterable[Declared], topology: Topology, place: Place) -> tupl
     return tuple(found.values())
 
 
-def handed_over(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
+def still_consumed(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
     """Return the former queues that have consumers, and those that belong to them, each with the reason to keep it."""
     heads = {one.queue.name: one.home or one.queue.name for one in former}
     read: dict[str, str] = {}
@@ -90,10 +90,10 @@ def handed_over(it: Declarer, former: Sequence[Former]) -> dict[str, str]:
         try:
             found = look_at_rest(it.session, it.inspector, name)
         except Refusal as refusal:
-            read.setdefault(head, f"{refusal.sentence()} Whether it is consumed is unknown.")
+            read.setdefault(head, f"{refusal.sentence()} The number of its consumers is unknown.")
             continue
         if found is not None and found.consumers:
-            read[head] = f"no handler of this project has it, and {name!r} is consumed."
+            read[head] = f"no handler of this project uses it, but {name!r} has a consumer."
     return {
         name: f"{read[head]} Delete it by name: manage.py rmq_delete {name} --force"
         for name, head in heads.items()
@@ -107,7 +107,7 @@ def former_exchanges(known: Iterable[Declared], topology: Topology, place: Place
     return [name for name in there if name not in topology.exchanges]
 
 
-def remember(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, str], version: str) -> str:
+def save(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str, str], version: str) -> str:
     """Store the plan's declarations, and delete the rows of objects that are gone or belong to others.
 
     Return why the database could not do that; empty if it did, or if its table is missing and records are off.
@@ -120,14 +120,14 @@ def remember(it: Declarer, topology: Topology, plan: Plan, *, homes: Mapping[str
         known = {digest: row for digest, row in known.items() if place.has(row)}
         gone = [row.pk for row in known.values() if _is_gone(it, row, topology)]
         made = [_row(place, item, topology, homes, version) for item in plan.items if _is_ours(item)]
-        _keep(alias, known, made)
+        _write(alias, known, made)
         Declared.objects.using(alias).filter(pk__in=gone).delete()
-    except (Error, ImproperlyConfigured, Forgetful) as error:
-        return "" if isinstance(error, Forgetful) and not settings().records else _said(error)
+    except (Error, ImproperlyConfigured, DeclarationsUnavailable) as error:
+        return "" if isinstance(error, DeclarationsUnavailable) and not settings().records else _text(error)
     return ""
 
 
-def forget(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
+def delete(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -> None:
     """Delete the rows of deleted queues and exchanges. If the database is down, the next declaration deletes them."""
     place = Place.of(it.session)
     digests = [place.digest("queue", name) for name in queues]
@@ -136,7 +136,7 @@ def forget(it: Declarer, queues: Sequence[str], exchanges: Sequence[str] = ()) -
         alias = router.db_for_write(Declared)
         _check_table(alias)
         Declared.objects.using(alias).filter(digest__in=digests).delete()
-    except (Error, ImproperlyConfigured, Forgetful):
+    except (Error, ImproperlyConfigured, DeclarationsUnavailable):
         return
 
 
@@ -147,10 +147,10 @@ def _project() -> str:
 
 def _check_table(alias: str) -> None:
     if Declared._meta.db_table not in connections[alias].introspection.table_names():  # noqa: SLF001 - documented
-        raise Forgetful(f"the tables are missing in {alias!r}: manage.py migrate")
+        raise DeclarationsUnavailable(f"the tables are missing in {alias!r}: manage.py migrate")
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -167,8 +167,8 @@ def _former(row: Declared) -> Former:
 
 
 def _is_ours(item: Item) -> bool:
-    said = item.declaration
-    return item.state in THERE and not isinstance(said, BindingDeclaration) and not said.existing
+    declaration = item.declaration
+    return item.state in EXISTING and not isinstance(declaration, BindingDeclaration) and not declaration.existing
 
 
 def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
@@ -184,7 +184,7 @@ def _is_gone(it: Declarer, row: Declared, topology: Topology) -> bool:
 
 
 def _row(place: Place, item: Item, topology: Topology, homes: Mapping[str, str], version: str) -> Declared:
-    said, now = item.declaration, server.now(router.db_for_write(Declared))
+    declaration, now = item.declaration, server.now(router.db_for_write(Declared))
     bindings = [
         [one.source, one.key, _plain(one.arguments)]
         for one in topology.bindings
@@ -197,9 +197,9 @@ def _row(place: Place, item: Item, topology: Topology, homes: Mapping[str, str],
         vhost=place.vhost,
         kind=item.kind,
         name=item.name,
-        role=said.role.value if isinstance(said, QueueDeclaration) else "",
+        role=declaration.role.value if isinstance(declaration, QueueDeclaration) else "",
         home=homes.get(item.name, "") if item.kind == "queue" else "",
-        arguments={} if isinstance(said, BindingDeclaration) else _plain(said.arguments),
+        arguments={} if isinstance(declaration, BindingDeclaration) else _plain(declaration.arguments),
         bindings=bindings,
         first_at=now,
         last_at=now,
@@ -212,7 +212,7 @@ def _plain(arguments: Mapping[str, object]) -> object:
     return json.loads(json.dumps(dict(arguments), default=str))
 
 
-def _keep(alias: str, known: Mapping[str, Declared], made: Sequence[Declared]) -> None:
+def _write(alias: str, known: Mapping[str, Declared], made: Sequence[Declared]) -> None:
     for row in made:
         before = known.get(row.digest)
         if before is not None:

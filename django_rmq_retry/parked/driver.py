@@ -12,10 +12,9 @@ from django.db.models import Q
 from django_rmq_retry import server
 from django_rmq_retry.models import RequeueRun
 from django_rmq_retry.parked.actions import unhold_due
-from django_rmq_retry.parked.claims import sweep
-from django_rmq_retry.parked.database import absent, database
-from django_rmq_retry.parked.requeue import me
-from django_rmq_retry.parked.run import SLICE, TO_DRIVE, Drive
+from django_rmq_retry.parked.claims import end_expired_claims
+from django_rmq_retry.parked.database import database, outage
+from django_rmq_retry.parked.run import SLICE, TO_DRIVE, Drive, driver_name
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -73,24 +72,24 @@ class RunDriver:
 
     def _complain(self, error: Exception) -> None:
         """Log only the first of consecutive errors: a database that is down for hours raises the same one each time."""
-        why = absent(database())
+        why = outage(database())
         if not self._failing and why:
             log.warning("Requeue runs wait: %s", why, extra={"event": "runs"})
         elif not self._failing:
-            said = "Requeue runs cannot be driven; tried again every %g s"
-            log.error(said, LOOK, exc_info=error, extra={"event": "runs"})
+            line = "Driving the requeue runs failed. The consumer tries again every %g s."
+            log.error(line, LOOK, exc_info=error, extra={"event": "runs"})
         self._failing = True
 
     def _do_due(self) -> None:
         now = time.monotonic()
         if now >= self._chores_at:
             self._chores_at = now + CHORES
-            sweep()
+            end_expired_claims()
             unhold_due()
         if now >= self._look_at:
             self._look_at = now + LOOK
             for run in undriven(MOST - len(self._drives)):
-                self._drives.setdefault(run, (Drive(run, me("rmq_consume")), now))
+                self._drives.setdefault(run, (Drive(run, driver_name("rmq_consume")), now))
         for run, (one, at) in list(self._drives.items()):
             if self._ended.is_set():
                 return
@@ -108,7 +107,9 @@ class RunDriver:
             try:
                 one.end()
             except Exception:
-                log.warning("The lease of run %s was not given back: it runs out by itself", one.run, exc_info=True)
+                log.warning(
+                    "The lease of requeue run %s was not released. It expires by itself.", one.run, exc_info=True
+                )
 
 
 def undriven(most: int) -> list[int]:

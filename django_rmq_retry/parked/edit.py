@@ -21,17 +21,14 @@ from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.deaths import BROKERS_OWN
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.history import BROKERS_OWN, PREFIX
 from django_rmq_retry.messages.masking import is_json, masked
-from django_rmq_retry.messages.properties import decode_properties, encode_properties
-from django_rmq_retry.messages.stamp import PREFIX
+from django_rmq_retry.messages.properties import Headers, decode_properties, encode_properties
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, MessageVersion, ParkedMessage
-from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.copies import contents
-from django_rmq_retry.parked.database import database, locked_messages, steadily
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
 
 
 class Kind(StrEnum):
@@ -115,7 +112,7 @@ def changed_headers(
         try:
             put[name] = _typed(text, row.type if row else "str")
         except ValueError:
-            refused.append(_("The header %(name)r takes a whole number or true or false.") % {"name": name})
+            refused.append(_("The header %(name)r must be a whole number, or true or false.") % {"name": name})
     return headers.replacing(drop=drop, put=put), differing, refused
 
 
@@ -151,14 +148,14 @@ def check_json(text: str) -> tuple[list[str], list[str]]:
     try:
         json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        said = _("Line %(line)s, column %(column)s: this is no JSON (%(problem)s).")
+        said = _("Line %(line)s, column %(column)s: invalid JSON (%(problem)s).")
         return [said % {"line": error.lineno, "column": error.colno, "problem": error.msg}], []
     except _Forbidden as error:
-        return [_("%(constant)s is no JSON; most readers refuse it.") % {"constant": error}], []
+        return [_("%(constant)s is not valid JSON, and most parsers reject it.") % {"constant": error}], []
     except (RecursionError, ValueError, ArithmeticError):
-        return [_("The JSON is nested too deeply, or holds a number that cannot be read.")], []
+        return [_("The JSON is nested too deeply, or contains a number that cannot be read.")], []
     names = ", ".join(list(twice)[:SHOWN])
-    return [], [_("These names stand twice in one object: %(names)s.") % {"names": names}] if twice else []
+    return [], [_("These names occur twice in one object: %(names)s.") % {"names": names}] if twice else []
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -294,11 +291,13 @@ def editable(message: ParkedMessage) -> str:
     name = message.type or message.queue
     allowed = [yes for pattern, yes in settings().operators.editable.items() if fnmatchcase(name, pattern)]
     if not allowed or not all(allowed):
-        return _("Messages of the type “%(type)s” are not to be edited in this project (EDITABLE).") % {"type": name}
+        return _("This project does not allow messages of the type “%(type)s” to be edited (setting EDITABLE).") % {
+            "type": name
+        }
     if not message.open:
-        return _("Only a message that is open can be edited.")
+        return _("Only an open message can be edited.")
     if text_of(message) is None:
-        return _("Its body is no text, or it is compressed: only text can be edited.")
+        return _("Its body is not text, or is compressed. Only text can be edited.")
     return ""
 
 
@@ -334,7 +333,7 @@ def propose(
         raw = encode_properties(replace(known, headers=made, message_id=kept))
     except (UndecodableHeaders, ValueError) as error:
         raw, differing = original.raw, {}
-        problems.append(_("The headers cannot be written: %(error)s") % {"error": error})
+        problems.append(_("The headers cannot be encoded: %(error)s") % {"error": error})
     if after == before and raw == original.raw:
         problems.append(_("Nothing was changed."))
     return Proposal(
@@ -352,8 +351,8 @@ def store(message: int, actor: Actor, proposal: Proposal, *, version: int, reaso
     if proposal.problems:
         raise Refused(" ".join(proposal.problems))
     if not reason.strip():
-        raise Refused(_("Say why the message is edited."))
-    return steadily(lambda: _store(message, actor, proposal, version=version, reason=reason))
+        raise Refused(_("Enter the reason for the edit."))
+    return retry_conflicts(lambda: _store(message, actor, proposal, version=version, reason=reason))
 
 
 def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reason: str) -> MessageVersion:
@@ -383,7 +382,9 @@ def _store(message: int, actor: Actor, proposal: Proposal, *, version: int, reas
         rows = ParkedMessage.objects.using(using).filter(pk=message)
         rows.update(version=version + 1, revision=F("revision") + 1)
         facts = _facts(known, before.body, proposal, version + 1)
-        note(actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts)
+        log_action(
+            actor, Action.EDIT, reason=reason, message=message, group=known.group_id, subject=str(known), facts=facts
+        )
     return made
 
 

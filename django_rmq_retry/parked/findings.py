@@ -10,7 +10,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.models import BusinessKey, ItemReason, MessageVersion, ParkedMessage
 from django_rmq_retry.models.parked import OPEN, State
 from django_rmq_retry.parked.database import database
@@ -47,7 +47,7 @@ class Finding:
     """A few of the messages: the record's number, and its business key or ID."""
 
     @property
-    def why(self) -> str:
+    def explanation(self) -> str:
         """The reason's text, in the reader's language; empty for a remark."""
         return str(ItemReason(self.name).label) if self.name in ItemReason.values else ""
 
@@ -89,31 +89,31 @@ def report(selection: Selection, terms: Terms | None = None) -> Report:
     rows = selection.queryset().order_by()
     known = conditions(selection, terms)
     objections = _objections(known, terms)
-    asked = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
+    shown = {**known, "edited": Q(version__gt=1), "held": Q(state=State.ON_HOLD)}
     refused = Q()
     for _code, condition in objections:
         refused |= condition
-    told = _counted(rows, refused, asked)
+    counted = _counted(rows, refused, shown)
     keys, shared = duplicates(rows.exclude(refused))
     left_out = {code for code, _condition in objections}
     findings = [
-        _finding(name, told.sums[name], rows.filter(condition), left_out)
-        for name, condition in asked.items()
-        if told.sums[name]
+        _finding(name, counted.sums[name], rows.filter(condition), left_out)
+        for name, condition in shown.items()
+        if counted.sums[name]
     ]
     if keys:
         # Search the table of business keys, which has an index: the message's own column has none.
         named = BusinessKey.objects.using(rows.db).filter(value__in=keys).values("message")
         alike = rows.exclude(refused).filter(pk__in=named, business_key__in=keys)
         findings.append(_finding("duplicates", shared, alike, left_out))
-    sendable = told.sums["sendable"]
+    sendable = counted.sums["sendable"]
     return Report(
-        total=told.sums["total"],
+        total=counted.sums["total"],
         sendable=sendable,
         findings=tuple(findings),
-        oldest=told.oldest,
-        newest=told.newest,
-        queues=((terms.target, sendable),) if terms.target else told.queues,
+        oldest=counted.oldest,
+        newest=counted.newest,
+        queues=((terms.target, sendable),) if terms.target else counted.queues,
     )
 
 
@@ -126,10 +126,10 @@ class _Counted(NamedTuple):
     queues: tuple[tuple[str, int], ...]
 
 
-def _counted(rows: QuerySet[ParkedMessage], refused: Q, asked: Mapping[str, Q]) -> _Counted:
+def _counted(rows: QuerySet[ParkedMessage], refused: Q, shown: Mapping[str, Q]) -> _Counted:
     """Count all rows in one query by queue: there are few queues, and the totals are the sums of their counts."""
     counts = {"total": Count("pk"), "sendable": Count("pk", filter=~refused)}
-    counts |= {name: Count("pk", filter=condition) for name, condition in asked.items()}
+    counts |= {name: Count("pk", filter=condition) for name, condition in shown.items()}
     spans = {"oldest": Min("parked_at"), "newest": Max("parked_at")}
     named: Any = {f"n_{name}": count for name, count in counts.items()}
     found: list[Any] = list(rows.values("queue").annotate(**named, **spans))
@@ -158,7 +158,7 @@ def conditions(selection: Selection, terms: Terms) -> Mapping[str, Q]:
         found["refused"] = Q(pk__in=list(terms.kept_back))
     if not terms.target:
         found["no_queue"] = Q(queue="")
-        known = [intake.queue.name for intake in registry.intakes()]
+        known = [work_queue.queue.name for work_queue in registry.work_queues()]
         found["unhandled"] = ~Q(queue="") & ~Q(queue__in=known)
     return found
 

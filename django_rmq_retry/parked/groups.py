@@ -8,67 +8,18 @@ from typing import Any
 
 from django.db import connections, router, transaction
 from django.db.models import Case, Count, F, IntegerField, Value, When
-from django.db.models.expressions import Combinable
 from django.db.models.functions import Greatest, Least
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
-from django_rmq_retry.messages.tracebacks import RULE, short
-from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage, State
-from django_rmq_retry.parked.audit import note as audit
-from django_rmq_retry.parked.database import database, steadily
-from django_rmq_retry.parked.operators import Actor, NothingChosen
-from django_rmq_retry.parked.record import Arrival
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.models import Action, ErrorGroup, ParkedMessage
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS, reduced
+from django_rmq_retry.parked.database import database, retry_conflicts
+from django_rmq_retry.parked.operators import Actor, NothingChosen, log_action
 
-COUNTED_AS: Mapping[str, str] = {
-    State.PARKED: "parked",
-    State.ON_HOLD: "parked",
-    State.REQUEUEING: "requeued",
-    State.REQUEUED: "requeued",
-    State.PROCESSED: "processed",
-    State.DISCARDED: "discarded",
-}
-"""The counter of a group that counts messages in this state."""
-COUNTERS = ("parked", "requeued", "processed", "discarded")
 SLICE = 500
-
-
-def moved(group: int, before: str | None, after: str | None, count: int = 1) -> None:
-    """Update the counters of a group after ``count`` of its messages changed state.
-
-    As a state, None means that they were not in the group before, or are not in it any more. Call this in the
-    transaction that changed the messages, after the change: messages are locked before groups.
-    """
-    left, entered = COUNTED_AS[before] if before else None, COUNTED_AS[after] if after else None
-    if left == entered or not count:
-        return
-    changes: dict[str, Combinable] = {}
-    if left is not None:
-        changes[left] = less(left, count)
-    if entered is not None:
-        changes[entered] = F(entered) + count
-    ErrorGroup.objects.filter(pk=group).update(**changes)
-
-
-def gone(counts: Mapping[tuple[int, str], int]) -> None:
-    """Update the counters of groups whose messages were deleted; one statement serves all that lose equally many.
-
-    Call it like ``moved``. The groups are locked in order of their keys before any of them changes.
-    """
-    groups = ErrorGroup.objects.using(router.db_for_write(ErrorGroup)).filter(pk__in={group for group, _ in counts})
-    list(groups.order_by("pk").select_for_update().values_list("pk"))
-    alike: dict[tuple[str, int], list[int]] = {}
-    for (group, state), count in counts.items():
-        alike.setdefault((COUNTED_AS[state], count), []).append(group)
-    for (counter, count), members in alike.items():
-        groups.filter(pk__in=members).update(**{counter: less(counter, count)})
-
-
-def less(counter: str, count: int = 1) -> Case:
-    """Return a counter minus ``count``, at least 0: a wrong counter must not block a message's change of state."""
-    enough = When(**{f"{counter}__gte": count}, then=F(counter) - count)
-    return Case(enough, default=Value(0), output_field=IntegerField())
 
 
 def recount(groups: Collection[int] | None = None) -> int:
@@ -93,36 +44,6 @@ def _recounted(groups: Collection[int]) -> int:
         for group, counts in true.items():
             wrong += ErrorGroup.objects.using(alias).filter(pk=group).exclude(**counts).update(**counts)
     return wrong
-
-
-def groups_of(arrivals: Iterable[Arrival], *, using: str) -> dict[str, int]:
-    """Return the groups of these failures by fingerprint; missing groups are created with counters at 0."""
-    newest = {arrival.group.fingerprint: arrival for arrival in arrivals}
-    known = _known(newest, using=using)
-    missing = sorted(newest.keys() - known.keys())
-    if not missing:
-        return known
-    # Sorted, because two drainers that create the same groups must not deadlock.
-    made = [_made(newest[fingerprint]) for fingerprint in missing]
-    ErrorGroup.objects.using(using).bulk_create(made, ignore_conflicts=True)
-    return known | _known(missing, using=using)
-
-
-def _known(fingerprints: Collection[str], *, using: str) -> dict[str, int]:
-    found = ErrorGroup.objects.using(using).filter(fingerprint__in=fingerprints)
-    return dict(found.values_list("fingerprint", "pk"))
-
-
-def _made(arrival: Arrival) -> ErrorGroup:
-    return ErrorGroup(
-        fingerprint=arrival.group.fingerprint,
-        rule=RULE,
-        title=arrival.title,
-        culprit=arrival.group.culprit,
-        reason=arrival.failure()["reason"],
-        first_seen=arrival.at,
-        last_seen=arrival.at,
-    )
 
 
 @dataclass(slots=True)
@@ -173,7 +94,7 @@ def _columns(change: _Change, now: datetime) -> dict[str, Any]:
         columns["last_seen"] = Greatest("last_seen", Value(max(change.seen)))
     for name, count in change.counters.items():
         if count:
-            columns[name] = F(name) + count if count > 0 else less(name, -count)
+            columns[name] = F(name) + count if count > 0 else reduced(name, -count)
     return columns
 
 
@@ -185,7 +106,7 @@ def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
     """Set note, owner, ticket or plain of a group; texts that are not given stay unchanged."""
     unknown = sorted(set(texts) - set(LIMITS))
     if unknown:
-        raise TypeError(f"annotate() does not know {', '.join(unknown)}; it takes {', '.join(LIMITS)}.")
+        raise TypeError(f"annotate() has no argument {', '.join(unknown)}. Use one of {', '.join(LIMITS)}.")
     changes = {name: short(text, LIMITS[name]) for name, text in texts.items()}
     return _change(group, actor, Action.NOTE, changes, reason=changes.get("note", ""))
 
@@ -196,7 +117,7 @@ def mute(group: int, actor: Actor, *, muted: bool = True, reason: str = "") -> E
 
 
 def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, object], *, reason: str) -> ErrorGroup:
-    def act() -> ErrorGroup:
+    def change() -> ErrorGroup:
         using = database()
         with transaction.atomic(using=using):
             rows = ErrorGroup.objects.using(using).filter(pk=group)
@@ -212,11 +133,11 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
             noted = {"noted_at": server.now(database()), "noted_by": actor.name} if action == Action.NOTE else {}
             rows.update(**differing, **noted)
             facts = {"before": before, "after": differing}
-            audit(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
+            log_action(actor, action, reason=reason, group=group, subject=str(known), count=0, facts=facts)
             known.refresh_from_db(using=using)
         return known
 
-    return steadily(act)
+    return retry_conflicts(change)
 
 
 BUCKETS, BUCKET = 18, timedelta(minutes=10)

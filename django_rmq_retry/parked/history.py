@@ -20,13 +20,13 @@ from django.utils import timezone
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
-from django_rmq_retry.handlers.attempt import FinishedAttempt, storied
+from django_rmq_retry.handlers.attempt import FinishedAttempt, has_history
 from django_rmq_retry.handlers.ticket import Ticket, ticket_of
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.models import Attempt, ParkedMessage
 from django_rmq_retry.parked import attempts, claims
-from django_rmq_retry.parked.attempts import Draft, Row, Scribe, drafted
-from django_rmq_retry.policies.policy import Discard, Kind
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, draft_of
+from django_rmq_retry.policies.verdict import Discard, Kind
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -38,7 +38,7 @@ MOST, ROOM = 10_000, 64 * 1024 * 1024
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
-Outcome = Callable[[], None]
+OutcomeUpdate = Callable[[], None]
 
 
 class Write(Protocol):
@@ -54,7 +54,7 @@ class Buffer:
         self._write = write
         self._most, self._room = most, room
         self._drafts: deque[Draft] = deque()
-        self._outcomes: deque[Outcome] = deque()
+        self._outcomes: deque[OutcomeUpdate] = deque()
         self._size = 0
         self._dropped = 0
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Buffer:
             self._make_room()
         self._wake()
 
-    def add_outcome(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: OutcomeUpdate) -> None:
         """Add an outcome, which must not be lost: it is retried until the database stores or refuses it."""
         with self._lock:
             self._outcomes.append(outcome)
@@ -91,7 +91,10 @@ class Buffer:
             except Exception as error:
                 if not _refused(error):
                     raise
-                log.exception("An outcome cannot be stored: its record stays as it is", extra={"event": "unrecorded"})
+                log.exception(
+                    "An outcome cannot be stored. The state of its parked message does not change.",
+                    extra={"event": "unrecorded"},
+                )
             self._outcomes.popleft()
         left = len(self._drafts)
         while left > 0:
@@ -116,7 +119,9 @@ class Buffer:
         left = len(self)
         if left or self._dropped:
             log.error(
-                "%s attempts and outcomes were not recorded: no database", left + self._dropped, extra={"event": "lost"}
+                "%s attempts and outcomes were not recorded, because the database was unavailable.",
+                left + self._dropped,
+                extra={"event": "lost"},
             )
         self._dropped = 0
 
@@ -158,7 +163,7 @@ class Buffer:
             return self._failed(error, wait)
         if self.away:
             self.away = False
-            log.warning("Attempts are recorded again%s", self._told_dropped(), extra={"event": "recorded"})
+            log.warning("Attempts are recorded again%s", self._dropped_text(), extra={"event": "recorded"})
         _tidy()
         return 0.0
 
@@ -166,20 +171,20 @@ class Buffer:
         self.away = True
         following = min(wait * 2 or FIRST_WAIT, LONGEST_WAIT)
         log.warning(
-            "Attempts cannot be recorded (%r); %s wait%s, next try in %.0f s",
+            "Attempts cannot be recorded (%r). %s are buffered%s; next write in %.0f s.",
             str(ErrorNote.of(error)),
             len(self),
-            self._told_dropped(),
+            self._dropped_text(),
             following,
             extra={"event": "unrecorded"},
         )
         connections.close_all()
         return following
 
-    def _told_dropped(self) -> str:
+    def _dropped_text(self) -> str:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
-        return f", {dropped} were given up" if dropped else ""
+        return f", {dropped} dropped" if dropped else ""
 
     def _taken(self, most: int) -> list[Draft]:
         with self._lock:
@@ -219,10 +224,10 @@ class Buffer:
             except Exception as error:
                 if not _refused(error):
                     raise
-                said = str(ErrorNote.of(error))
+                problem = str(ErrorNote.of(error))
             else:
                 return
-        log.error("An attempt of queue %r cannot be stored: %r", draft.queue, said, extra={"event": "unrecorded"})
+        log.error("An attempt of queue %r cannot be stored: %r", draft.queue, problem, extra={"event": "unrecorded"})
 
 
 def _refused(error: Exception) -> bool:
@@ -247,7 +252,7 @@ ROWS_AT_ONCE = 100
 class Writer:
     """Makes rows from drafts, and adds them to the table."""
 
-    def __init__(self, scribe: Scribe) -> None:
+    def __init__(self, scribe: RowBuilder) -> None:
         self._scribe = scribe
 
     def __call__(self, drafts: Sequence[Draft], *, plain: bool = False) -> None:
@@ -257,8 +262,8 @@ class Writer:
 
 
 def _plain(row: Row) -> Row:
-    told = (value.encode("ascii", "replace").decode() if isinstance(value, str) else value for value in row)
-    return Row._make(told)
+    values = (value.encode("ascii", "replace").decode() if isinstance(value, str) else value for value in row)
+    return Row._make(values)
 
 
 def _known(drafts: Sequence[Draft], rows: list[Row]) -> list[Row]:
@@ -318,7 +323,7 @@ def _target(alias: str) -> str:
     return f"{table} ({', '.join(quote(name) for name in Row._fields)})"
 
 
-LAST_WORDS = 5.0
+SHUTDOWN_WAIT = 5.0
 """Seconds that a graceful shutdown waits for the database."""
 
 
@@ -328,7 +333,7 @@ class Recorder:
     notes_acks = False
 
     def __init__(self, buffer: Buffer | None = None) -> None:
-        self.buffer = Buffer(Writer(Scribe(deploy=version()))) if buffer is None else buffer
+        self.buffer = Buffer(Writer(RowBuilder(deploy=version()))) if buffer is None else buffer
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -337,7 +342,7 @@ class Recorder:
             try:
                 yield
             finally:
-                self.buffer.close(LAST_WORDS)
+                self.buffer.close(SHUTDOWN_WAIT)
 
     def note(self, attempt: FinishedAttempt) -> None:
         try:
@@ -347,7 +352,7 @@ class Recorder:
 
     def _note(self, attempt: FinishedAttempt) -> None:
         kind, error = attempt.verdict.kind, attempt.error
-        if kind is Kind.ACK and not storied(attempt.delivery):
+        if kind is Kind.ACK and not has_history(attempt.delivery):
             return
         if attempt.subscription is None or (error is None and kind is not Kind.ACK):
             # No handler was run.
@@ -358,24 +363,24 @@ class Recorder:
         if ticket is not None and kind in (Kind.ACK, Kind.DISCARD):
             self._end(ticket, attempt, ended)
         if kind is not Kind.ACK or ticket is not None or attempt.delivery.attempt > 1:
-            self.buffer.add(drafted(attempt, ticket, ended=ended.timestamp()))
+            self.buffer.add(draft_of(attempt, ticket, ended=ended.timestamp()))
 
     def _end(self, ticket: Ticket, attempt: FinishedAttempt, at: datetime) -> None:
         """Update the record immediately, before the delivery is settled; without a database, once it is back."""
-        tell: Callable[[], None]
+        update: Callable[[], None]
         if attempt.error is None or isinstance(attempt.error, Discard):
-            tell = lambda: claims.succeeded(ticket, at)  # noqa: E731
+            update = lambda: claims.succeeded(ticket, at)  # noqa: E731
         else:
             note = attempt.verdict.error
-            told = {"error": note.kind if note else "", "text": note.text if note else ""}
-            tell = lambda: claims.failed(ticket, at, **told)  # noqa: E731
+            failure = {"error": note.kind if note else "", "text": note.text if note else ""}
+            update = lambda: claims.failed(ticket, at, **failure)  # noqa: E731
         if self.buffer.away or _in_transaction():
-            self.buffer.add_outcome(tell)
+            self.buffer.add_outcome(update)
             return
         try:
-            tell()
+            update()
         except Exception:  # noqa: BLE001 - the buffer's thread retries it, and logs a lasting error
-            self.buffer.add_outcome(tell)
+            self.buffer.add_outcome(update)
 
 
 def _in_transaction() -> bool:
@@ -386,9 +391,9 @@ def _in_transaction() -> bool:
 
 def version() -> str:
     """Return the version of the project; empty if none is set or its function raises."""
-    told = settings().version
+    setting = settings().version
     try:
-        return short(told() if callable(told) else told, 100)
+        return short(setting() if callable(setting) else setting, 100)
     except Exception:
-        log.exception("The function of RMQ_RETRY['VERSION'] raised")
+        log.exception("The function in RMQ_RETRY['VERSION'] raised an error. Attempts are recorded without a version.")
         return ""

@@ -26,7 +26,7 @@ from django_rmq_retry.models import (
     RunWait,
 )
 from django_rmq_retry.models.parked import behind
-from django_rmq_retry.parked.database import database, locked_run, steadily
+from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
 from django_rmq_retry.parked.findings import Terms, reasons
 from django_rmq_retry.parked.selection import Selection
 
@@ -38,14 +38,14 @@ PAGES = 25
 OUTCOME = timedelta(hours=1)
 """Time to wait for the outcome of a sent message; after it, the message's business key counts as failed."""
 
-Room = Callable[[str], int]
+Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
 
 class Choice:
     """The next items to send, and those to skip on the way to them."""
 
-    def __init__(self, run: RequeueRun, most: int, room: Room) -> None:
+    def __init__(self, run: RequeueRun, most: int, room: Capacity) -> None:
         self.items: list[RequeueItem] = []
         self.blocked: dict[int, ItemReason] = {}
         """Items to skip, each with the reason."""
@@ -131,7 +131,7 @@ PART = 2000
 
 def advance(run: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
-    return steadily(lambda: _advance(run, driver))
+    return retry_conflicts(lambda: _advance(run, driver))
 
 
 def _advance(run: int, driver: str) -> str:
@@ -158,12 +158,12 @@ def _advance(run: int, driver: str) -> str:
         return known.state
 
 
-def release(run: int) -> bool:
+def skip_unsent(run: int) -> bool:
     """Skip the next unsent items of a stopped run; return True if there may be more of them."""
-    return steadily(lambda: _release(run))
+    return retry_conflicts(lambda: _skip_unsent(run))
 
 
-def _release(run: int) -> bool:
+def _skip_unsent(run: int) -> bool:
     using, now = database(), server.now(database())
     with transaction.atomic(using=using):
         known = locked_run(run)
@@ -183,14 +183,14 @@ def recount(run: int) -> None:
     """Count the items of a run again, and store its counters."""
     using = database()
 
-    def act() -> None:
+    def change() -> None:
         with transaction.atomic(using=using):
             known = locked_run(run)
             if known is not None:
                 count(known)
                 known.save(using=using, update_fields=COUNTED)
 
-    steadily(act)
+    retry_conflicts(change)
 
 
 COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
@@ -213,7 +213,7 @@ AT_ONCE = 500
 Rows = QuerySet[ParkedMessage]
 
 
-def at_once(selection: Selection) -> bool:
+def lists_at_once(selection: Selection) -> bool:
     """True if a run's items are written when it is started; only a filter can be evaluated again later."""
     return selection.named or selection.count <= AT_ONCE
 
@@ -235,7 +235,7 @@ def postpone(run: RequeueRun, selection: Selection, _terms: Terms) -> None:
 
 def list_part(run: int, driver: str) -> None:
     """Write the next items of a run, if this driver still owns it and it was neither paused nor stopped."""
-    steadily(lambda: _list_part(run, driver))
+    retry_conflicts(lambda: _list_part(run, driver))
 
 
 def _list_part(run: int, driver: str) -> None:
@@ -246,14 +246,14 @@ def _list_part(run: int, driver: str) -> None:
             return
         if known.listing_limit is None:
             return
-        selection, terms = _meant(known)
+        selection, terms = _stored_selection(known)
         rest = _after(known, selection.queryset())
         # Find the end of the part first: a row that is parked again meanwhile must not move the mark.
         mark = rest.values_list("parked_at", "pk")[PART - 1 : PART].first()
         part = rest if mark is None else rest.filter(~behind("parked_at", mark[0], "pk", mark[1]))
         room, first = known.listing_limit - known.listing_count, known.listing_place
         if room < PART:
-            part = part[: room + _there(known, part)]
+            part = part[: room + _count_listed(known, part)]
         made = _insert(known, part, selection, terms, first=first)
         known.skipped += known.items.filter(state=ItemState.SKIPPED, place__gt=first).count()
         known.listing_count, known.listing_place = known.listing_count + made, first + PART
@@ -268,7 +268,7 @@ def _list_part(run: int, driver: str) -> None:
 CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at", "listing_after_id")
 
 
-def _meant(run: RequeueRun) -> tuple[Selection, Terms]:
+def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:
     """Return the selection and the terms with which the run was started."""
     facts = run.selection
     as_of = datetime.fromisoformat(facts["as_of"])
@@ -284,7 +284,7 @@ def _after(run: RequeueRun, rows: Rows) -> Rows:
     return ordered.filter(behind("parked_at", run.listing_after_at, "pk", run.listing_after_id))
 
 
-def _there(run: RequeueRun, part: Rows) -> int:
+def _count_listed(run: RequeueRun, part: Rows) -> int:
     """Return the number of messages of a part that have an item already; these do not count against the limit."""
     numbers = list(part.values_list("pk", flat=True)[:PART])
     return RequeueItem.objects.using(database()).filter(run=run, message__in=numbers).count()

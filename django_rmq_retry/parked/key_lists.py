@@ -37,8 +37,8 @@ CHUNK = 500
 """Parameters of one statement: SQLite may take no more than 999."""
 TIDIED = 100
 """Largest number of unused lists that are deleted when a new one is stored."""
-IN_A_LINE = ",;\t\uff0c\uff1b"
-SEPARATORS = f"{IN_A_LINE}\r\n\v\f\x85\u2028\u2029"
+CELL_SEPARATORS = ",;\t\uff0c\uff1b"
+SEPARATORS = f"{CELL_SEPARATORS}\r\n\v\f\x85\u2028\u2029"
 AROUND = " \u00a0\u200b\u2060\ufeff"
 """Characters that are removed around a key: mail and office programs add them."""
 _ENTRY = re.compile(
@@ -49,9 +49,9 @@ MOST_COLUMNS = 1000
 WORDS = 0.9
 """Minimum share of a header's cells without a digit, such as "amount"; most keys have a digit."""
 T = TypeVar("T")
-UNDER_WAY = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
+UNSETTLED = (ItemState.PENDING, ItemState.CLAIMED, ItemState.SENT)
 
-Seen = Callable[[ParkedMessage], bool]
+Visible = Callable[[ParkedMessage], bool]
 """Returns True if the operator may see a message."""
 
 
@@ -67,7 +67,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Lookup:
     """The messages that each key of a list names, with their state."""
 
     keys: Sequence[str]
@@ -118,7 +118,7 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
     Spaces separate keys only if ``spaces`` is set, or if the text has no other separator.
     """
     if len(text) > MOST_TEXT:
-        said = _("The text has %(count)d characters; at most %(most)d are read. Nothing was looked up.")
+        said = _("The text has %(count)d characters; at most %(most)d are allowed. Nothing was looked up.")
         raise Refused(said % {"count": len(text), "most": MOST_TEXT})
     header = _header(text)
     if header:
@@ -132,7 +132,7 @@ def parse(text: str, *, spaces: bool = False) -> list[str]:
     parts = (part for entry, quoted in entries for part in (entry.split() if apart and not quoted else [entry]))
     found = list(dict.fromkeys(short(part, LONGEST) for part in parts if part))
     if len(found) > MOST_KEYS:
-        said = _("The list has %(count)d keys; at most %(most)d are taken at once. Split it. Nothing was looked up.")
+        said = _("The list has %(count)d keys; at most %(most)d are allowed. Split it. Nothing was looked up.")
         raise Refused(said % {"count": len(found), "most": MOST_KEYS})
     return found
 
@@ -178,7 +178,7 @@ def _lines(text: str) -> Iterator[list[tuple[str, str]]]:
     for entry in _ENTRY.finditer(text):
         quoted, bare, end = entry.groups()
         line.append((bare.strip(AROUND) if quoted is None else quoted.replace('""', '"'), end))
-        if end and end in IN_A_LINE and len(line) <= MOST_COLUMNS:
+        if end and end in CELL_SEPARATORS and len(line) <= MOST_COLUMNS:
             continue
         if len(line) > 1 or line[0][0]:
             yield line
@@ -216,7 +216,7 @@ def _quoted(key: str) -> str:
     return '"{}"'.format(key.replace('"', '""'))
 
 
-def look_up(keys: Sequence[str], seen: Seen | None = None) -> dict[str, list[int]]:
+def look_up(keys: Sequence[str], seen: Visible | None = None) -> dict[str, list[int]]:
     """Return the records that each key names exactly, without those that ``seen`` hides."""
     wanted, found = set(keys), dict[str, dict[int, None]]()
     count = 0
@@ -227,7 +227,7 @@ def look_up(keys: Sequence[str], seen: Seen | None = None) -> dict[str, list[int
         found[value][record] = None
         count += 1
         if count > MOST_FOUND:
-            said = _("These keys name more than %(most)d messages. Choose them by a filter instead.")
+            said = _("These keys match more than %(most)d messages. Choose the messages by a filter instead.")
             raise Refused(said % {"most": MOST_FOUND})
     visible = _visible({one for some in found.values() for one in some}, seen)
     kept = {key: sorted(one for one in found.get(key, ()) if one in visible) for key in keys}
@@ -243,7 +243,7 @@ def _stored(keys: Sequence[str]) -> Iterator[tuple[str, int]]:
         yield from records.filter(message_id__in=some).values_list("message_id", "pk")[:most]
 
 
-def _visible(records: set[int], seen: Seen | None) -> set[int]:
+def _visible(records: set[int], seen: Visible | None) -> set[int]:
     if seen is None:
         return records
     rows = (row for some in _chunks(sorted(records)) for row in _rows(some).defer("body", "properties"))
@@ -258,7 +258,7 @@ def _rows(numbers: Sequence[int]) -> Any:
     return ParkedMessage.objects.using(database()).filter(pk__in=numbers).order_by("pk")
 
 
-def alike(missing: Sequence[str], seen: Seen | None = None) -> dict[str, list[str]]:
+def alike(missing: Sequence[str], seen: Visible | None = None) -> dict[str, list[str]]:
     """Return, for keys that are not stored, stored ones in upper case, in lower case, or with an initial capital.
 
     Any other spelling would require a search of all keys.
@@ -304,7 +304,7 @@ def _tidy(using: str) -> None:
         KeyList.objects.using(using).filter(pk__in=numbers).delete()
 
 
-def forget(before: datetime, using: str) -> None:
+def delete_before(before: datetime, using: str) -> None:
     """Delete the lists of actions that were purged from the audit log: each list is older than its actions."""
     numbers = list(KeyList.objects.using(using).filter(created_at__lt=before - 2 * USABLE).values_list("pk", flat=True))
     for some in _chunks(numbers):
@@ -312,12 +312,12 @@ def forget(before: datetime, using: str) -> None:
         KeyList.objects.using(using).filter(pk__in=some).delete()
 
 
-def meaning(known: KeyList) -> dict[str, int]:
+def list_filter(known: KeyList) -> dict[str, int]:
     """Return the reference to a list for the filter of a selection."""
     return {"list": known.pk, "count": known.count}
 
 
-def keep(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
+def mark_kept(filter: Mapping[str, Any]) -> bool:  # noqa: A002 - its name
     """Mark a selection's lists as kept, because an action refers to them now; return True if it has any."""
     numbers = [filter[name]["list"] for name in (LISTED, EXCEPT) if name in filter]
     if numbers:
@@ -331,23 +331,23 @@ def keys_of(number: int) -> list[str]:
     return list(dict.fromkeys(rows.values_list("value", flat=True)))
 
 
-def answered(known: KeyList, seen: Seen | None = None) -> Answer:
+def matches_of_list(known: KeyList, seen: Visible | None = None) -> Lookup:
     """Return the current states of the messages that a list named when it was stored."""
     named: dict[str, list[int]] = {}
     rows = ListedKey.objects.using(database()).filter(list=known).order_by("place", "message")
     for value, record in rows.values_list("value", "message"):
         named.setdefault(value, []).extend([] if record is None else [record])
-    return answer(list(named), named, seen)
+    return current_matches(list(named), named, seen)
 
 
-def answer(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Seen | None = None) -> Answer:
+def current_matches(keys: Sequence[str], named: Mapping[str, Sequence[int]], seen: Visible | None = None) -> Lookup:
     """Return the current states of the messages that keys name."""
     numbers = _visible({one for some in named.values() for one in some}, seen)
     known = _matches(sorted(numbers))
     matches = {key: [known[one] for one in named.get(key, ()) if one in known] for key in keys}
-    found = Answer(keys=keys, matches={key: some for key, some in matches.items() if some})
+    found = Lookup(keys=keys, matches={key: some for key, some in matches.items() if some})
     missing = found.missing
-    return Answer(keys=keys, matches=found.matches, alike=alike(missing, seen) if missing else {})
+    return Lookup(keys=keys, matches=found.matches, alike=alike(missing, seen) if missing else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,10 +364,10 @@ class Excluded:
     """Keys that exclude more than one message, each with the number of messages."""
 
 
-def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Seen | None = None) -> Excluded:
+def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Visible | None = None) -> Excluded:
     """Return the effect of excluding these keys from the rows of a selection."""
     named = look_up(keys, seen)
-    told = answer(keys, named, seen)
+    lookup = current_matches(keys, named, seen)
     numbers = sorted({one for some in named.values() for one in some})
     among: set[int] = set()
     for some in _chunks(numbers):
@@ -376,9 +376,9 @@ def excluded(keys: Sequence[str], rows: "QuerySet[ParkedMessage]", seen: Seen | 
     return Excluded(
         keys=keys,
         messages=len(among),
-        missing=told.missing,
-        alike=told.alike,
-        elsewhere={key: told.matches[key][0] for key in keys if key in told.matches and not counts[key]},
+        missing=lookup.missing,
+        alike=lookup.alike,
+        elsewhere={key: lookup.matches[key][0] for key in keys if key in lookup.matches and not counts[key]},
         several={key: count for key, count in counts.items() if count > 1},
     )
 
@@ -387,7 +387,7 @@ def _matches(numbers: Sequence[int]) -> dict[int, Match]:
     found = {}
     for some in _chunks(numbers):
         items = RequeueItem.objects.using(database()).filter(
-            message__in=some, state__in=UNDER_WAY, run__state__in=ACTIVE
+            message__in=some, state__in=UNSETTLED, run__state__in=ACTIVE
         )
         runs = dict(items.order_by("pk").values_list("message", "run"))
         for pk, state, key, name in _rows(some).values_list("pk", "state", "business_key", "message_id"):

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from enum import Enum
@@ -11,9 +11,9 @@ from typing import Any
 from django.conf import settings
 from django.utils import timezone
 
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.errors import UndecodableBody, UndecodableHeaders
 from django_rmq_retry.handlers.attempt import texts
-from django_rmq_retry.handlers.subscription import Intake, Subscription
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket, bearer
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import By, Parked, read_parked
@@ -31,11 +31,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Step(Enum):
     """The effect of an arriving copy on its record."""
 
-    SAME = "the copy was recorded before"
-    COPY = "one more copy, and nothing else"
-    NEWER = "one more copy of what waits for a person already"
-    AGAIN = "it was requeued and has failed again"
-    REOPENED = "it was resolved or under way, and has come once more"
+    SAME = "recorded before"
+    COPY = "counted as a copy"
+    NEWER = "counted as a copy of an open message"
+    AGAIN = "failed again after a requeue"
+    REOPENED = "reopened after it was resolved or requeued"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +47,31 @@ class Arrival:
     identity: str
     named: bool
     """True if the message has an ID of its own."""
+    redelivered: bool
+    """True if an earlier delivery, or an earlier attempt to store this one, may have been recorded."""
     ticket: Ticket | None
     sha256: str
     group: Grouping
     at: datetime
     """Time of parking; never after now."""
-    told_at: datetime | None
+    stated_at: datetime | None
     """Time of parking as the message's headers have it; None if they have none."""
 
     @classmethod
     def read(cls, delivery: Delivery, homes: Mapping[str, str], now: datetime) -> "Arrival":
         parked = read_parked(delivery, homes)
-        told_at = moment(parked.parked_at)
+        stated_at = moment(parked.parked_at)
         return cls(
             delivery=delivery,
             parked=parked,
             identity=parked.identity,
             named=bool(parked.properties.message_id),
+            redelivered=delivery.redelivered,
             ticket=_ticket(parked),
             sha256=hashlib.sha256(parked.body).hexdigest(),
             group=_group(parked),
-            at=now if told_at is None else min(told_at, now),
-            told_at=told_at,
+            at=now if stated_at is None else min(stated_at, now),
+            stated_at=stated_at,
         )
 
     @property
@@ -87,19 +90,19 @@ class Arrival:
             "detail": short(parked.detail, TEXT),
             "error": short(parked.error, NAME),
             "error_text": short(parked.message, TEXT),
-            "summary": short(parked.story.summary, TEXT),
-            "attempts": parked.story.attempts,
-            "failed_at": moment(parked.story.since),
+            "summary": short(parked.stamp.summary, TEXT),
+            "attempts": parked.stamp.attempts,
+            "failed_at": moment(parked.stamp.since),
             "parked_at": self.at,
         }
 
     def contents(self) -> dict[str, Any]:
         """Return the columns about the message itself."""
-        parked, said = self.parked, self.parked.properties
+        parked, properties = self.parked, self.parked.properties
         return {
-            "message_id": short(said.message_id or "", NAME),
-            "correlation_id": short(said.correlation_id or "", NAME),
-            "type": short(said.type or "", NAME),
+            "message_id": short(properties.message_id or "", NAME),
+            "correlation_id": short(properties.correlation_id or "", NAME),
+            "type": short(properties.type or "", NAME),
             "queue": short(parked.queue, NAME),
             "exchange": short(parked.exchange, NAME),
             "routing_key": short(parked.routing_key, NAME),
@@ -107,9 +110,9 @@ class Arrival:
             "size": len(parked.body),
             "sha256": self.sha256,
             "properties": parked.raw,
-            "content_type": short(said.content_type or "", NAME),
-            "content_encoding": short(said.content_encoding or "", NAME),
-            "published_at": moment((said.timestamp or 0) * 1000),
+            "content_type": short(properties.content_type or "", NAME),
+            "content_encoding": short(properties.content_encoding or "", NAME),
+            "published_at": moment((properties.timestamp or 0) * 1000),
         }
 
 
@@ -152,13 +155,13 @@ def moment(milliseconds: int) -> datetime | None:
     if milliseconds <= 0:
         return None
     try:
-        told = EPOCH + timedelta(milliseconds=milliseconds)
+        at = EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
         return None
     # Exclude the last year: in another time zone it may already be the next one.
-    if told.year == MAXYEAR:
+    if at.year == MAXYEAR:
         return None
-    return told if settings.USE_TZ else timezone.make_naive(told)
+    return at if settings.USE_TZ else timezone.make_naive(at)
 
 
 def _group(parked: Parked) -> Grouping:
@@ -177,17 +180,17 @@ def _ticket(parked: Parked) -> Ticket | None:
 
 def _delivered_twice(record: ParkedMessage, arrival: Arrival) -> bool:
     """True if exactly this copy was recorded before; two copies parked by another service may look alike."""
-    return arrival.delivery.redelivered or arrival.parked.by is By.CONSUMER or record.state in OPEN
+    return arrival.redelivered or arrival.parked.by is By.CONSUMER or record.state in OPEN
 
 
 def _stale(record: ParkedMessage, arrival: Arrival, now: datetime) -> bool:
     """True if the copy was parked before the record was requeued or resolved."""
-    if arrival.told_at is None and arrival.delivery.redelivered:
+    if arrival.stated_at is None and arrival.redelivered:
         return True
     if record.state == State.REQUEUEING:
         return True
     reference = record.resolved_at if record.state in RESOLVED else record.requeued_at
-    return reference is not None and (arrival.told_at or now) <= reference
+    return reference is not None and (arrival.stated_at or now) <= reference
 
 
 log = logging.getLogger("django_rmq_retry")
@@ -196,11 +199,14 @@ log = logging.getLogger("django_rmq_retry")
 class Keys:
     """Calls the handlers' functions for business keys; their errors never prevent a message from being recorded."""
 
-    def __init__(self) -> None:
-        intakes = registry.intakes()
-        self._intakes: Mapping[str, Intake] = {intake.queue.name: intake for intake in intakes}
-        self._named: Mapping[str, Subscription] = {one.name: one for intake in intakes for one in intake.subscriptions}
+    def __init__(self, work_queues: Sequence[WorkQueue]) -> None:
+        self._work_queues: Mapping[str, WorkQueue] = {work_queue.queue.name: work_queue for work_queue in work_queues}
+        self._named: Mapping[str, Subscription] = {
+            one.name: one for work_queue in work_queues for one in work_queue.subscriptions
+        }
         self._any = any(one.keys for one in self._named.values())
+        self._logged: set[tuple[str, type[BaseException]]] = set()
+        """The handlers and error types that were logged as a warning already."""
 
     def of(self, parked: Parked) -> list[str]:
         """Return up to 20 distinct business keys; none if the body cannot be decoded."""
@@ -213,16 +219,34 @@ class Keys:
             exchange=parked.exchange,
             routing_key=parked.routing_key,
         )
+        name = parked.handler or parked.queue
         try:
             subscription = self._named.get(parked.handler) or self._chosen(message)
             if subscription is None or subscription.keys is None:
                 return []
+            name = subscription.name
             data = subscription.codec.decode(message.body, message.properties)
             return texts(subscription.keys(message.ready(attempt=message.attempt, data=data)))
+        except (UndecodableBody, UndecodableHeaders):
+            # The message itself is the cause, and its record shows that.
+            return []
         except BaseException as error:  # noqa: BLE001 - a function of the project, called with an arbitrary body
-            log.info("No business keys of a message of %r: %s", parked.queue, type(error).__name__)
+            self._log(name, error)
             return []
 
     def _chosen(self, message: Delivery) -> Subscription | None:
-        intake = self._intakes.get(message.queue)
-        return None if intake is None else intake.choose(message)
+        work_queue = self._work_queues.get(message.queue)
+        return None if work_queue is None else work_queue.choose(message)
+
+    def _log(self, name: str, error: BaseException) -> None:
+        """Log an error as a warning once per handler and type: thousands of messages may be parked for one cause."""
+        first = (name, type(error)) not in self._logged
+        self._logged.add((name, type(error)))
+        log.log(
+            logging.WARNING if first else logging.DEBUG,
+            "The keys function of handler %r raised %s: the parked message has no business keys. Fix the function; "
+            "further errors of this type are logged at level debug.",
+            name,
+            type(error).__name__,
+            exc_info=error,
+        )

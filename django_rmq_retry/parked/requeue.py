@@ -1,8 +1,5 @@
 """Starts, pauses, resumes and stops requeue runs."""
 
-import os
-import socket
-import threading
 import time
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -16,14 +13,13 @@ from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, ParkedMessage, RequeueRun, RunState, RunWait
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.claims import sweep
-from django_rmq_retry.parked.database import database, locked_run, steadily
+from django_rmq_retry.parked.claims import end_expired_claims
+from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
 from django_rmq_retry.parked.findings import INCLUDABLE, Terms
-from django_rmq_retry.parked.items import at_once, freeze, postpone, release
-from django_rmq_retry.parked.key_lists import keep
-from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused
-from django_rmq_retry.parked.run import drive, paced, tripped
+from django_rmq_retry.parked.items import freeze, lists_at_once, postpone, skip_unsent
+from django_rmq_retry.parked.key_lists import mark_kept
+from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
+from django_rmq_retry.parked.run import drive, driver_name, restart_rate
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing.outbox import open_transaction
 from django_rmq_retry.topology.declarations import Role
@@ -45,7 +41,7 @@ def _noted(reason: str) -> dict[str, str]:
 def pause(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Pause a run until an operator resumes it; messages that are being sent are completed."""
     running = (RunState.PLANNED, RunState.RUNNING)
-    return _steer(
+    return _change_run(
         run, actor, Action.PAUSE, running, reason=reason, changes={"state": RunState.PAUSED, **_noted(reason)}
     )
 
@@ -56,26 +52,28 @@ def resume(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     The operator has seen the failures for which a guard paused it, so the guard counts later outcomes only; it can
     pause the run again.
     """
-    changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **paced()}
+    changes: dict[str, Any] = {"state": RunState.RUNNING, **_noted(""), **restart_rate()}
     known = RequeueRun.objects.using(database()).filter(pk=run).first()
     if known is not None and known.canary and known.wait in CANARY_ENDED:
         changes["canary"] = False
-    if known is not None and tripped(known):
+    if known is not None and known.guard_exceeded:
         changes |= {"spared_failed": F("failed"), "spared_processed": F("processed")}
-    return _steer(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
+    return _change_run(run, actor, Action.RESUME, (RunState.PAUSED,), reason=reason, changes=changes)
 
 
 def slow(run: int, actor: Actor, *, rate: float, reason: str = "") -> RequeueRun:
     """Change a run's rate, in messages per second, from the next slice on; it may also be higher than before."""
-    return _steer(run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **paced()})
+    return _change_run(
+        run, actor, Action.SLOW, ACTIVE, reason=reason, changes={"rate": checked_rate(rate), **restart_rate()}
+    )
 
 
 def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
     """Stop a run permanently. Unsent messages stay parked; outcomes of sent ones are still recorded."""
     changes = {"state": RunState.STOPPED, **_noted(reason)}
-    stopped = _steer(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
+    stopped = _change_run(run, actor, Action.STOP, ACTIVE, reason=reason, changes=changes)
     until = time.monotonic() + PATIENCE
-    while release(run) and time.monotonic() < until:
+    while skip_unsent(run) and time.monotonic() < until:
         pass
     stopped.refresh_from_db(using=database())
     return stopped
@@ -83,21 +81,21 @@ def stop(run: int, actor: Actor, *, reason: str = "") -> RequeueRun:
 
 def checked_rate(rate: float) -> float:
     if not 0 < rate <= FASTEST:
-        said = _("The rate is a number above 0, at most %(most)s messages per second.")
+        said = _("The rate must be a number above 0 and at most %(most)s messages per second.")
         raise Refused(said % {"most": f"{FASTEST:g}"})
     return float(rate)
 
 
-def _steer(
+def _change_run(
     run: int, actor: Actor, action: Action, states: tuple[RunState, ...], *, reason: str, changes: dict[str, Any]
 ) -> RequeueRun:
-    def act() -> RequeueRun:
+    def change() -> RequeueRun:
         with transaction.atomic(using=database()):
             known = locked_run(run)
             if known is None:
-                raise NothingChosen(_("There is no run %(run)s.") % {"run": run})
+                raise NothingChosen(_("There is no requeue run %(run)s.") % {"run": run})
             if known.state not in states:
-                said = _("Nothing was changed. Run %(run)s is at another point by now: %(state)s.")
+                said = _("Nothing was changed. Requeue run %(run)s has another state now: %(state)s.")
                 raise Outdated(said % {"run": run, "state": known.get_state_display()})
             before = {name: getattr(known, name) for name in changes if name in ("rate", "state", "canary")}
             RequeueRun.objects.using(database()).filter(pk=run).update(**changes)
@@ -106,11 +104,11 @@ def _steer(
                 known.end_listing()
                 known.save(using=database(), update_fields=["listing_limit", "total"])
             after = {name: changes[name] for name in before}
-            note(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
+            log_action(actor, action, reason=reason, run=run, count=counted, facts={"before": before, "after": after})
         known.refresh_from_db(using=database())
         return known
 
-    return steadily(act)
+    return retry_conflicts(change)
 
 
 REASON_FROM = 100
@@ -139,7 +137,7 @@ def start(
     """
     terms = Terms(target=checked_target(target), include=include, confirmed_permanent=confirmed_permanent)
     _check(selection, reason, include)
-    sweep()
+    end_expired_claims()
     run = RequeueRun(
         created_at=server.now(database()),
         by_user_id=actor.user_id,
@@ -156,7 +154,7 @@ def start(
         canary=canary,
         **({"state": RunState.PLANNED} if planned else {"started_at": server.now(database())}),
     )
-    return steadily(lambda: _started(run, selection, terms, actor))
+    return retry_conflicts(lambda: _started(run, selection, terms, actor))
 
 
 def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) -> RequeueRun:
@@ -165,11 +163,11 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
     run.include, run.permanent_confirmed = sorted(terms.include), terms.confirmed_permanent
     with transaction.atomic(using=using):
         run.save(using=using, force_insert=True)
-        (freeze if at_once(selection) else postpone)(run, selection, terms)
+        (freeze if lists_at_once(selection) else postpone)(run, selection, terms)
         selection.check(run.total)
-        keep(selection.filter)
+        mark_kept(selection.filter)
         facts: dict[str, Any] = {"selection": selection.facts(), "rate": run.rate}
-        if at_once(selection):
+        if lists_at_once(selection):
             facts["left_out"] = run.skipped
         options = {"target": run.target, "max_depth": run.max_depth, "stop_at": run.stop_at, "canary": run.canary}
         facts |= {name: value for name, value in options.items() if value}
@@ -177,7 +175,7 @@ def _started(run: RequeueRun, selection: Selection, terms: Terms, actor: Actor) 
             facts["include"] = sorted(terms.include) + ["permanent"] * terms.confirmed_permanent
         items = run.items.select_related("message").only("message__business_key", "message__message_id")
         one = items.first() if run.total == 1 else None
-        note(
+        log_action(
             actor,
             Action.REQUEUE,
             reason=run.reason,
@@ -204,7 +202,7 @@ def requeue(
     run = start(Selection.of_ids(ids), actor, reason=reason, **{"rate": 100.0, **options})
 
     def send() -> RequeueRun:
-        return drive(run.pk, me("code"), for_seconds=wait, outcomes=False)
+        return drive(run.pk, driver_name("code"), for_seconds=wait, outcomes=False)
 
     if open_transaction() is None:
         return send()
@@ -212,12 +210,7 @@ def requeue(
     return run
 
 
-def me(what: str) -> str:
-    """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
-    return f"{what} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
-
-
-UNFIT = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
+NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
 """Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 
 
@@ -226,9 +219,9 @@ def checked_target(target: str) -> str:
     if not target:
         return ""
     declared = registry.topology().lasting.queues
-    if target not in declared or declared[target].role in UNFIT:
-        fit = [name for name, one in declared.items() if one.role not in UNFIT]
-        said = _("%(queue)r is no queue to requeue to. Declared are: %(known)s.")
+    if target not in declared or declared[target].role in NO_TARGETS:
+        fit = [name for name, one in declared.items() if one.role not in NO_TARGETS]
+        said = _("%(queue)r is not a declared queue. Declared queues: %(known)s.")
         raise Refused(said % {"queue": target, "known": ", ".join(fit) or "-"})
     return target
 
@@ -236,12 +229,12 @@ def checked_target(target: str) -> str:
 def _check(selection: Selection, reason: str, include: Collection[str]) -> None:
     unknown = sorted(set(include) - set(INCLUDABLE))
     if unknown:
-        said = _("%(name)s cannot be included; what can is %(known)s.")
+        said = _("%(name)s cannot be included. Valid names: %(known)s.")
         raise Refused(said % {"name": ", ".join(unknown), "known": ", ".join(INCLUDABLE)})
     if not selection.count:
         raise NothingChosen(_("No message is chosen."))
     if selection.count > REASON_FROM and not reason.strip():
-        raise Refused(_("Say why: more than %(count)s messages need a reason.") % {"count": REASON_FROM})
+        raise Refused(_("Enter a reason: it is required for more than %(count)s messages.") % {"count": REASON_FROM})
 
 
 def _group(selection: Selection) -> int | None:

@@ -12,31 +12,29 @@ from django.utils.translation import gettext as _
 
 from django_rmq_retry import server
 from django_rmq_retry.conf import settings
-from django_rmq_retry.models import Action, Attempt, AuditHead, OperatorAction, ParkedMessage
+from django_rmq_retry.models import Action, Attempt, AuditHead, ErrorGroup, OperatorAction, ParkedMessage
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.attempts import NAMELESS
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.database import database, locked_messages, steadily
-from django_rmq_retry.parked.groups import gone, moved
-from django_rmq_retry.parked.key_lists import forget
-from django_rmq_retry.parked.operators import Actor, Refused
+from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
+from django_rmq_retry.parked.key_lists import delete_before
+from django_rmq_retry.parked.operators import Actor, Refused, log_action
 
 BATCH = 500
 TURN = 4
 """Batches of each kind per turn, after which the thread does other work."""
 
 
-def age_out() -> bool:
+def delete_old() -> bool:
     """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more."""
-    now, told = server.trusted(router.db_for_write(ParkedMessage)), settings()
+    now, current = server.trusted(router.db_for_write(ParkedMessage)), settings()
     if now is None:
         return False
-    messages = [resolved(now - timedelta(days=told.operators.resolved_days)) for _ in range(TURN)]
-    attempts = [unkept(now - timedelta(days=told.operators.attempt_days)) for _ in range(TURN)]
+    messages = [delete_resolved(now - timedelta(days=current.operators.resolved_days)) for _ in range(TURN)]
+    attempts = [delete_attempts(now - timedelta(days=current.operators.attempt_days)) for _ in range(TURN)]
     return BATCH in (messages[-1], attempts[-1])
 
 
-def resolved(before: datetime) -> int:
+def delete_resolved(before: datetime) -> int:
     """Delete one batch of messages resolved before a time; open and requeued messages stay, however old."""
     using = router.db_for_write(ParkedMessage)
     features = connections[using].features
@@ -54,11 +52,11 @@ def resolved(before: datetime) -> int:
         old = [row for row in found if row[1] in RESOLVED]
         rows.filter(pk__in=[pk for pk, _, _ in old]).delete()
         for (group, state), count in sorted(Counter((group, state) for _, state, group in old).items()):
-            moved(group, state, None, count)
+            ErrorGroup.objects.count_moved(group, state, None, count)
     return len(numbers)
 
 
-def unkept(before: datetime) -> int:
+def delete_attempts(before: datetime) -> int:
     """Delete one batch of attempts from before a time whose message is not kept."""
     using = router.db_for_write(Attempt)
     kept = ParkedMessage.objects.filter(identity=OuterRef("identity"))
@@ -101,17 +99,20 @@ def purge(
     """Delete messages that were resolved longer ago than ``older_than``; with ``dry``, only count them."""
     wrong = sorted(set(states) - set(RESOLVED))
     if wrong or not states:
-        said = _("Only what is %(resolved)s is purged: what is open or under way stays, however old.")
+        said = _(
+            "Only messages with the status %(resolved)s can be purged. Messages that are open or being "
+            "requeued are kept, whatever their age."
+        )
         raise Refused(said % {"resolved": ", ".join(RESOLVED)})
     if older_than < timedelta(0):
-        raise Refused(_("An age is not below 0."))
+        raise Refused(_("The age must not be negative."))
     due = ParkedMessage.objects.using(database()).filter(state__in=list(states), resolved_at__lt=_today() - older_than)
     if dry:
         found = due.order_by().values_list("state").annotate(count=Count("pk"))
         return Purged(counts=dict(found), done=False)
     counts: Counter[str] = Counter()
     pause = threading.Event()
-    while part := steadily(lambda: _batch(due, actor, older_than, batch)):
+    while part := retry_conflicts(lambda: _batch(due, actor, older_than, batch)):
         counts.update(part)
         pause.wait(rest)
     return Purged(counts=dict(counts), done=True)
@@ -123,8 +124,8 @@ def clocks_differ() -> str:
     if apart <= server.TOLERANCE:
         return ""
     said = _(
-        "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age until "
-        "they agree: set both by NTP."
+        "The clock of this host differs from the clock of the database by %(span)s. Nothing is deleted by age "
+        "until they agree: synchronize both by NTP."
     )
     return said % {"span": server.span(apart)}
 
@@ -142,11 +143,13 @@ def _batch(due: QuerySet[ParkedMessage], actor: Actor, older_than: timedelta, ba
     with transaction.atomic(using=using):
         rows = [row for row in locked_messages(ids, whole=False).values() if row.state in RESOLVED]
         ParkedMessage.objects.using(using).filter(pk__in=[row.pk for row in rows]).only("pk").delete()
-        gone(Counter((row.group_id, row.state) for row in rows))
+        ErrorGroup.objects.count_deleted(Counter((row.group_id, row.state) for row in rows))
         counts = dict(Counter(row.state for row in rows))
         if rows:
             days = older_than.total_seconds() / 86_400
-            note(actor, Action.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts})
+            log_action(
+                actor, Action.PURGE, count=len(rows), facts={"older_than_days": round(days, 2), "counts": counts}
+            )
     return counts
 
 
@@ -166,7 +169,7 @@ def purge_audit(actor: Actor, *, older_than: timedelta, dry: bool = True) -> int
     with transaction.atomic(using=using):
         # Lock the head: concurrent actions wait for it.
         AuditHead.objects.using(using).filter(pk=1).update(number=F("number"))
-        note(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
-        forget(before, using)
+        log_action(actor, Action.PURGE, subject="audit log", count=count, facts={"up_to": last})
+        delete_before(before, using)
         rows._raw_delete(using)  # noqa: SLF001 - the log's own delete() refuses on purpose
     return count

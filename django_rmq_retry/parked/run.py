@@ -3,6 +3,8 @@
 A driver may be killed anywhere: its lease expires, and the next driver continues with the unclaimed items.
 """
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,33 +24,28 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
-from django_rmq_retry.parked.claims import Answer, Claim, claim, lasts, leave_out, settle, sweep
+from django_rmq_retry.models.runs import MIN_OUTCOMES
+from django_rmq_retry.parked.claims import (
+    Claim,
+    ClaimResult,
+    claim,
+    claim_lifetime,
+    end_expired_claims,
+    settle,
+    skip_items,
+)
 from django_rmq_retry.parked.copies import copy_for, publish, timeout_for
-from django_rmq_retry.parked.database import database, locked_run, steadily
-from django_rmq_retry.parked.items import Choice, advance, list_part, recount, release
+from django_rmq_retry.parked.database import database, locked_run, retry_conflicts
+from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
 from django_rmq_retry.publishing import broker_connections
 
 
-def paced() -> dict[str, Any]:
+def restart_rate() -> dict[str, Any]:
     """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
     return {"paced_at": server.now(database()), "paced_sent": F("sent")}
 
 
-ENOUGH = 5
-"""Smallest number of outcomes for which the share of failures is meaningful."""
 CANARY = timedelta(seconds=60)
-
-
-def tripped(run: RequeueRun) -> bool:
-    """True if more messages failed again than the run allows, since the last resume after a pause by this guard."""
-    ended, failed = tally(run)
-    return run.stop_at is not None and ended >= ENOUGH and failed * 100 > run.stop_at * ended
-
-
-def tally(run: RequeueRun) -> tuple[int, int]:
-    """Return the number of outcomes that the guard counts, and how many of them failed again."""
-    failed = max(run.failed - run.spared_failed, 0)
-    return failed + max(run.processed - run.spared_processed, 0), failed
 
 
 def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
@@ -58,7 +55,7 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     rows = (
         RequeueItem.objects.using(database()).filter(run=run).exclude(state__in=(ItemState.PENDING, ItemState.SKIPPED))
     )
-    states = set(rows.values_list("state", flat=True)[:ENOUGH])
+    states = set(rows.values_list("state", flat=True)[:MIN_OUTCOMES])
     if ItemState.FAILED in states:
         return RunWait.CANARY_FAILED, True
     if ItemState.UNCONFIRMED in states:
@@ -110,7 +107,7 @@ PATIENCE = 5.0
 class Depths(Protocol):
     """The state of the broker and the depths of its queues."""
 
-    def answers(self) -> bool:
+    def is_reachable(self) -> bool:
         """True if the broker can be reached."""
 
     def of(self, queue: str) -> int | None:
@@ -131,7 +128,7 @@ class BrokersDepths:
         self._session: Session | None = None
         self._known: dict[str, tuple[float, int | None]] = {}
 
-    def answers(self) -> bool:
+    def is_reachable(self) -> bool:
         if broker_connections.current.replaced:
             return True
         try:
@@ -182,10 +179,15 @@ class BrokersDepths:
         return self._session
 
 
+def driver_name(prefix: str) -> str:
+    """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
+    return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
+
+
 LEASE = timedelta(seconds=15)
 SWEEP = 5.0
 """Seconds between two searches for expired claims."""
-AWAY = 1.0
+RECHECK = 1.0
 """Seconds between two checks of an unreachable broker."""
 DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
 TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
@@ -207,7 +209,7 @@ class Drive:
         self._depths = depths or BrokersDepths(patience=min(5.0, self._timeout), clock=clock)
         self._pace = Pace(clock)
         self._swept = float("-inf")
-        self._doubts = 0
+        self._unconfirmed_slices = 0
         self._mine = False
         self.waiting = False
         """True if all messages are sent and only outcomes are missing."""
@@ -218,24 +220,24 @@ class Drive:
         if run is None:
             return None
         if self._clock() - self._swept >= SWEEP:
-            sweep()
+            end_expired_claims()
             self._swept = self._clock()
         if run.state == RunState.STOPPED or run.listing:
-            return self._before_or_after(run)
+            return self._list_or_skip(run)
         if run.state == RunState.WAITING:
             return self._advance()
         if not self._reachable(run):
-            self._say(run, RunWait.BROKER_AWAY)
-            return AWAY
+            self._set_wait(run, RunWait.BROKER_AWAY)
+            return RECHECK
         if run.state == RunState.PLANNED:
-            self._set(run, state=RunState.RUNNING, wait="", started_at=server.now(database()), **paced())
+            self._set(run, state=RunState.RUNNING, wait="", started_at=server.now(database()), **restart_rate())
             return 0.0
         return self._slice(run)
 
-    def _before_or_after(self, run: RequeueRun) -> float | None:
+    def _list_or_skip(self, run: RequeueRun) -> float | None:
         """Write the next items of a run that is being listed, or skip the next unsent items of a stopped one."""
         if run.state == RunState.STOPPED:
-            return 0.0 if release(run.pk) else None
+            return 0.0 if skip_unsent(run.pk) else None
         list_part(run.pk, self.driver)
         return 0.0
 
@@ -261,34 +263,34 @@ class Drive:
 
     def _reachable(self, run: RequeueRun) -> bool:
         """Check the broker, but only when in doubt: a publish would detect an outage too, but takes longer to fail."""
-        return self._depths.answers() if run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY else True
+        return self._depths.is_reachable() if run.state == RunState.PLANNED or run.wait == RunWait.BROKER_AWAY else True
 
     def _slice(self, run: RequeueRun) -> float | None:
-        held = self._held(run)
-        if held is not None:
-            return held
+        pause = self._guard_pause(run)
+        if pause is not None:
+            return pause
         room = self._pace.room(run.rate)
         if not room:
             return self._pace.wait(run.rate)
         # Send a single message if the broker was just unreachable or did not confirm, or if the canary has no result.
-        doubtful = self._doubts or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
+        doubtful = self._unconfirmed_slices or run.wait == RunWait.BROKER_AWAY or (run.canary and not run.processed)
         unknown: list[str] = []
         choice = Choice(run, 1 if doubtful else room, lambda queue: self._room(run, queue, unknown))
         if choice.blocked:
-            _leave_out(run.pk, choice.blocked)
+            _skip(run.pk, choice.blocked)
         if not choice.items:
             return self._idle(run, choice, unknown=bool(unknown))
         begun = self._clock()
         claims = claim(run.pk, self.driver, choice.items, copy_for)
-        answers = self._published(claims, begun)
-        settle(run.pk, answers)
+        results = self._published(claims, begun)
+        settle(run.pk, results)
         self._pace.spend(len(claims))
-        self._judge(run, claims, answers)
+        self._judge(run, claims, results)
         return self._pace.wait(run.rate)
 
-    def _held(self, run: RequeueRun) -> float | None:
+    def _guard_pause(self, run: RequeueRun) -> float | None:
         """Return the seconds to wait if the guard or the canary stops the rest; None if neither does."""
-        if tripped(run):
+        if run.guard_exceeded:
             self._set(run, state=RunState.PAUSED, wait=RunWait.GUARD)
             return SLICE
         wait, final = canary(run) if run.canary else (None, False)
@@ -306,50 +308,50 @@ class Drive:
             return 0
         return max(0, run.max_depth + 1 - depth)
 
-    def _published(self, claims: Sequence[Claim], begun: float) -> list[Answer]:
+    def _published(self, claims: Sequence[Claim], begun: float) -> list[ClaimResult]:
         """Publish the claims, or nothing if the process was suspended for so long that they are about to expire."""
-        if self._clock() - begun + self._timeout > lasts() * 0.75:
-            late = unsent(Cause.TIMEOUT, "its claim is about to run out")
-            return [Answer(claim=one, result=late) for one in claims]
+        if self._clock() - begun + self._timeout > claim_lifetime() * 0.75:
+            late = unsent(Cause.TIMEOUT, "its claim is about to expire")
+            return [ClaimResult(claim=one, result=late) for one in claims]
         return publish(claims, timeout=self._timeout, clock=self._clock)
 
-    def _judge(self, run: RequeueRun, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
-        outcomes = {one.kind for one in answers if one.result.cause is not Cause.UNWRITABLE}
+    def _judge(self, run: RequeueRun, claims: Sequence[Claim], results: Sequence[ClaimResult]) -> None:
+        outcomes = {one.kind for one in results if one.result.cause is not Cause.UNWRITABLE}
         for one in claims:
             self._depths.added(one.copy.routing_key, 1)
         if Outcome.CONFIRMED in outcomes:
-            self._doubts = 0
+            self._unconfirmed_slices = 0
             if run.wait == RunWait.BROKER_AWAY:
-                self._set(run, **paced())
-            self._say(run, None)
+                self._set(run, **restart_rate())
+            self._set_wait(run, None)
         elif Outcome.UNKNOWN in outcomes:
-            self._doubts += 1
-            if self._doubts > 1:
+            self._unconfirmed_slices += 1
+            if self._unconfirmed_slices > 1:
                 self._set(run, state=RunState.PAUSED, wait=RunWait.NOT_CONFIRMED)
         elif Outcome.UNSENT in outcomes:
-            self._say(run, RunWait.BROKER_AWAY)
+            self._set_wait(run, RunWait.BROKER_AWAY)
         elif Outcome.NACKED in outcomes:
-            self._say(run, RunWait.QUEUE_FULL)
+            self._set_wait(run, RunWait.QUEUE_FULL)
 
     def _idle(self, run: RequeueRun, choice: Choice, *, unknown: bool) -> float | None:
         if choice.waits_for_queue:
-            self._say(run, self._unknown() if unknown else RunWait.QUEUE_DEEP)
+            self._set_wait(run, self._unknown() if unknown else RunWait.QUEUE_DEEP)
         elif choice.waits_for_key:
-            self._say(run, RunWait.KEYS_WAIT)
+            self._set_wait(run, RunWait.KEYS_WAIT)
         else:
             return self._advance()
         return SLICE
 
     def _unknown(self) -> RunWait:
         """Return why the number of messages in a queue is unknown."""
-        return RunWait.DEPTH_UNKNOWN if self._depths.answers() else RunWait.BROKER_AWAY
+        return RunWait.DEPTH_UNKNOWN if self._depths.is_reachable() else RunWait.BROKER_AWAY
 
     def _advance(self) -> float | None:
         state = advance(self.run, self.driver)
         self.waiting = state == RunState.WAITING
         return SLICE if state in DRIVEN else None
 
-    def _say(self, run: RequeueRun, wait: RunWait | None) -> None:
+    def _set_wait(self, run: RequeueRun, wait: RunWait | None) -> None:
         if run.wait != (wait or ""):
             self._set(run, wait=wait or "")
 
@@ -386,13 +388,13 @@ def drive(
     return RequeueRun.objects.using(database()).get(pk=run)
 
 
-def _leave_out(run: int, codes: Mapping[int, ItemReason]) -> None:
-    def act() -> None:
+def _skip(run: int, codes: Mapping[int, ItemReason]) -> None:
+    def change() -> None:
         with transaction.atomic(using=database()):
             locked_run(run)
-            leave_out(run, codes)
+            skip_items(run, codes)
 
-    steadily(act)
+    retry_conflicts(change)
 
 
 def _runs() -> QuerySet[RequeueRun]:

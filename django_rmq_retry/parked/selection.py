@@ -59,7 +59,7 @@ def narrowed(rows: QuerySet[ParkedMessage], filter: Mapping[str, Any]) -> QueryS
     for name, value in filter.items():
         if name not in WORDS:
             raise ValueError(
-                _("%(name)r is no filter; known are %(known)s.") % {"name": name, "known": ", ".join(WORDS)}
+                _("%(name)r is not a filter. Valid filters: %(known)s.") % {"name": name, "known": ", ".join(WORDS)}
             )
         rows = rows.filter(WORDS[name](value))
     return rows
@@ -69,7 +69,7 @@ def _states(value: Any) -> Q:
     chosen = _several(value)
     unknown = set(chosen) - set(State.values)
     if unknown:
-        raise ValueError(f"state {', '.join(sorted(unknown))}; known are {', '.join(State.values)}")
+        raise ValueError(f"unknown state {', '.join(sorted(unknown))}; known are {', '.join(State.values)}")
     return Q(state__in=chosen)
 
 
@@ -89,7 +89,9 @@ def _moment(lookup: str) -> Narrowing:
     def narrow(value: Any) -> Q:
         at = parse_datetime(value) if isinstance(value, str) else value
         if at is None or at.tzinfo is None:
-            raise ValueError(_("%(value)r is no time with its zone, such as 2026-11-21T03:00:00Z") % {"value": value})
+            raise ValueError(
+                _("%(value)r is not a time with a time zone, such as 2026-11-21T03:00:00Z") % {"value": value}
+            )
         return Q(**{lookup: at})
 
     return narrow
@@ -214,13 +216,13 @@ class Selection:
         words = dict(filter) or {"state": State.values}
         try:
             rows = narrowed(_records(), words)
-            told = rows.order_by().aggregate(count=Count("pk"), last=Max("pk"), parked=Max("parked_at"))
+            totals = rows.order_by().aggregate(count=Count("pk"), last=Max("pk"), parked=Max("parked_at"))
         except (ValueError, TypeError, ValidationError) as error:
             raise Refused(_("The filter cannot be used: %(error)s") % {"error": error}) from error
         now = server.now(rows.db)
         # A worker whose clock is ahead may have parked a message "later" than now; it is selected nevertheless.
-        as_of = max(now, told["parked"] or now)
-        return cls(filter=words, max_id=told["last"] or 0, as_of=as_of, count=told["count"])
+        as_of = max(now, totals["parked"] or now)
+        return cls(filter=words, max_id=totals["last"] or 0, as_of=as_of, count=totals["count"])
 
     @classmethod
     def of_ids(cls, ids: Iterable[int]) -> "Selection":
@@ -256,9 +258,11 @@ class Selection:
         try:
             facts = loads(token, salt=SALT, max_age=VALID_FOR)
         except SignatureExpired as error:
-            raise Outdated(_("This preview is older than an hour. Refresh it and look again.")) from error
+            raise Outdated(_("This preview is older than an hour. Refresh it and check it again.")) from error
         except BadSignature as error:
-            raise Outdated(_("This is no selection of this site. Choose the messages again.")) from error
+            raise Outdated(
+                _("The selection is invalid: this site did not sign it. Choose the messages again.")
+            ) from error
         return cls(
             filter=facts.get("filter", {}),
             revisions={int(pk): revision for pk, revision in facts.get("ids", {}).items()},
@@ -284,10 +288,10 @@ class Selection:
     def check(self, found: int) -> None:
         """Refuse a selection that has grown, or of which no message is left."""
         if found > self.count:
-            said = _("%(found)s messages match now and %(count)s did when you looked. Refresh the preview.")
+            said = _("%(found)s messages match now, but %(count)s matched in your preview. Refresh the preview.")
             raise Outdated(said % {"found": found, "count": self.count})
         if not found:
-            raise NothingChosen(_("None of the chosen messages is there any more. Nothing was done."))
+            raise NothingChosen(_("None of the chosen messages exists any more. Nothing was done."))
 
     @property
     def description(self) -> str:

@@ -2,8 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -13,13 +13,16 @@ from django.db import connections, router, transaction
 from django.db.models import BinaryField, DateTimeField, F, QuerySet
 
 from django_rmq_retry import server, signals
+from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import By, Parked
+from django_rmq_retry.messages.tracebacks import RULE
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun
+from django_rmq_retry.models.parked import reduced
 from django_rmq_retry.parked.claims import SENT
-from django_rmq_retry.parked.database import absent
-from django_rmq_retry.parked.groups import Tally, groups_of, less
+from django_rmq_retry.parked.database import outage
+from django_rmq_retry.parked.groups import Tally
 from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 
 
@@ -31,19 +34,19 @@ class Stored:
     """The reason why it cannot be stored, although others can; empty if it is stored."""
 
 
-class Absent(Exception):
+class StoreUnavailable(Exception):
     """Nothing can be stored now; ``done`` has the results of the deliveries that were already processed."""
 
-    def __init__(self, why: str, done: Mapping[Delivery, Stored] | None = None) -> None:
-        self.why = why
+    def __init__(self, reason: str, done: Mapping[Delivery, Stored] | None = None) -> None:
+        self.reason = reason
         self.done = done or {}
-        super().__init__(why)
+        super().__init__(reason)
 
 
 class Parker(Protocol):
     """Stores parked messages; called only on the drainer's thread."""
 
-    def absent(self) -> str:
+    def outage(self) -> str:
         """Return why nothing can be stored now, as a sentence; empty if messages can be stored."""
         ...
 
@@ -68,13 +71,13 @@ BYTES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, 
 DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields}
 
 
-class Draft(SimpleNamespace):
+class NewRecord(SimpleNamespace):
     """A record that is not stored yet, by its columns: a model instance takes five times as long to create."""
 
 
-def made(columns: Mapping[str, Any]) -> ParkedMessage:
+def new_record(columns: Mapping[str, Any]) -> ParkedMessage:
     """Return a record that is not stored yet, with these columns and the defaults of the others."""
-    return cast(ParkedMessage, Draft(**{**DEFAULTS, "pk": None, **columns}))
+    return cast(ParkedMessage, NewRecord(**{**DEFAULTS, "pk": None, **columns}))
 
 
 def insert(records: Sequence[ParkedMessage], *, using: str) -> None:
@@ -104,7 +107,7 @@ def _adapted(row: list[Any], connection: Any) -> list[Any]:
     return row
 
 
-def known(records: Sequence[ParkedMessage], *, using: str) -> None:
+def set_primary_keys(records: Sequence[ParkedMessage], *, using: str) -> None:
     """Set the primary keys of records that do not have them yet."""
     unknown = {record.identity: record for record in records if not record.pk}
     if unknown:
@@ -121,7 +124,37 @@ CHANGED = (
 READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 
 
-class Filing:
+def groups_of(arrivals: Iterable[Arrival], *, using: str) -> dict[str, int]:
+    """Return the groups of these failures by fingerprint; missing groups are created with counters at 0."""
+    newest = {arrival.group.fingerprint: arrival for arrival in arrivals}
+    known = _groups_by_fingerprint(newest, using=using)
+    missing = sorted(newest.keys() - known.keys())
+    if not missing:
+        return known
+    # Sorted, because two drainers that create the same groups must not deadlock.
+    made = [_new_group(newest[fingerprint]) for fingerprint in missing]
+    ErrorGroup.objects.using(using).bulk_create(made, ignore_conflicts=True)
+    return known | _groups_by_fingerprint(missing, using=using)
+
+
+def _groups_by_fingerprint(fingerprints: Collection[str], *, using: str) -> dict[str, int]:
+    found = ErrorGroup.objects.using(using).filter(fingerprint__in=fingerprints)
+    return dict(found.values_list("fingerprint", "pk"))
+
+
+def _new_group(arrival: Arrival) -> ErrorGroup:
+    return ErrorGroup(
+        fingerprint=arrival.group.fingerprint,
+        rule=RULE,
+        title=arrival.title,
+        culprit=arrival.group.culprit,
+        reason=arrival.failure()["reason"],
+        first_seen=arrival.at,
+        last_seen=arrival.at,
+    )
+
+
+class BatchWriter:
     """Stores one batch. Call ``group`` first, then ``write`` inside the transaction, then ``records``."""
 
     def __init__(
@@ -135,7 +168,7 @@ class Filing:
         self._tally = Tally()
         self._by_identity: dict[str, ParkedMessage] = {}
         self._by_pk: dict[int, ParkedMessage] = {}
-        self._met: set[str] = set()
+        self._batch_identities: set[str] = set()
         """Identities of this batch's messages without an ID. Equal ones are two messages: none is unacked twice."""
         self._new: list[tuple[ParkedMessage, list[str]]] = []
         self._changed: dict[int, ParkedMessage] = {}
@@ -150,7 +183,7 @@ class Filing:
         """Write the whole batch."""
         self._look_up()
         for arrival in self._arrivals:
-            self._file(arrival)
+            self._store_arrival(arrival)
         self._lock_groups()
         self._add()
         for record in sorted(self._changed.values(), key=lambda one: one.pk):
@@ -161,7 +194,7 @@ class Filing:
 
     def records(self) -> Iterable[ParkedMessage]:
         """Return the added and changed records, with their primary keys."""
-        known([record for record, _ in self._new], using=self._alias)
+        set_primary_keys([record for record, _ in self._new], using=self._alias)
         return [*(record for record, _ in self._new), *self._changed.values()]
 
     def _messages(self) -> QuerySet[ParkedMessage]:
@@ -177,7 +210,7 @@ class Filing:
         for record in self._messages().filter(pk__in=numbers).only(*READ).order_by("pk").select_for_update():
             self._by_pk[record.pk] = self._by_identity[record.identity] = record
 
-    def _file(self, arrival: Arrival) -> None:
+    def _store_arrival(self, arrival: Arrival) -> None:
         record, ticket = self._found(arrival)
         if record is None:
             self._open(arrival)
@@ -206,9 +239,11 @@ class Filing:
         record = self._by_identity.get(arrival.identity)
         if arrival.named or record is None:
             return record, None
-        # Equal messages without an ID may be two payments, unless the broker marks this one as redelivered.
-        again = arrival.delivery.redelivered and arrival.parked.by is By.CONSUMER and arrival.identity not in self._met
-        self._met.add(arrival.identity)
+        # Equal messages without an ID may be two payments, unless this one is marked as redelivered.
+        again = (
+            arrival.redelivered and arrival.parked.by is By.CONSUMER and arrival.identity not in self._batch_identities
+        )
+        self._batch_identities.add(arrival.identity)
         return (record if again else None), None
 
     def _open(self, arrival: Arrival) -> None:
@@ -217,7 +252,7 @@ class Filing:
         if identity in self._by_identity:
             identity = f"{identity}:{uuid4().hex}"
         keys = self._keys(arrival.parked)
-        record = made(
+        record = new_record(
             {
                 "identity": identity,
                 "group_id": self._groups[arrival.group.fingerprint],
@@ -229,7 +264,7 @@ class Filing:
             }
         )
         self._by_identity[identity] = record
-        self._met.add(identity)
+        self._batch_identities.add(identity)
         self._new.append((record, keys))
         self._tally.moved(record.group_id, None, record.state)
         self._tally.arrived(record.group_id, arrival.at)
@@ -244,7 +279,7 @@ class Filing:
         if not self._new:
             return
         insert([record for record, _ in self._new], using=self._alias)
-        known([record for record, keys in self._new if keys], using=self._alias)
+        set_primary_keys([record for record, keys in self._new if keys], using=self._alias)
         keys = [BusinessKey(message_id=record.pk, value=key) for record, keys in self._new for key in keys]
         if keys:
             # Some databases treat keys as equal that differ in case or accents.
@@ -267,7 +302,7 @@ class Filing:
         for run in sorted(failed):
             counters: dict[str, Any] = {"failed": F("failed") + failed[run]}
             if doubtful[run]:
-                counters |= {"unconfirmed": less("unconfirmed", doubtful[run]), "sent": F("sent") + doubtful[run]}
+                counters |= {"unconfirmed": reduced("unconfirmed", doubtful[run]), "sent": F("sent") + doubtful[run]}
             runs.filter(pk=run).update(**counters)
 
 
@@ -278,28 +313,33 @@ TRIES = 3
 
 
 class Store:
-    """Stores parked messages. ``homes`` has the work queue of each parked queue. Used by one thread."""
+    """Stores parked messages. Used by one thread.
 
-    def __init__(self, homes: Mapping[str, str]) -> None:
+    ``homes`` has the work queue of each parked queue; the handlers of ``work_queues`` name the business keys.
+    """
+
+    def __init__(self, homes: Mapping[str, str], work_queues: Sequence[WorkQueue]) -> None:
         self._homes = homes
-        self._keys = Keys()
+        self._keys = Keys(work_queues)
+        self._committing = False
+        """True if the last transaction reached its COMMIT: if that then failed, it may be committed all the same."""
 
     @property
     def alias(self) -> str:
         """The database's alias in the settings."""
         return router.db_for_write(ParkedMessage)
 
-    def absent(self) -> str:
+    def outage(self) -> str:
         """Return why nothing can be stored now, as a sentence; empty if messages can be stored."""
-        return absent(self.alias)
+        return outage(self.alias)
 
     def store(self, batch: Sequence[Delivery]) -> Sequence[Stored]:
         """Store a batch; the stored messages are committed when this returns."""
         done: dict[Delivery, Stored] = {}
         try:
-            self._keep(self._read(batch, done), done)
-        except Absent as error:
-            raise Absent(error.why, done) from error
+            self._store_halves(self._read(batch, done), done)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(error.reason, done) from error
         return [done[delivery] for delivery in batch]
 
     def close(self) -> None:
@@ -318,22 +358,24 @@ class Store:
                 done[delivery] = Stored(problem=f"It cannot be read: {type(error).__name__}: {error}")
         return arrivals
 
-    def _keep(self, arrivals: list[Arrival], done: dict[Delivery, Stored], tries: int = 1) -> None:
+    def _store_halves(self, arrivals: list[Arrival], done: dict[Delivery, Stored], tries: int = 1) -> None:
         """Store all in one transaction; if that fails, store each half separately, down to the failing message."""
         if not arrivals:
             return
         try:
             self._commit(arrivals)
         except Exception as error:
-            why = self.absent()
+            why = self.outage()
             if why:
-                raise Absent(why) from error
+                raise StoreUnavailable(why) from error
+            if self._committing:
+                arrivals = _marked_as_redelivered(arrivals)
             if len(arrivals) > 1:
                 middle = len(arrivals) // 2
-                self._keep(arrivals[:middle], done)
-                self._keep(arrivals[middle:], done)
+                self._store_halves(arrivals[:middle], done)
+                self._store_halves(arrivals[middle:], done)
             elif tries < TRIES:
-                self._keep(arrivals, done, tries + 1)
+                self._store_halves(arrivals, done, tries + 1)
             else:
                 log.exception("A parked message of %r cannot be stored", arrivals[0].delivery.queue)
                 done[arrivals[0].delivery] = Stored(problem=f"{type(error).__name__}: {error}")
@@ -341,14 +383,28 @@ class Store:
             done |= {arrival.delivery: Stored() for arrival in arrivals}
 
     def _commit(self, arrivals: Sequence[Arrival]) -> None:
+        self._committing = False
         alias = self.alias
-        filing = Filing(arrivals, alias=alias, keys=self._keys.of, now=server.now(alias))
+        filing = BatchWriter(arrivals, alias=alias, keys=self._keys.of, now=server.now(alias))
         filing.group()
         with transaction.atomic(using=alias):
             _write_first(alias)
             filing.write()
+            self._committing = True
         if signals.recorded.receivers:
-            _announce(filing.records())
+            _announce(filing)
+
+
+def _marked_as_redelivered(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Mark the arrivals whose batch may be committed already, so that they find their records.
+
+    Equal messages without an ID stay as they are: in separate halves they would get one record, and one would be lost.
+    """
+    counts = Counter(arrival.identity for arrival in arrivals)
+    return [
+        replace(arrival, redelivered=True) if arrival.named or counts[arrival.identity] == 1 else arrival
+        for arrival in arrivals
+    ]
 
 
 def _write_first(alias: str) -> None:
@@ -357,10 +413,17 @@ def _write_first(alias: str) -> None:
         ParkedMessage.objects.using(alias).filter(pk=0).update(revision=F("revision"))
 
 
-def _announce(records: Iterable[ParkedMessage]) -> None:
-    known = {record.pk: record.group_id for record in records}
+def _announce(written: BatchWriter) -> None:
+    """Send the signal for a committed batch. No error may leave this function: the batch would be stored again."""
+    try:
+        known = {record.pk: record.group_id for record in written.records()}
+    except Exception:
+        log.exception(
+            "The signal `recorded` was not sent, because its records cannot be read. The messages are stored."
+        )
+        return
     try:
         signals.recorded.send_robust(ParkedMessage, messages=sorted(known), groups=sorted(set(known.values())))
     except BaseException:
         # send_robust does not catch SystemExit and the like. The messages are stored in any case.
-        log.exception("A receiver of a signal raised what it should not")
+        log.exception("A receiver of the signal `recorded` raised an error. The messages are stored.")

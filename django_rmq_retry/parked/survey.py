@@ -8,7 +8,7 @@ from django.db import connections, router
 from django.db.models import Count, Max, Min, Q, Subquery, Sum
 
 from django_rmq_retry import server
-from django_rmq_retry.breakers.watch import halted
+from django_rmq_retry.breakers.table import halted
 from django_rmq_retry.models import (
     BlockedMessage,
     Declared,
@@ -20,7 +20,7 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.models.runs import ACTIVE
-from django_rmq_retry.ordering.keys import standing
+from django_rmq_retry.ordering.keys import blocked_figures
 from django_rmq_retry.parked.declared import rows
 from django_rmq_retry.publishing import outbox_rows
 
@@ -119,27 +119,31 @@ def parked(now: datetime) -> Parked:
     found = ParkedMessage.objects.filter(state=State.PARKED)
     recent = found.filter(parked_at__gte=now - RECENT).order_by().values("state").annotate(n=Count("pk")).values("n")
     on_hold = ParkedMessage.objects.filter(state=State.ON_HOLD).order_by().values("state")
-    told = ErrorGroup.objects.aggregate(
+    totals = ErrorGroup.objects.aggregate(
         open=Sum("parked"),
         on_hold=Max(Subquery(on_hold.annotate(n=Count("pk")).values("n"))),
         oldest=Min(Subquery(found.order_by("parked_at").values("parked_at")[:1])),
         recent=Max(Subquery(recent)),
     )
-    count = max((told["open"] or 0) - (told["on_hold"] or 0), 0)
-    return Parked(count=count, recent=told["recent"] or 0, oldest=told["oldest"])
+    count = max((totals["open"] or 0) - (totals["on_hold"] or 0), 0)
+    return Parked(count=count, recent=totals["recent"] or 0, oldest=totals["oldest"])
 
 
 def outbox() -> Outbox:
     """Count the unpublished messages of all databases that have an outbox; one query each."""
-    told = [OutboxMessage.objects.using(alias).pending() for alias in outbox_rows.served() if outbox_rows.made(alias)]
+    pending = [
+        OutboxMessage.objects.using(alias).pending()
+        for alias in outbox_rows.served()
+        if outbox_rows.table_exists(alias)
+    ]
     return Outbox(
-        waiting=sum(one.waiting for one in told),
-        failed=sum(one.failed for one in told),
-        oldest=min((one.oldest for one in told if one.oldest), default=None),
+        waiting=sum(one.waiting for one in pending),
+        failed=sum(one.failed for one in pending),
+        oldest=min((one.oldest for one in pending if one.oldest), default=None),
     )
 
 
 def _blocked() -> Blocked:
-    told = standing()
-    oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if told.waiting else None
-    return Blocked(keys=told.keys, messages=told.waiting, most=told.most, oldest=oldest)
+    figures = blocked_figures()
+    oldest = BlockedMessage.objects.aggregate(oldest=Min("waiting_since"))["oldest"] if figures.waiting else None
+    return Blocked(keys=figures.keys, messages=figures.waiting, most=figures.most, oldest=oldest)

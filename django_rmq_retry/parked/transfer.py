@@ -19,18 +19,15 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import UndecodableHeaders
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.history import PREFIX, Stamp
 from django_rmq_retry.messages.masking import HIDDEN, masked, without
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.messages.parked import KEPT_RAW
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.stamp import PREFIX, Stamp
+from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, ItemState, OperatorAction, ParkedMessage, RequeueItem
-from django_rmq_retry.parked.actions import Allowed
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.key_lists import keep
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.key_lists import mark_kept
+from django_rmq_retry.parked.operators import Actor, Allowed, log_action
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store
 
@@ -63,10 +60,10 @@ def export(
     count = rows.count()
     selection.check(count)
     facts: dict[str, object] = {"form": form, "payload": payload.value, "selection": selection.facts()}
-    if (keep(selection.filter) or selection.named) and count <= MOST_NAMED:
+    if (mark_kept(selection.filter) or selection.named) and count <= MOST_NAMED:
         facts["messages"] = list(rows.order_by("pk").values_list("pk", flat=True))
     alone = rows.select_related(None).defer("body", "properties").first() if count == 1 else None
-    note(
+    log_action(
         actor,
         Action.EXPORT,
         reason=reason,
@@ -84,9 +81,9 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
     """Return a record as data for programs, with times in UTC and stable names."""
     plain = {name: _plain(getattr(message, name)) for name in COLUMNS if name != "group"}
     group = message.group
-    told = {"id": group.pk, "title": group.title, "culprit": group.culprit, "fingerprint": group.fingerprint}
+    about_group = {"id": group.pk, "title": group.title, "culprit": group.culprit, "fingerprint": group.fingerprint}
     more = ("parked_in", "exchange", "routing_key", "by", "content_type", "content_encoding")
-    data = {"schema": SCHEMA, **plain, "group": told, "keys": [key.value for key in message.keys.all()]}
+    data = {"schema": SCHEMA, **plain, "group": about_group, "keys": [key.value for key in message.keys.all()]}
     data |= {name: getattr(message, name) for name in more}
     if payload is Payload.NONE:
         return data
@@ -101,7 +98,7 @@ def as_data(message: ParkedMessage, payload: Payload = Payload.NONE) -> dict[str
 def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iterator[str]:
     """Return the result of each message of a run, as the lines of a table."""
     items = RequeueItem.objects.filter(run=run).order_by("place").select_related("message").defer(*HEAVY)
-    note(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
+    log_action(actor, Action.EXPORT, run=run, count=items.count(), facts={"form": "csv"})
     head = ("place", "id", "business_key", "message_id", "queue", "state", "skip_code", "error", "sent_at", "ended_at")
     shown = (one for one in items.iterator(chunk_size=1000) if allowed is None or not allowed(one.message))
     return csv_lines(head, map(_result, shown))
@@ -109,7 +106,7 @@ def run_lines(run: int, actor: Actor, *, allowed: Allowed | None = None) -> Iter
 
 def audit_lines(rows: "QuerySet[OperatorAction]", actor: Actor, *, form: str = "csv") -> Iterator[str]:
     """Return the lines of the audit log, or of a part of it; the export is itself an action in the log."""
-    note(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
+    log_action(actor, Action.EXPORT, subject="audit log", count=rows.count(), facts={"form": form})
     names = (
         *(
             "number",
@@ -225,7 +222,8 @@ class Imported:
 def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = "") -> Imported:
     """Park the messages in the lines of an export with the whole payload; unusable lines are skipped and reported."""
     done = Imported()
-    parker = Store(homes_of(registry.intakes()))
+    work_queues = registry.work_queues()
+    parker = Store(homes_of(work_queues), work_queues)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while batch := list(islice(numbered, BATCH)):
         arrivals = [(number, read) for number, line in batch if (read := _read(number, line, done)) is not None]
@@ -236,7 +234,7 @@ def import_lines(lines: Iterable[str | bytes], actor: Actor, *, reason: str = ""
             else:
                 done.stored += 1
         facts = {"lines": [batch[0][0], batch[-1][0]]}
-        note(actor, Action.IMPORT, reason=reason, count=len(arrivals), facts=facts)
+        log_action(actor, Action.IMPORT, reason=reason, count=len(arrivals), facts=facts)
     return done
 
 
@@ -244,20 +242,20 @@ def _read(number: int, line: str | bytes, done: Imported) -> Delivery | None:
     try:
         return _delivery(json.loads(line))
     except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, RecursionError) as error:
-        done.refuse(number, str(error) if type(error) is _Unfit else _("It is no line of an export."))
+        done.refuse(number, str(error) if type(error) is _NotImportable else _("It is not a line of an export."))
         return None
 
 
-class _Unfit(ValueError):
+class _NotImportable(ValueError):
     """A line that belongs to an export but cannot be imported."""
 
 
 def _delivery(row: Mapping[str, Any]) -> Delivery:
     """Return the message as it would be delivered from a parked queue."""
     if row["schema"] != SCHEMA:
-        raise _Unfit(_("Its schema is not %(schema)s.") % {"schema": SCHEMA})
+        raise _NotImportable(_("Its schema is not %(schema)s.") % {"schema": SCHEMA})
     if "body_base64" not in row:
-        raise _Unfit(_("It was exported without its exact contents."))
+        raise _NotImportable(_("It was exported without its exact contents."))
     body, raw = (base64.b64decode(row[f"{name}_base64"], validate=True) for name in ("body", "properties"))
     stamp = Stamp(
         attempts=int(row["attempts"]),
@@ -268,13 +266,13 @@ def _delivery(row: Mapping[str, Any]) -> Delivery:
         summary=str(row["summary"]),
     )
     group = row["group"]
-    told = {
+    failure = {
         **{name: row[name] for name in ("reason", "detail", "error", "handler")},
         "message": row["error_text"],
         "fingerprint": group["fingerprint"],
         "culprit": group["culprit"],
     }
-    named: dict[str, object] = {PREFIX + name: short(text, 10_000) for name, text in told.items() if text}
+    named: dict[str, object] = {PREFIX + name: short(text, 10_000) for name, text in failure.items() if text}
     headers = {**stamp.headers(), **named, PREFIX + "parked-at": _milliseconds(row["parked_at"]), KEPT_RAW: raw}
     # Redelivered, so that a message that is recorded already is not counted as another failure.
     return Delivery(

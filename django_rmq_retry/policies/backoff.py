@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django_rmq_retry.arguments import NUMBER, NUMBERS, check, one_of
+from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.seconds import LONGEST, check_seconds
 
 MOST_LOOKED_AT = 64
 ENDLESS = 2**31

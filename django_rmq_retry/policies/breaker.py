@@ -1,18 +1,15 @@
 """Circuit breakers as pure values: the rules for opening, probing and closing."""
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from django_rmq_retry.arguments import NUMBER, check
+from django_rmq_retry.arguments import NUMBER, check, check_seconds
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.seconds import check_seconds
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.policies.backoff import Exponential
-from django_rmq_retry.policies.policy import Discard, Kind, Park, Policy, Verdict, error_types, halt, retry
+from django_rmq_retry.policies.verdict import Discard, Errors, Kind, Park, Verdict, error_types
 
-Errors = type[BaseException] | Iterable[type[BaseException]]
 MOST_LOOKED_AT = 10_000
 JITTER = 0.2
 
@@ -37,7 +34,7 @@ class Breaker:
         check(self, share=NUMBER.optional)
         if not self.on and self.share is None:
             raise ConfigurationError(
-                "A Breaker that is told nothing would never open. Name the errors that say that something is down, "
+                "A Breaker without errors and share would never open. Name the errors that show an outage, "
                 "as in Breaker(on=BankDown), or a share of failures, as in Breaker(share=0.5)."
             )
         if self.share is not None and not 0 < self.share <= 1:
@@ -78,9 +75,9 @@ class Breaker:
 class End(Enum):
     """The result of an attempt, from the point of view of a breaker."""
 
-    GOOD = "what the handler needs is there"
-    BAD = "it may be down"
-    NEITHER = "the message itself was at fault, or the handler decided"
+    GOOD = "the service is available"
+    BAD = "the service may be down"
+    NEITHER = "the service was not tested"
 
 
 class Tally:
@@ -142,7 +139,7 @@ class Circuit:
         """True if a process may start a probe now."""
         return self.opened and now >= self.probe_at and (not self.prober or now >= self.probe_until)
 
-    def mended(self, now: float, most: float) -> "Circuit":
+    def with_plausible_times(self, now: float, most: float) -> "Circuit":
         """Return the circuit due now if its times are more than `most` seconds ahead, else unchanged.
 
         No process sets times that far ahead, so a clock was wrong when they were set.
@@ -168,27 +165,3 @@ class Circuit:
 
 
 CLOSED = Circuit()
-
-
-def spared(verdict: Verdict, policy: Policy) -> Verdict:
-    """Return the verdict for an attempt that failed because a service is down: an uncounted retry."""
-    said = "it is tried again when the breaker closes"
-    if policy.ordered:
-        held = halt(0.0, verdict.error, detail=f"{verdict.error}; {said}")
-        return replace(held, counted=False)
-    return retry(0.0, verdict.error, detail=f"{verdict.error}; {said}", counted=False)
-
-
-def unbreakable(policy: Policy) -> str | None:
-    """Return the reason why a breaker cannot work with this policy, as a sentence; None if it can."""
-    if policy.answers:
-        return (
-            f"A breaker lets messages wait, and with {type(policy).__name__} somebody waits for each answer. Leave "
-            "breaker out: its callers are told of every error at once."
-        )
-    if not policy.via.laned:
-        return (
-            f"With via={type(policy.via).__name__} the queue itself counts what comes back, so a breaker could not "
-            "spare a message its attempts. Use via=Ladder(), or leave breaker out."
-        )
-    return None

@@ -1,110 +1,36 @@
-"""Verdicts, and the policies that return them: ``judge`` is a pure function from a failure to a verdict."""
+"""Policies: ``judge`` is a pure function from a failure to a verdict."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import FLAG, FUNCTION, check
+from django_rmq_retry.arguments import FLAG, FUNCTION, LONGEST, check, check_seconds
 from django_rmq_retry.arguments import Kind as Argument
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages.history import Reason
 from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.seconds import LONGEST, check_seconds
 from django_rmq_retry.messages.tracebacks import ErrorNote, short
 from django_rmq_retry.policies.backoff import BACKOFF, Backoff, Exponential, Fixed
-from django_rmq_retry.policies.carriers import Carrier, InPlace, Ladder
-from django_rmq_retry.policies.carriers.carrier import CARRIER
-
-DETAIL_LIMIT = 600
-"""In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""
-
-
-class Kind(StrEnum):
-    ACK = "ack"
-    RETRY = "retry"
-    PARK = "park"
-    DISCARD = "discard"
-    HALT = "halt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The decision about one delivery."""
-
-    kind: Kind
-    after: float = 0.0
-    reason: Reason | None = None
-    detail: str = ""
-    error: ErrorNote | None = None
-    counted: bool = True
-    """True if this attempt counts against the policy's limit."""
-    fingerprint: str = ""
-    """The group of the failure, for a parked message."""
-    culprit: str = ""
-    """The project's function nearest to the error, for a parked message."""
-
-
-ACK = Verdict(kind=Kind.ACK)
-DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run again.", counted=False)
-
-
-def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
-    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT), counted=counted)
-
-
-def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_LIMIT), error=error)
-
-
-def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
-    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_LIMIT), error=error)
-
-
-def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
-    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
-
-
-class Overrule(Exception):
-    """The base of the exceptions by which a handler decides itself what happens to its message."""
-
-    reason: str = ""
-    """The default for a subclass that does not call this ``__init__``."""
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Retry(Overrule):
-    """Try again, after the given number of seconds or by the policy's back-off: ``raise Retry(after=30)``."""
-
-    after: float | None = None
-
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
-        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST):
-            raise ValueError(f"Retry(after=…) takes seconds from 0 to ten years, or a timedelta, not {after!r}.")
-        super().__init__(reason)
-        self.after = seconds
-
-
-class Park(Overrule):
-    """Set the message aside for an operator: ``raise Park("The account is frozen")``."""
-
-
-class Discard(Overrule):
-    """Drop the message on purpose; the log keeps the reason: ``raise Discard("Superseded")``."""
-
+from django_rmq_retry.policies.carriers import CARRIER, Carrier, InPlace, Ladder
+from django_rmq_retry.policies.verdict import (
+    Discard,
+    Errors,
+    Park,
+    Retry,
+    Verdict,
+    discard,
+    error_types,
+    halt,
+    park,
+    retry,
+)
 
 DEFAULT_BACKOFF = Exponential(10, factor=3, jitter=0.2)
-DEFAULT_IN_HAND = Exponential(10, factor=3, cap=750, jitter=0.2)
+DEFAULT_UNACKED = Exponential(10, factor=3, cap=750, jitter=0.2)
 """The default back-off for carriers that keep a message unacked while it waits.
 
 With its jitter it stays within the 15 minutes for which they may keep it.
 """
-Errors = type[BaseException] | Iterable[type[BaseException]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,17 +131,16 @@ class RetryThenPark(Policy):
         pace = self.via.pace
         if pace is not None and (self.backoff or self.schedules):
             raise ConfigurationError(
-                f"{type(self.via).__name__} waits {pace:g} s each time and knows no other wait. "
-                "Leave backoff and schedules out, or use via=Ladder()."
+                f"{type(self.via).__name__} always waits {pace:g} s. Omit backoff and schedules, or use via=Ladder()."
             )
         if not self.via.stamps and (self.schedules or self.budget is not None):
             raise ConfigurationError(
-                f"{type(self.via).__name__} writes nothing into a message, so nobody would know how long ago or how "
-                "often it failed. Leave budget and schedules out, or use via=Ladder()."
+                f"{type(self.via).__name__} writes no retry history into a message, so the age and number of its "
+                "failures are unknown. Omit budget and schedules, or use via=Ladder()."
             )
         # DEFAULT_BACKOFF was set by an earlier __post_init__ if the policy was copied with another carrier.
         if self.backoff is None or self.backoff is DEFAULT_BACKOFF:
-            default = DEFAULT_IN_HAND if self.via.in_hand else DEFAULT_BACKOFF
+            default = DEFAULT_UNACKED if self.via.keeps_unacked else DEFAULT_BACKOFF
             object.__setattr__(self, "backoff", Fixed(pace) if pace else default)
 
     @property
@@ -229,8 +154,8 @@ class RetryThenPark(Policy):
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
-        if not isinstance(failure.error, Retry) and not self._mendable(failure.error):
-            return park(Reason.PERMANENT, f"Not to be retried: {cause}", cause)
+        if not isinstance(failure.error, Retry) and not self._retryable(failure.error):
+            return park(Reason.PERMANENT, f"Non-retryable: {cause}", cause)
         attempts, backoff = self._schedule(failure.error)
         if attempts is not None and failure.attempt >= attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
@@ -238,11 +163,13 @@ class RetryThenPark(Policy):
         if delay is None:
             delay = backoff.delay(failure.attempt, failure.chance)
         if self.budget is not None and failure.age + delay > self.budget:
-            spent = f"Gave up after {_times(failure.attempt)}, {self.budget:g} s would be over"
+            spent = (
+                f"Gave up after {_times(failure.attempt)}: the next one would exceed the budget of {self.budget:g} s"
+            )
             return park(Reason.EXHAUSTED, f"{spent}: {cause}", cause)
         return retry(delay, cause)
 
-    def _mendable(self, error: BaseException) -> bool:
+    def _retryable(self, error: BaseException) -> bool:
         if _matches(error, self.park_on):
             return False
         if self.retry_if is not None and not self.retry_if(error):
@@ -278,7 +205,7 @@ class StopTheLine(Policy):
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
         if not isinstance(failure.error, Retry) and _matches(failure.error, self.park_on):
-            return park(Reason.PERMANENT, f"Not to be retried: {cause}", cause)
+            return park(Reason.PERMANENT, f"Non-retryable: {cause}", cause)
         if self.attempts is not None and failure.attempt >= self.attempts:
             return park(Reason.EXHAUSTED, f"Gave up after {_times(failure.attempt)}: {cause}", cause)
         delay = _own_delay(failure.error, self.via)
@@ -314,26 +241,12 @@ class Unacked(OneShot):
 
     def rule(self, failure: Failure) -> Verdict:
         cause = _cause(failure.error) or ErrorNote.of(failure.error)
-        return discard(f"It is lost, for its handler has ack='auto': {cause}", cause)
+        return discard(f"It is lost, because its handler has ack='auto': {cause}", cause)
 
 
 def check_attempts(attempts: object) -> None:
     if attempts is not None and (type(attempts) is not int or attempts < 1):
-        raise ConfigurationError(f"attempts is a whole number from 1, or None for no end, not {attempts!r}.")
-
-
-def error_types(name: str, errors: object) -> tuple[type[BaseException], ...]:
-    if isinstance(errors, (str, BaseException)) or not isinstance(errors, (type, Iterable)):
-        raise ConfigurationError(f"{name} takes exception classes, not {errors!r}.")
-    found = (errors,) if isinstance(errors, type) else tuple(errors)
-    for error in found:
-        if not _is_error_type(error):
-            raise ConfigurationError(f"{name} takes exception classes, not {error!r}.")
-    return found
-
-
-def _is_error_type(error: object) -> bool:
-    return isinstance(error, type) and issubclass(error, BaseException)
+        raise ConfigurationError(f"attempts is a whole number from 1, or None for no limit, not {attempts!r}.")
 
 
 def _matches(error: BaseException, kinds: Errors) -> bool:
@@ -357,3 +270,27 @@ def _cause(error: BaseException) -> ErrorNote | None:
 
 def _times(attempts: int) -> str:
     return "1 attempt" if attempts == 1 else f"{attempts} attempts"
+
+
+def uncounted_retry(verdict: Verdict, policy: Policy) -> Verdict:
+    """Return the verdict for an attempt that failed because a service is down: an uncounted retry."""
+    detail = "it is attempted again when the breaker closes"
+    if policy.ordered:
+        held = halt(0.0, verdict.error, detail=f"{verdict.error}; {detail}")
+        return replace(held, counted=False)
+    return retry(0.0, verdict.error, detail=f"{verdict.error}; {detail}", counted=False)
+
+
+def unbreakable(policy: Policy) -> str | None:
+    """Return the reason why a breaker cannot work with this policy, as a sentence; None if it can."""
+    if policy.answers:
+        return (
+            f"A breaker makes messages wait, and with {type(policy).__name__} a caller waits for each answer. Omit "
+            "breaker: the caller receives each error at once."
+        )
+    if not policy.via.quarantines:
+        return (
+            f"With via={type(policy.via).__name__} the queue itself counts returned messages, so waiting for a breaker "
+            "would use up attempts. Use via=Ladder(), or omit breaker."
+        )
+    return None

@@ -1,10 +1,13 @@
 """The outbox inside a transaction: rows are inserted, sent after the commit, and deleted after their confirms."""
 
 import logging
+import os
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +24,7 @@ from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.faults import Fault, fault
 from django_rmq_retry.publishing.outbox_rows import Answer, Row, insert
 
-LOOK = 0.2
+CHECK_EVERY = 0.2
 """Seconds between checks whether to continue waiting."""
 
 
@@ -37,7 +40,7 @@ class _Line:
     again: bool = False
 
 
-class Posting:
+class Batch:
     """One batch of rows to publish.
 
     ``late`` is called on the I/O thread with each result that arrives after `wait` has returned.
@@ -49,7 +52,7 @@ class Posting:
         """The monotonic time after which no further row is sent."""
         self._late = late
         self._lock = threading.Lock()
-        self._under_way: set[int] = set()
+        self._in_flight: set[int] = set()
         self._answers: list[Answer] = []
         self._waited_for = True
         self._left = len(rows)
@@ -59,7 +62,7 @@ class Posting:
     def begin(self) -> None:
         """Send the first row of each line. A row that cannot be encoded gets its result at once."""
         for line in self._lines:
-            self._go(line)
+            self._send_next(line)
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[Answer], set[int]]:
         """Return the results that arrive within `seconds`, and the ids of the rows sent but without a result.
@@ -67,14 +70,14 @@ class Posting:
         Results after that are late, and no further row is sent. `enough` ends the wait early.
         """
         deadline = time.monotonic() + seconds
-        while not self._over.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
+        while not self._over.wait(min(CHECK_EVERY, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline or enough():
                 break
         with self._lock:
             self._waited_for = False
-            return list(self._answers), set(self._under_way)
+            return list(self._answers), set(self._in_flight)
 
-    def _go(self, line: _Line) -> None:
+    def _send_next(self, line: _Line) -> None:
         """Send the next row of a line.
 
         A publisher may return a result within the call, so this loops instead of recursing.
@@ -101,7 +104,7 @@ class Posting:
             if not line.rows:
                 return None
             row = line.rows.popleft()
-            self._under_way.add(row.id)
+            self._in_flight.add(row.id)
             return row
 
     def _send(self, row: Row, line: _Line) -> None:
@@ -118,7 +121,7 @@ class Posting:
     def _answered(self, row: Row, line: _Line, result: PublishResult) -> None:
         answer = Answer(row=row, result=result)
         with self._lock:
-            self._under_way.discard(row.id)
+            self._in_flight.discard(row.id)
             in_time = self._waited_for
             if in_time:
                 self._answers.append(answer)
@@ -132,7 +135,7 @@ class Posting:
         if not in_time:
             self._late(answer)
         if more:
-            self._go(line)
+            self._send_next(line)
 
     def _drop(self, line: _Line) -> None:
         self._left -= len(line.rows)
@@ -167,8 +170,106 @@ def lease() -> float:
     return settings().publish_timeout + SPARE
 
 
+IDLE = 5.0
+"""Seconds without a result after which the thread ends."""
+PAUSE, TRIES = 0.5, 10
+MOST_RESULTS = 500
+
+
+class ResultWriter:
+    """Writes late publish results to the database in its own thread, so that the I/O thread never waits for a query."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = False
+        self._ended = threading.Event()
+
+    def take(self, using: str, answer: Answer) -> None:
+        """Queue a result for writing. Returns at once, in any thread."""
+        if answer.result.confirmed:
+            reach.found()
+        self._answers.put((using, answer))
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._run, name="rmq-outbox-late", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    first = self._answers.get(timeout=IDLE)
+                except queue.Empty:
+                    with self._lock:
+                        if self._answers.empty():
+                            self._busy = False
+                            return
+                    continue
+                self._write([first, *self._rest()])
+        finally:
+            connections.close_all()
+
+    def _rest(self) -> list[tuple[str, Answer]]:
+        found: list[tuple[str, Answer]] = []
+        while len(found) < MOST_RESULTS and not self._answers.empty():
+            found.append(self._answers.get())
+        return found
+
+    def _write(self, answers: list[tuple[str, Answer]]) -> None:
+        for using in dict.fromkeys(using for using, _answer in answers):
+            results = [answer for alias, answer in answers if alias == using]
+            for left in reversed(range(TRIES)):
+                try:
+                    written(results, using=using)
+                    break
+                except Exception as error:  # noqa: BLE001 - the database may be unreachable
+                    with suppress(Exception):
+                        # An error here would end the thread, and with it the writing of all later results.
+                        connections[using].close()
+                    if not left:
+                        log.warning(
+                            "%s publish results for the outbox of %r could not be written: %s",
+                            len(results),
+                            using,
+                            error,
+                        )
+                    self._ended.wait(PAUSE)
+
+
+def written(answers: list[Answer], *, using: str) -> None:
+    """Record publish results: delete confirmed rows, postpone rows with a fault, release the others to the relays."""
+    confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
+    if confirmed:
+        outbox_rows.delete(confirmed, using=using)
+    free: list[Row] = []
+    for answer in answers:
+        if answer.result.confirmed:
+            continue
+        whose = fault(answer.result, alone=False)
+        if whose in (Fault.BROKER, Fault.SHARED):
+            free.append(answer.row)
+        else:
+            faults.failed(answer.row, using=using, why=answer.result.shown, whose=whose)
+    if free:
+        outbox_rows.release(free, using=using)
+
+
+result_writer = ResultWriter()
+
+
+def _forked() -> None:
+    """Start with an empty queue in a forked child, because the parent writes its own results."""
+    global result_writer  # noqa: PLW0603 - there is one process
+    result_writer = ResultWriter()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @dataclass(slots=True, eq=False)
-class Departure:
+class AfterCommit:
     """The rows of one transaction or savepoint, sent by an on_commit callback and dropped with a rollback."""
 
     using: str
@@ -182,12 +283,12 @@ class Departure:
         """Send the rows after the commit. Errors are logged, not raised, because the commit cannot be undone."""
         self.done = True
         try:
-            self._leave()
+            self._send_rows()
         except Exception as error:  # noqa: BLE001 - the rows are committed, and a relay sends them
-            said = "Committed; %s messages stay in the outbox of %r and are sent by a relay: %s"
+            said = "After the commit %s messages stay in the outbox of %r until a relay sends them: %s"
             log.warning(said, len(self.rows), self.using, error, extra={"event": "outbox_waiting"})
 
-    def _leave(self) -> None:
+    def _send_rows(self) -> None:
         # Django creates a new list when a savepoint is rolled back. While it runs callbacks, the list that it works
         # off no longer contains this one.
         if connections[self.using].run_on_commit is not self.waits_in and any(one[1] is self for one in self.waits_in):
@@ -201,13 +302,13 @@ class Departure:
             outbox_rows.delete([row.id for row in confirmed], using=self.using)
         missing = [answer for answer in answers if not answer.result.confirmed]
         if missing:
-            faults.written(missing, using=self.using)
+            written(missing, using=self.using)
         done = {answer.row.id for answer in answers} | in_flight
         free = [row for row in self.rows if row.id not in done]
         keys = {row.message.order_key for row in confirmed} - {""}
         if free:
             outbox_rows.release(free, using=self.using)
-        elif keys and outbox_rows.heard(self.using) and outbox_rows.earliest(keys, using=self.using):
+        elif keys and outbox_rows.can_notify(self.using) and outbox_rows.earliest(keys, using=self.using):
             # Other transactions may have left rows of these ordering keys behind ours: a relay can send them now.
             outbox_rows.notify(self.using)
 
@@ -219,9 +320,9 @@ class Departure:
         rows = self._in_turn() if any(row.message.order_key for row in self.rows) else self.rows
         if not rows:
             return [], set()
-        posting = Posting(rows, timeout=timeout, until=self.begun + SPARE, late=partial(_late, self.using))
-        posting.begin()
-        answers, in_flight = posting.wait(0.0 if reach.away else broker_connections.PATIENCE)
+        batch = Batch(rows, timeout=timeout, until=self.begun + SPARE, late=partial(_late, self.using))
+        batch.begin()
+        answers, in_flight = batch.wait(0.0 if reach.away else broker_connections.PATIENCE)
         if any(answer.result.confirmed for answer in answers):
             if reach.away:
                 reach.found()
@@ -250,8 +351,8 @@ class Departure:
 
 
 def _late(using: str, answer: Answer) -> None:
-    # Read the module attribute at each call, because a forked child has a clerk of its own.
-    faults.clerk.take(using, answer)
+    # Read the module attribute at each call, because a forked child has its own writer.
+    result_writer.take(using, answer)
 
 
 MOST = 1000
@@ -292,35 +393,35 @@ def keep_all(messages: Sequence[Message], *, using: str) -> None:
         check_writable(message)
     if broker_connections.current.replaced:
         touched.add((using, broker_connections.current.publisher))
-    leaves = not reach.away or reach.probe_due()
+    send_now = not reach.away or reach.probe_due()
     # Read before the insert: the lease starts then, and the database may keep the insert waiting.
     begun = time.monotonic()
-    rows = insert(messages[:MOST], using=using, lease=lease() if leaves else 0.0)
+    rows = insert(messages[:MOST], using=using, lease=lease() if send_now else 0.0)
     if len(messages) > MOST:
         insert(messages[MOST:], using=using, lease=0.0)
-    if leaves:
-        _leave(rows, using, begun)
+    if send_now:
+        _send_on_commit(rows, using, begun)
 
 
-def _leave(rows: Sequence[Row], using: str, begun: float) -> None:
+def _send_on_commit(rows: Sequence[Row], using: str, begun: float) -> None:
     connection = connections[using]
-    leaving = _last_of(connection)
-    if leaving is None or len(leaving.rows) + len(rows) > MOST:
-        leaving = Departure(using, begun, [*rows])
+    pending = _last_of(connection)
+    if pending is None or len(pending.rows) + len(rows) > MOST:
+        pending = AfterCommit(using, begun, [*rows])
         # Robust, so that the callbacks after it run even if it raises.
-        transaction.on_commit(leaving, using=using, robust=True)
-        leaving.waits_in = connection.run_on_commit
+        transaction.on_commit(pending, using=using, robust=True)
+        pending.waits_in = connection.run_on_commit
     else:
-        leaving.rows += rows
+        pending.rows += rows
 
 
-def _last_of(connection: BaseDatabaseWrapper) -> Departure | None:
-    """Return the last Departure of this connection if it belongs to the same savepoint; new rows can join it."""
+def _last_of(connection: BaseDatabaseWrapper) -> AfterCommit | None:
+    """Return the last AfterCommit of this connection if it belongs to the same savepoint; new rows can join it."""
     if not connection.in_atomic_block or getattr(connection.atomic_blocks[0], "_from_testcase", False):
         return None
     for entry in reversed(connection.run_on_commit):
         savepoints, callback = entry[:2]
-        if isinstance(callback, Departure):
+        if isinstance(callback, AfterCommit):
             same = savepoints == set(connection.savepoint_ids) and not callback.done
             return callback if same else None
     return None

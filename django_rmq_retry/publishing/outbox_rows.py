@@ -25,9 +25,9 @@ TABLE = "rmq_retry_outboxmessage"
 AGAIN = 60.0
 """Seconds after which a missing table is looked up again."""
 
-_made: dict[Hashable, float] = {}
+_missing_until: dict[Hashable, float] = {}
 """By database: the time until which the table counts as missing; 0 if it exists."""
-_told: set[Hashable] = set()
+_logged: set[Hashable] = set()
 
 
 def takes(using: str) -> bool:
@@ -39,7 +39,7 @@ def takes(using: str) -> bool:
         # A transaction marked for rollback accepts no further statement.
         return False
     # A database named in the setting is trusted to have the table, without a query.
-    return allowed(using) and (named is not True or made(using) or _missing(using))
+    return allowed(using) and (named is not True or table_exists(using) or _log_missing(using))
 
 
 def allowed(using: str) -> bool:
@@ -55,26 +55,28 @@ def served() -> list[str]:
     return [alias for alias in connections if allowed(alias) and connections[alias].vendor != "unknown"]
 
 
-def made(using: str) -> bool:
+def table_exists(using: str) -> bool:
     """True if the table exists. The lookup is cached; a missing table is looked up again after AGAIN seconds."""
-    place = _place(using)
-    until = _made.get(place)
+    place = _database_key(using)
+    until = _missing_until.get(place)
     if until is None or 0 < until < time.monotonic():
         there = TABLE in connections[using].introspection.table_names()
-        _made[place] = 0.0 if there else time.monotonic() + AGAIN
-    return not _made[place]
+        _missing_until[place] = 0.0 if there else time.monotonic() + AGAIN
+    return not _missing_until[place]
 
 
-def _missing(using: str) -> bool:
+def _log_missing(using: str) -> bool:
     """Log once that a message needed the missing table, and return False."""
-    if _place(using) not in _told:
-        _told.add(_place(using))
-        said = "The database %r has no outbox: run `manage.py migrate`, or name in 'OUTBOX' those that shall have one"
+    if _database_key(using) not in _logged:
+        _logged.add(_database_key(using))
+        said = (
+            "Database %r has no outbox table. Run `manage.py migrate`, or list the databases with an outbox in 'OUTBOX'"
+        )
         log.warning(said, using, extra={"event": "outbox_missing"})
     return False
 
 
-def _place(using: str) -> Hashable:
+def _database_key(using: str) -> Hashable:
     known = connections[using].settings_dict
     return (using, known.get("NAME"), known.get("HOST"), known.get("PORT"))
 
@@ -226,16 +228,21 @@ def renew(rows: Sequence[Row], *, using: str, seconds: float) -> list[Row]:
     """Extend the lease of rows and return them with the new lease; no rows if a relay has taken any of them."""
     now = server.now(using)
     due = now + timedelta(seconds=seconds)
-    renewed = _lease(rows, using, due, after=now + timedelta(seconds=SKEW))
-    return [replace(row, due_at=due) for row in rows] if renewed == len(rows) else []
+    with transaction.atomic(using=using):
+        if _lease(rows, using, due, after=now + timedelta(seconds=SKEW)) == len(rows):
+            return [replace(row, due_at=due) for row in rows]
+        # Renewed in part, the rows could not be released: their lease would differ from the one that is known here.
+        transaction.set_rollback(True, using=using)
+    return []
 
 
-def release(rows: Sequence[Row], *, using: str) -> None:
+def release(rows: Sequence[Row], *, using: str, wake: bool = True) -> None:
     """Release rows to the relays now. A row that a relay has already claimed is left unchanged."""
     now = server.now(using)
     for start in range(0, len(rows), DELETED_AT_ONCE):
         _lease(rows[start : start + DELETED_AT_ONCE], using, now, after=now)
-    notify(using)
+    if wake:
+        notify(using)
 
 
 def _lease(rows: Sequence[Row], using: str, due: datetime, *, after: datetime) -> int:
@@ -250,13 +257,13 @@ def _lease(rows: Sequence[Row], using: str, due: datetime, *, after: datetime) -
     return _update(using, "due_at = %s", where, [adapted(due), *map(adapted, times), adapted(after)])
 
 
-def put_off(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
+def postpone(row: int, *, using: str, seconds: float, attempts: int, error: str) -> None:
     """Make a row due later, and store the error."""
     due = connections[using].ops.adapt_datetimefield_value(server.now(using) + timedelta(seconds=seconds))
     _update(using, "due_at = %s, attempts = %s, error = %s", "id = %s", [due, attempts, short(error, 1000), row])
 
 
-def give_up(row: int, *, using: str, attempts: int, error: str) -> None:
+def mark_failed(row: int, *, using: str, attempts: int, error: str) -> None:
     """Mark a row as failed, which keeps it for an operator."""
     now = connections[using].ops.adapt_datetimefield_value(server.now(using))
     _update(using, "failed_at = %s, attempts = %s, error = %s", "id = %s", [now, attempts, short(error, 1000), row])
@@ -303,6 +310,6 @@ def notify(using: str) -> None:
         wake()
 
 
-def heard(using: str) -> bool:
+def can_notify(using: str) -> bool:
     """True if `notify` may reach a relay."""
     return bool(wakers) or connections[using].vendor == "postgresql"

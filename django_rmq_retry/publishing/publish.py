@@ -14,20 +14,18 @@ from django.db import transaction
 
 from django_rmq_retry.amqp.contracts import PublishResult
 from django_rmq_retry.amqp.frames import FRAME_MAX, check_writable
+from django_rmq_retry.arguments import check_seconds, milliseconds
 from django_rmq_retry.conf import settings
 from django_rmq_retry.errors import CallFailed, ConfigurationError, HeadersTooLarge, NotDelayable, NotExpirable
 from django_rmq_retry.messages.codecs import ENCODINGS, JSON, Codec, Json
-from django_rmq_retry.messages.deaths import BROKERS_OWN
-from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages.history import ANSWER, BROKERS_OWN, FAILED, PREFIX
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import DIRECT, Properties
-from django_rmq_retry.messages.seconds import check_seconds, milliseconds
-from django_rmq_retry.messages.stamp import ANSWER, FAILED, PREFIX
+from django_rmq_retry.messages.properties import DIRECT, EMPTY, Headers, Properties
 from django_rmq_retry.policies.carriers import Carrier, Route
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.outbox import keep_all, open_transaction
 from django_rmq_retry.publishing.outbox_rows import takes
-from django_rmq_retry.topology.queues import NAME_LIMIT, Queue
+from django_rmq_retry.topology.declarations import NAME_LIMIT, Queue
 
 HEADERS_MOST = FRAME_MAX - 4096
 """The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
@@ -83,7 +81,9 @@ class Options:
         if self.timestamp is not None:
             seconds_of(self.timestamp)
         if self.reply_to == DIRECT:
-            raise ConfigurationError(f"reply_to={DIRECT!r} works only for its own consumer; use call(…) for an answer.")
+            raise ConfigurationError(
+                f"reply_to={DIRECT!r} works only for the connection that reads the answer. Use call(…)."
+            )
 
 
 def options_of(given: Mapping[str, object]) -> Options:
@@ -93,23 +93,25 @@ def options_of(given: Mapping[str, object]) -> Options:
     unknown = sorted(set(given) - set(Options.__dataclass_fields__))
     if unknown:
         known = ", ".join(Options.__dataclass_fields__)
-        raise TypeError(f"publish() does not know {', '.join(unknown)}; it takes {known}.")
+        raise TypeError(f"publish() has no option {', '.join(unknown)}. Its options are {known}.")
     return Options(**given)  # type: ignore[arg-type]  # each is checked where it is written
 
 
 def _check_headers(headers: Mapping[str, object] | None) -> None:
     for name in headers or ():
         if not isinstance(name, str):
-            raise ConfigurationError(f"A header's name is a text, not {name!r}.")
+            raise ConfigurationError(f"A header's name must be a string, not {name!r}.")
         if name.startswith(PREFIX) or name in BROKERS_OWN - {"CC", "BCC"}:
-            raise ConfigurationError(f"The header {name!r} is not a publisher's to set; choose another name.")
+            raise ConfigurationError(f"The header {name!r} is reserved. Choose another name.")
         if name in {"CC", "BCC"} and not _names(headers[name]):  # type: ignore[index]  # it has a name
             raise ConfigurationError(f"The header {name!r} takes a list of routing keys, not {headers[name]!r}.")  # type: ignore[index]
 
 
 def _check_order_key(key: object) -> None:
     if not isinstance(key, str) or len(key) > NAME_LIMIT or not key.isprintable():
-        raise ConfigurationError(f"order_key=… takes a plain text of at most {NAME_LIMIT} characters, not {key!r:.60}.")
+        raise ConfigurationError(
+            f"order_key=… takes printable text of at most {NAME_LIMIT} characters, not {key!r:.60}."
+        )
 
 
 def _check_priority(priority: object) -> None:
@@ -123,7 +125,7 @@ def encoded(headers: Mapping[str, object]) -> Headers:
     try:
         found = Headers.of(headers) if headers else EMPTY
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"The headers cannot be written: {error}.") from error
+        raise ConfigurationError(f"The headers cannot be encoded: {error}.") from error
     if len(found.raw) > HEADERS_MOST:
         raise HeadersTooLarge(len(found.raw), limit=HEADERS_MOST)
     return found
@@ -146,7 +148,7 @@ def check_user(name: str | None, own: str) -> None:
     """Raise ConfigurationError if user_id is not the connection's user, because RabbitMQ would close the channel."""
     if name is not None and name != own:
         raise ConfigurationError(
-            f"user_id={name!r:.60} is refused by the broker: it takes the user of the connection only, which is "
+            f"The broker refuses user_id={name!r:.60}. It accepts only the user of the connection, which is "
             f"{own!r}. Leave user_id out, or name the sender in app_id or a header."
         )
 
@@ -155,7 +157,7 @@ def check_encoding(name: str | None, codec: Codec) -> None:
     """Raise ConfigurationError for JSON with a content-encoding, because a consumer would park it as compressed."""
     if name is not None and isinstance(codec, Json) and name.lower() not in ENCODINGS:
         raise ConfigurationError(
-            f"content_encoding={name!r:.60} goes with a codec that writes it, such as Raw(); JSON is written as UTF-8."
+            f"content_encoding={name!r:.60} requires a codec that writes it, such as Raw(). JSON is written as UTF-8."
         )
 
 
@@ -184,7 +186,7 @@ class Destination:
             options = replace(options, headers={**self.headers, **(options.headers or {})})
         if not exchange and self.queue.named_by_broker:
             raise ConfigurationError(
-                f"Handler {self.handler} has a queue for each process, with names that only the broker knows. Publish "
+                f"Handler {self.handler} has one queue for each process, with a name given by the broker. Publish "
                 f"to its exchange: publish(…, exchange={self.queue.bindings[0].source.name!r}, routing_key=…)."
             )
         if exchange or (self.routing_key is None and not routing_key):
@@ -192,8 +194,8 @@ class Destination:
         key = routing_key or self.routing_key or ""
         if "*" in key or "#" in key or not self.queue.bindings:
             raise ConfigurationError(
-                f"Handler {self.handler} takes messages with the routing key {self.routing_key!r}: "
-                "say routing_key=… (and exchange=… where its queue has no binding)."
+                f"Handler {self.handler} takes messages with the routing key {self.routing_key!r}. "
+                "Pass routing_key=…, and exchange=… if its queue has no binding."
             )
         return self.queue.bindings[0].source.name, key, options
 
@@ -269,12 +271,14 @@ def publish_many(
         _check_timeout(timeout)
     using = None if immediate else open_transaction()
     if using is None:
-        return broker_connections.current.publisher.publish_many(map(_free, messages), window=window, timeout=timeout)
+        return broker_connections.current.publisher.publish_many(
+            map(_without_order_key, messages), window=window, timeout=timeout
+        )
     kept = list(messages)
     if outbox and takes(using):
         keep_all(kept, using=using)
         return len(kept)
-    for message in map(_free, kept):
+    for message in map(_without_order_key, kept):
         check_writable(message)
     transaction.on_commit(lambda: _all_after_commit(kept, window, timeout), using=using, robust=True)
     return len(kept)
@@ -321,7 +325,9 @@ def _routed(
     if not options.delay:
         return exchange, routing_key, expiration, headers
     if destination is None or expiration is not None:
-        raise ConfigurationError("delay=… needs a handler to publish to, and goes without expiration=….")
+        raise ConfigurationError(
+            "delay=… requires a handler as the destination, and cannot be combined with expiration=…."
+        )
     check_seconds("delay=…", options.delay)
     return destination.delayed(options.delay, (exchange, routing_key), headers)
 
@@ -351,11 +357,11 @@ def dispatch(message: Message, *, timeout: float | None = None, immediate: bool 
     name = message.properties.message_id or ""
     using = None if immediate else open_transaction()
     if using is None:
-        broker_connections.current.publisher.publish(_free(message), timeout=timeout)
+        broker_connections.current.publisher.publish(_without_order_key(message), timeout=timeout)
     elif outbox and takes(using):
         keep_all([message], using=using)
     else:
-        _free(message)
+        _without_order_key(message)
         check_writable(message)
         # Robust, so that the messages after it are sent even if this one fails.
         transaction.on_commit(lambda: _after_commit(message, timeout), using=using, robust=True)
@@ -377,7 +383,7 @@ async def adispatch(message: Message, *, timeout: float | None = None) -> str:  
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, ended, result)
 
-    broker_connections.current.publisher.send(_free(message), done, timeout=timeout)
+    broker_connections.current.publisher.send(_without_order_key(message), done, timeout=timeout)
     result = await ended
     if not result.confirmed:
         raise result.error(message)
@@ -398,7 +404,7 @@ def _after_commit(message: Message, timeout: float | None) -> None:
         broker_connections.current.publisher.publish(message, timeout=timeout)
     except Exception as error:
         log.critical(
-            "Committed, but message %r was not published: %s",
+            "The transaction was committed, but message %r was not published: %s",
             message.properties.message_id,
             error,
             extra={"event": "unpublished", "message_id": message.properties.message_id},
@@ -411,22 +417,22 @@ def _all_after_commit(messages: Sequence[Message], window: int, timeout: float |
         broker_connections.current.publisher.publish_many(messages, window=window, timeout=timeout)
     except Exception as error:
         log.critical(
-            "Committed, but of %s messages some were not published: %s",
+            "The transaction was committed, but some of its %s messages were not published: %s",
             *(len(messages), error),
             extra={"event": "unpublished", "message_ids": [message.properties.message_id for message in messages]},
         )
         raise
 
 
-def _free(message: Message) -> Message:
+def _without_order_key(message: Message) -> Message:
     """Return a message that is sent without the outbox.
 
     Raise ConfigurationError if it has an ordering key, because it would overtake messages waiting in the outbox.
     """
     if message.order_key:
         raise ConfigurationError(
-            f"order_key={message.order_key!r} takes effect in an outbox only: publish inside transaction.atomic() of a "
-            "database that has one, from synchronous code, without immediate=True and without outbox=False."
+            f"order_key={message.order_key!r} takes effect in an outbox only. Publish inside transaction.atomic() of a "
+            "database with an outbox, from synchronous code, without immediate=True and without outbox=False."
         )
     return message
 
@@ -448,9 +454,9 @@ def call(
 
     The call is sent at once, also inside a transaction, because the caller waits.
     """
-    message = _question(data, destination, options, timeout)
+    message = _call_message(data, destination, options, timeout)
     answer = broker_connections.current.caller(exclusive=exclusive).call(message, timeout=timeout)
-    return _read(answer, destination.codec)
+    return _answer_of(answer, destination.codec)
 
 
 async def acall(
@@ -462,26 +468,26 @@ async def acall(
     options: Options = PLAIN,
 ) -> object:
     """Call like ``call``, without blocking the event loop."""
-    message = _question(data, destination, options, timeout)
+    message = _call_message(data, destination, options, timeout)
     caller = broker_connections.current.caller(exclusive=exclusive)
-    return _read(await asyncio.to_thread(caller.call, message, timeout=timeout), destination.codec)
+    return _answer_of(await asyncio.to_thread(caller.call, message, timeout=timeout), destination.codec)
 
 
-def _question(data: object, destination: Destination, options: Options, timeout: float) -> Message:
+def _call_message(data: object, destination: Destination, options: Options, timeout: float) -> Message:
     check_seconds("timeout=…", timeout)
     if options.correlation_id is not None:
-        raise ConfigurationError("call(…) makes its own correlation_id=…, by which it knows the answer: leave it out.")
+        raise ConfigurationError("call(…) sets correlation_id=… itself, to match the answer. Leave it out.")
     if options.order_key:
-        raise ConfigurationError("call(…) leaves at once, and so has no order_key=…: leave it out.")
+        raise ConfigurationError("call(…) is sent at once, so order_key=… has no effect. Leave it out.")
     known = replace(options, correlation_id=uuid.uuid4().hex)
     return message_of(data, options=known, destination=destination)
 
 
-def _read(answer: Delivery, codec: Codec) -> object:
+def _answer_of(answer: Delivery, codec: Codec) -> object:
     if answer.headers.get(ANSWER) != FAILED:
         return codec.decode(answer.body, answer.properties)
     # An error is always JSON, even if the handler has another codec.
     data = JSON.decode(answer.body, answer.properties)
     error = data.get("error") if isinstance(data, dict) else None
-    told = error if isinstance(error, dict) else {}
-    raise CallFailed(str(told.get("type", "an error")), str(told.get("message", "")))
+    facts = error if isinstance(error, dict) else {}
+    raise CallFailed(str(facts.get("type", "an error")), str(facts.get("message", "")))

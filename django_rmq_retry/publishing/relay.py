@@ -1,14 +1,20 @@
-"""The relay, which sends the outbox rows that the committing process did not send, in batches."""
+"""The relay sends the outbox rows that the committing process did not send, in batches, in a thread of its own."""
 
+import logging
+import queue
+import select
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import Error, OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
 from django_rmq_retry import server
@@ -17,8 +23,10 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.faults import Denied, Fault
-from django_rmq_retry.publishing.outbox import Posting, lease, touched
-from django_rmq_retry.publishing.outbox_rows import READ, Answer, Row, row_of
+from django_rmq_retry.publishing.outbox import Batch, lease, touched
+from django_rmq_retry.publishing.outbox_rows import CHANNEL, READ, Answer, Row, row_of
+
+log = logging.getLogger("django_rmq_retry")
 
 MOST = 500
 MOST_BYTES = 16 * 1024 * 1024
@@ -173,12 +181,12 @@ class Relay:
         self._ended = ended
         self._ended_at = 0.0
         self._away = False
-        self._under_way: set[int] = set()
+        self._in_flight: set[int] = set()
         self._confirmed: set[int] = set()
         """Ids of confirmed rows that are not deleted yet."""
         self._losses: Counter[int] = Counter()
         """The number of times a row that was sent alone had no result."""
-        self._suspects: list[int] = []
+        self._one_by_one: list[int] = []
         """Ids of rows, one of which made the broker close the channel. They are sent one by one."""
         self._denied = Denied()
 
@@ -202,10 +210,10 @@ class Relay:
         return turn
 
     def _wanted(self) -> Wanted:
-        asking = self._denied.next()
-        if asking is not None:
-            return Wanted(most=1, only=[asking], without=self._denied.exchanges)
-        only, self._suspects = self._suspects[:1], self._suspects[1:]
+        probe = self._denied.next()
+        if probe is not None:
+            return Wanted(most=1, only=[probe], without=self._denied.exchanges)
+        only, self._one_by_one = self._one_by_one[:1], self._one_by_one[1:]
         most = 1 if only or self._away else MOST
         return Wanted(most=most, only=only, without=self._denied.exchanges)
 
@@ -219,9 +227,9 @@ class Relay:
     def _sent(self, rows: Sequence[Row]) -> list[Answer]:
         timeout = settings().publish_timeout
         until = time.monotonic() + lease() - timeout
-        posting = Posting(rows, timeout=timeout, until=until, late=self._late)
-        posting.begin()
-        answers, self._under_way = posting.wait(lease() - GRACE, self._has_no_time)
+        batch = Batch(rows, timeout=timeout, until=until, late=self._late)
+        batch.begin()
+        answers, self._in_flight = batch.wait(lease() - GRACE, self._must_stop)
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
         return answers
 
@@ -229,7 +237,7 @@ class Relay:
         if answer.result.confirmed:
             self._confirmed.add(answer.row.id)
 
-    def _has_no_time(self) -> bool:
+    def _must_stop(self) -> bool:
         """True if the relay is stopping and GRACE seconds are over, or the broker is unreachable."""
         if not self._ended.is_set():
             return False
@@ -248,17 +256,17 @@ class Relay:
             if whose is Fault.BROKER:
                 away = away or why
             elif whose is Fault.SHARED:
-                self._suspects.append(answer.row.id)
+                self._one_by_one.append(answer.row.id)
             else:
                 seconds = faults.failed(answer.row, using=self._using, why=why, whose=whose)
                 settled.add(answer.row.id)
-                if whose is Fault.RIGHT:
+                if whose is Fault.PERMISSION:
                     self._denied.note(answer.row.message.exchange, answer.row.id, seconds=seconds)
             failed += whose is not Fault.BROKER
         if not skips_locked(self._using):
             self._give_back(rows, settled)
         self._note(sent=bool(sent), away=away)
-        return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "nothing was answered")
+        return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
 
     def _fault(self, answer: Answer, *, alone: bool) -> Fault:
         """Return the fault of a result.
@@ -276,9 +284,10 @@ class Relay:
 
     def _give_back(self, rows: Sequence[Row], settled: set[int]) -> None:
         """End the lease of rows that were not sent, or that failed by no fault of their own."""
-        free = [row for row in rows if row.id not in settled | self._under_way]
+        free = [row for row in rows if row.id not in settled | self._in_flight]
         if free:
-            outbox_rows.release(free, using=self._using)
+            # Without a wake-up: this relay would wake itself, and never pause while the broker refuses everything.
+            outbox_rows.release(free, using=self._using, wake=False)
 
     def _note(self, *, sent: bool, away: str) -> None:
         if sent:
@@ -299,7 +308,7 @@ def send_left() -> int:
 
 
 def _sent(using: str) -> int:
-    if connections[using].needs_rollback or not outbox_rows.allowed(using) or not outbox_rows.made(using):
+    if connections[using].needs_rollback or not outbox_rows.allowed(using) or not outbox_rows.table_exists(using):
         return 0
     # Other rows are still leased to their writers: inside a TestCase their transaction has not committed.
     left = Q(attempts__gt=0) | Q(due_at__lte=server.now(using))
@@ -311,3 +320,228 @@ def _sent(using: str) -> int:
     while (turn := relay.turn()).sent:
         sent += turn.sent
     return sent
+
+
+class WakeUps:
+    """Waits for wake-up signals from this process and from PostgreSQL.
+
+    One thread uses it; any thread may call ``wake``.
+    """
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._far.setblocking(False)  # noqa: FBT003 - Python's own signature
+        self._listening: dict[str, BaseDatabaseWrapper] = {}
+
+    def wake(self) -> None:
+        with suppress(OSError):
+            self._far.send(b"!")
+
+    def listens(self, using: str) -> bool:
+        """True if notifications of this database are received; opens a separate connection for them if needed."""
+        if connections[using].vendor != "postgresql":
+            return False
+        if using not in self._listening:
+            try:
+                self._listening[using] = _listening(using)
+            except Exception as error:  # noqa: BLE001 - on any driver error the relay polls more often instead
+                log.debug("The relay cannot receive notifications of database %r: %s", using, error)
+        return using in self._listening
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a signal arrives or the time is over."""
+        databases: dict[Any, str] = {one.connection: using for using, one in self._listening.items()}
+        try:
+            readable, _, _ = select.select([self._near, *databases], [], [], max(0.0, seconds))
+        except (OSError, ValueError):
+            # One of the connections was closed.
+            self.stop_listening()
+            return
+        for one in readable:
+            if one is self._near:
+                _drain(self._near)
+            else:
+                self._read_notifications(databases[one])
+
+    def stop_listening(self) -> None:
+        """Close the listening connections. `listens` opens them again."""
+        for using in list(self._listening):
+            self._drop(using)
+
+    def close(self) -> None:
+        self.stop_listening()
+        self._near.close()
+        self._far.close()
+
+    def _read_notifications(self, using: str) -> None:
+        raw: Any = self._listening[using].connection
+        try:
+            if hasattr(raw, "pgconn"):
+                raw.pgconn.consume_input()
+                while raw.pgconn.notifies():
+                    pass
+            else:
+                raw.poll()
+                raw.notifies.clear()
+        except Exception:  # noqa: BLE001 - the connection was lost
+            self._drop(using)
+
+    def _drop(self, using: str) -> None:
+        with suppress(Exception):
+            self._listening.pop(using).close()
+
+
+def _listening(using: str) -> BaseDatabaseWrapper:
+    connection = connections[using].copy()
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {CHANNEL}")
+    return connection
+
+
+def _drain(near: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while near.recv(4096):
+            pass
+
+
+POLL = 1.0
+"""Seconds between polls of a database without notifications."""
+LISTENING_POLL = 3.0
+SOONEST = 0.05
+AGAIN = 1.0
+"""Seconds after which an unreachable broker or database is tried again."""
+PATIENCE = 30.0
+"""Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
+
+ContextFactory = Callable[[], AbstractContextManager[object]]
+Report = Callable[[bool], None]
+
+
+class RelayThread:
+    """The thread with the relays of all databases that have an outbox.
+
+    An unreachable database stops its own relay only.
+    """
+
+    def __init__(self, *, around: ContextFactory = nullcontext, burst: bool = False) -> None:
+        self._around = around
+        self._burst = burst
+        self._ended = threading.Event()
+        self.over = threading.Event()
+        """Set when the thread has ended, after `stop` or by itself."""
+        self.away = ""
+        """The reason why not all rows were sent; read after a burst."""
+        self._wake_ups = WakeUps()
+        self._thread = threading.Thread(target=self._run, name="rmq-relay", daemon=True)
+        self._relays: dict[str, Relay] = {}
+        self._failing: set[str] = set()
+        self.sent = 0
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reported = self._seen = 0
+        """The values of `sent` when `empty` last reported a result, and when it was last called."""
+        self._since = 0.0
+        """The time since which a caller of `empty` has had no result, and no message was sent."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake_ups.wake()
+
+    def empty(self, report: Report) -> None:
+        """Call the given function after the next round, with True if no message was sent since the last report.
+
+        It is called with True at once if the thread has ended, or after PATIENCE seconds without progress, because a
+        database that does not respond would block the round.
+        """
+        now = time.monotonic()
+        if not self._since or self._seen != self.sent:
+            self._since, self._seen = now, self.sent
+        if self.over.is_set() or now - self._since > PATIENCE:
+            report(True)  # noqa: FBT003 - the answer
+            return
+        self._reports.put(report)
+        self.wake()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End after the current batch. True if the thread has ended within `timeout` seconds."""
+        self._ended.set()
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        outbox_rows.wakers.add(self.wake)
+        try:
+            while not self._ended.is_set():
+                reports = [self._reports.get() for _ in range(self._reports.qsize())]
+                wait = self._round()
+                self._report(reports)
+                if self._burst:
+                    break
+                self._wake_ups.wait(wait)
+        finally:
+            outbox_rows.wakers.discard(self.wake)
+            self._wake_ups.close()
+            connections.close_all()
+            self.over.set()
+
+    def _report(self, reports: list[Report]) -> None:
+        if not reports:
+            return
+        quiet, self._reported, self._since = self.sent == self._reported, self.sent, 0.0
+        for report in reports:
+            report(quiet)
+
+    def _round(self) -> float:
+        """Serve each database, and return the seconds until the next round."""
+        waits = [LISTENING_POLL]
+        for using in outbox_rows.served():
+            if self._ended.is_set():
+                return 0.0
+            try:
+                with self._around():
+                    waits.append(self._serve(using))
+                self._failing.discard(using)
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error
+                self.away = self.away or str(error)
+                self._log_failure(using, error)
+                waits.append(AGAIN)
+        return min(waits)
+
+    def _serve(self, using: str) -> float:
+        if not outbox_rows.table_exists(using):
+            return LISTENING_POLL
+        # Start listening before reading the table, so that no notification in between is lost.
+        poll = LISTENING_POLL if self._wake_ups.listens(using) else POLL
+        away = self._send_all(using).away
+        if away:
+            self.away = self.away or away
+            return AGAIN
+        due = next_due(using)
+        return poll if due is None else max(SOONEST, min(poll, due))
+
+    def _send_all(self, using: str) -> Turn:
+        relay = self._relays.setdefault(using, Relay(using, ended=self._ended))
+        while True:
+            turn = relay.turn()
+            self.sent += turn.sent
+            if turn.sent:
+                log.info(
+                    "The relay sent %s messages from the outbox of %r", turn.sent, using, extra={"event": "relayed"}
+                )
+            if turn.nothing or turn.away or self._ended.is_set():
+                relay.forget()
+                return turn
+
+    def _log_failure(self, using: str, error: Exception) -> None:
+        """Log an error of a database once, until it is served again: an outage repeats the same error."""
+        connection = connections[using]
+        if not connection.in_atomic_block:
+            connection.close()
+        if using not in self._failing:
+            said = "The relay cannot serve the outbox of %r and tries again every %g s: %s"
+            log.warning(said, using, AGAIN, " ".join(str(error).split()), extra={"event": "relay"})
+        self._failing.add(using)

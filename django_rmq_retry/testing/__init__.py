@@ -3,9 +3,19 @@
 With pytest request the fixture ``rmq``; elsewhere write ``with RmqTest() as rmq`` or inherit from ``RmqTestMixin``.
 """
 
-from django_rmq_retry.testing.driver import NeverQuiet
-from django_rmq_retry.testing.kit import RmqTest, RmqTestMixin
-from django_rmq_retry.testing.views import Parked, Tried, assert_topology, message_of
-from django_rmq_retry.testing.virtual import Fault
+from django_rmq_retry.handlers.registry import isolated as isolated_handlers
+from django_rmq_retry.testing.driver import Tried
+from django_rmq_retry.testing.kit import Parked, RmqTest, RmqTestMixin, assert_topology, message_of
+from django_rmq_retry.testing.place import Fault, NeverQuiet
 
-__all__ = ["Fault", "NeverQuiet", "Parked", "RmqTest", "RmqTestMixin", "Tried", "assert_topology", "message_of"]
+__all__ = [
+    "Fault",
+    "NeverQuiet",
+    "Parked",
+    "RmqTest",
+    "RmqTestMixin",
+    "Tried",
+    "assert_topology",
+    "isolated_handlers",
+    "message_of",
+]

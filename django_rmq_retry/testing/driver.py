@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
@@ -10,24 +10,24 @@ from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import import_string
 
 from django_rmq_retry.amqp.contracts import Line, Publisher
-from django_rmq_retry.breakers.gate import Board
+from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.consumer.consumer import asked, lanes_of, lines_of
+from django_rmq_retry.consumer.consumer import consumed_lines, consumed_queues, returned_as_copies
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.handlers.attempt import OnceState, Surroundings
-from django_rmq_retry.handlers.subscription import Intake, Subscription
-from django_rmq_retry.messages.message import Delivery, Tell
-from django_rmq_retry.testing.views import Key, Tried
-from django_rmq_retry.testing.virtual import Fault, Faults, Hands, Place
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.handlers.attempt import FinishedAttempt, OnceState, Surroundings, message_id
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.messages.message import Delivery, Instruction
+from django_rmq_retry.policies.verdict import Kind, Verdict
+from django_rmq_retry.testing.place import Fault, Faults, Hands, NeverQuiet, Place
+from django_rmq_retry.topology.declarations import Server
 
 
-class Valves:
+class QueuePauses:
     """The pauses of a test's queues. Like rows in the project's database they survive a crash."""
 
-    def __init__(self, intakes: Sequence[Intake]) -> None:
-        self._lanes = {intake.queue.name: lanes_of(intake) for intake in intakes}
-        self._gated = asked(intakes)
+    def __init__(self, work_queues: Sequence[WorkQueue]) -> None:
+        self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
+        self._gated = returned_as_copies(work_queues)
         self._prefetch: dict[str, int | None] = {}
         self._source: Hands | None = None
         self._ready: deque[Delivery] = deque()
@@ -36,42 +36,42 @@ class Valves:
     def attach(self, source: Hands, ready: deque[Delivery], sequencer: Sequencer) -> None:
         """Use this connection; ``ready`` and ``sequencer`` hold its deliveries that have not started."""
         self._source, self._ready, self._sequencer = source, ready, sequencer
-        for lane, prefetch in self._prefetch.items():
-            _pass_on(source, lane, prefetch)
+        for name, prefetch in self._prefetch.items():
+            _apply_prefetch(source, name, prefetch)
 
-    def shut(self, queue: str) -> None:
-        lanes = self._lanes.get(queue, ())
-        self._turn(lanes, 0)
+    def pause(self, queue: str) -> None:
+        names = self._consumed.get(queue, ())
+        self._set_prefetch(names, 0)
         if queue in self._gated:
             return
-        back = [one for one in self._ready if one.queue in lanes]
+        back = [one for one in self._ready if one.queue in names]
         for one in back:
             self._ready.remove(one)
-        self._sequencer.give_up(lanes)
+        self._sequencer.give_up(names)
         if self._source is not None:
             self._source.give_back(back)
 
-    def open(self, queue: str) -> None:
-        self._turn(self._lanes.get(queue, ()), None)
+    def resume(self, queue: str) -> None:
+        self._set_prefetch(self._consumed.get(queue, ()), None)
 
-    def try_one(self, queue: str) -> None:
-        self._turn((queue,), 1)
+    def probe(self, queue: str) -> None:
+        self._set_prefetch((queue,), 1)
 
     def able(self) -> bool:
         return True
 
-    def _turn(self, lanes: Sequence[str], prefetch: int | None) -> None:
-        for lane in lanes:
-            self._prefetch[lane] = prefetch
+    def _set_prefetch(self, names: Sequence[str], prefetch: int | None) -> None:
+        for name in names:
+            self._prefetch[name] = prefetch
             if self._source is not None:
-                _pass_on(self._source, lane, prefetch)
+                _apply_prefetch(self._source, name, prefetch)
 
 
-def _pass_on(source: Hands, lane: str, prefetch: int | None) -> None:
+def _apply_prefetch(source: Hands, name: str, prefetch: int | None) -> None:
     if prefetch == 0:
-        source.pause(lane)
+        source.pause(name)
     else:
-        source.resume(lane, prefetch=prefetch)
+        source.resume(name, prefetch=prefetch)
 
 
 MOST_DELIVERIES = 100_000
@@ -79,8 +79,56 @@ MOST_TURNS = 1_000_000
 MOST_AT_ONCE = 1000
 
 
-class NeverQuiet(AssertionError):
-    """A run without an end."""
+Key = tuple[str, str | bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One attempt at its end."""
+
+    handler: str
+    """Empty if no handler took the message."""
+    number: int
+    at: float
+    """Seconds on the virtual clock since the start of the test."""
+    verdict: Verdict
+    error: BaseException | None
+    message: Delivery
+
+
+class Recorder:
+    """An observer of attempts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failed: dict[Key, float] = {}
+        self.attempts: list[Tried] = []
+        self.waits: list[float] = []
+        self.unfinished: Callable[[Key, Tried], None] = lambda _key, _tried: None
+        """Called after each attempt that another one follows."""
+
+    def __call__(self, attempt: FinishedAttempt) -> None:
+        delivery, now = attempt.delivery, self._clock()
+        tried = Tried(
+            handler=attempt.subscription.name if attempt.subscription else "",
+            number=delivery.attempt,
+            at=now,
+            verdict=attempt.verdict,
+            error=attempt.error,
+            message=delivery,
+        )
+        key = (delivery.queue, message_id(attempt) or delivery.body)
+        if not attempt.verdict.counted:
+            if attempt.error is not None:
+                self.unfinished(key, tried)
+            return
+        self.attempts.append(tried)
+        failed = self._failed.pop(key, None)
+        if failed is not None:
+            self.waits.append(round(now - failed, 3))
+        if attempt.verdict.kind in {Kind.RETRY, Kind.HALT}:
+            self._failed[key] = now
+            self.unfinished(key, tried)
 
 
 class Driver:
@@ -95,8 +143,8 @@ class Driver:
         self._lines: tuple[Line, ...] = ()
         self._made: Callable[[], Attempts | None] = lambda: None
         self._attempts: Attempts | None = None
-        self._board: Board | None = None
-        self._valves = Valves(())
+        self._breaker_gate: BreakerGate | None = None
+        self._pauses = QueuePauses(())
         self._keyed: frozenset[str] = frozenset()
         self._sequencer = Sequencer(lambda _delivery: None)
         self._following: Delivery | None = None
@@ -104,17 +152,20 @@ class Driver:
         self._escaped: BaseException | None = None
         self._patience = Patience(0)
 
-    def employ(self, intakes: Sequence[Intake], surroundings: Surroundings, board: Board, *, prefetch: int) -> None:
-        """Consume these queues, as far as the board does not pause them."""
-        self._valves = Valves(intakes)
-        self._board, board.hands = board, self._valves
+    def employ(
+        self, work_queues: Sequence[WorkQueue], surroundings: Surroundings, gate: BreakerGate, *, prefetch: int
+    ) -> None:
+        """Consume these queues, as far as the gate does not pause them."""
+        self._pauses = QueuePauses(work_queues)
+        self._breaker_gate, gate.control = gate, self._pauses
         faulty = [
-            replace(intake, subscriptions=tuple(map(self._with_faults, intake.subscriptions))) for intake in intakes
+            replace(work_queue, subscriptions=tuple(map(self._with_faults, work_queue.subscriptions)))
+            for work_queue in work_queues
         ]
         self._made = lambda: Attempts(faulty, surroundings)
         self._attempts = self._made()
-        self._lines = tuple(line for intake in intakes for line in lines_of(intake, prefetch))
-        self._keyed = frozenset(intake.queue.name for intake in intakes if intake.keyed)
+        self._lines = tuple(line for work_queue in work_queues for line in consumed_lines(work_queue, prefetch))
+        self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
         if self._source is not None:
             self._restart()
 
@@ -157,17 +208,17 @@ class Driver:
             self._place.advance(due)
 
     def _switch(self) -> bool:
-        """Let the board change pauses that are due; return True if it did."""
-        due = None if self._board is None else self._board.next_due()
-        if self._board is None or due is None or due > self._place.now:
+        """Let the gate change pauses that are due; return True if it did."""
+        due = None if self._breaker_gate is None else self._breaker_gate.next_due()
+        if self._breaker_gate is None or due is None or due > self._place.now:
             return False
-        self._board.turn()
+        self._breaker_gate.turn()
         return True
 
     def _next(self, until: float | None) -> float | None:
         """Return the time of the next step; None if there is none."""
         due = self._place.next_due()
-        switched = None if self._board is None else self._board.next_due()
+        switched = None if self._breaker_gate is None else self._breaker_gate.next_due()
         if switched is not None:
             due = switched if due is None else min(due, switched)
         if until is None or (due is not None and due <= until):
@@ -198,7 +249,7 @@ class Driver:
         if self._attempts is not None:
             self._sequencer = Sequencer(self._attempts.key)
         self._source = self._place.hands(self._publisher)
-        self._valves.attach(self._source, self._ready, self._sequencer)
+        self._pauses.attach(self._source, self._ready, self._sequencer)
         self._source.start(self._lines, self)
 
     def _work_one(self) -> bool:
@@ -216,7 +267,7 @@ class Driver:
         outer = self._take_fault()
         settlement = attempts.settlement(delivery)
         fault, self._fault = self._take_fault(), outer
-        stays = settlement.tell is Tell.AGAIN
+        stays = settlement.instruction is Instruction.KEEP
         self._following = self._sequencer.keep(delivery) if stays else self._sequencer.done(delivery)
         if fault is Fault.CRASH:
             self._restart()

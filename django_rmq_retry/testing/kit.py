@@ -1,12 +1,16 @@
 """The test kit: a broker, the project's handlers and a virtual clock for one test."""
 
+import json
 import logging
+import os
 import random
 import time
 import unittest
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from django.db import connections
@@ -14,23 +18,172 @@ from django.utils.module_loading import import_string
 
 from django_rmq_retry.amqp.contracts import Caller, Outcome
 from django_rmq_retry.amqp.frames import check_writable
-from django_rmq_retry.breakers.gate import Board
+from django_rmq_retry.breakers.gate import BreakerGate
 from django_rmq_retry.breakers.rates import Pace
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.events import Announcer, Events
 from django_rmq_retry.embedded.engine.behaviour import behaviour
-from django_rmq_retry.errors import BrokerUnfit
+from django_rmq_retry.errors import BrokerUnfit, RmqRetryError, UndecodableHeaders
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.attempt import Gate, Surroundings
 from django_rmq_retry.handlers.handler import Handler
-from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.handlers.subscription import Subscription, WorkQueue
+from django_rmq_retry.messages.codecs import JSON, Codec
+from django_rmq_retry.messages.history import PREFIX, Stamp, deaths, reason_of
 from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.stamp import Stamp
+from django_rmq_retry.messages.properties import Headers, encode_properties
+from django_rmq_retry.messages.tracebacks import ErrorNote
 from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.testing.driver import Driver, Inbox
-from django_rmq_retry.testing.live import Live
-from django_rmq_retry.testing.views import Parked, Recorder, Tried, arriving, decoded, parked, taken
-from django_rmq_retry.testing.virtual import PUBLISH, Fault, Faults, Place, Trouble, Virtual
+from django_rmq_retry.publishing.publish import message_of as published
+from django_rmq_retry.publishing.publish import options_of
+from django_rmq_retry.testing.brokers import Live, Virtual
+from django_rmq_retry.testing.driver import Driver, Inbox, Recorder, Tried
+from django_rmq_retry.testing.place import PUBLISH, Fault, Faults, Place, Trouble
+from django_rmq_retry.topology.drawings import definitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """A message in a parked queue."""
+
+    reason: str
+    """For operators: ``Gave up after 5 attempts: BankDown: timeout``."""
+    code: str
+    """For programs: ``retries_exhausted``."""
+    error: ErrorNote | None
+    """``kind`` is the class's name, ``text`` the message."""
+    attempts: int
+    handler: str
+    """Empty if no handler took the message."""
+    queue: str
+    """The work queue where the message first arrived."""
+    message: Delivery
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+    @property
+    def data(self) -> Any:
+        """The decoded body; None if it cannot be decoded."""
+        return self.message.data
+
+    @property
+    def headers(self) -> Headers:
+        return self.message.headers
+
+
+def parked(delivery: Delivery, codec: Codec) -> Parked:
+    """Read a message that the consumer or the broker parked."""
+    headers = delivery.headers
+    stamp = Stamp.read(headers)
+    died = deaths(headers)
+    code = _text(headers, "reason") or str(reason_of(headers) or "")
+    kind = _text(headers, "error")
+    return Parked(
+        reason=_text(headers, "detail") or f"The broker removed it: {code}",
+        code=code,
+        error=ErrorNote(kind=kind, text=_text(headers, "message")) if kind else None,
+        attempts=stamp.attempts,
+        handler=_text(headers, "handler"),
+        queue=stamp.queue or (died[-1].queue if died else ""),
+        message=replace(delivery, data=decoded(delivery, codec)),
+    )
+
+
+def decoded(delivery: Delivery, codec: Codec = JSON) -> Any:
+    with suppress(RmqRetryError):
+        return codec.decode(delivery.body, delivery.properties)
+    return None
+
+
+def arriving(message: Message, queue: str) -> Delivery:
+    """Return a message as the delivery that a handler of that queue gets."""
+    stamp = Stamp.read(message.headers)
+    delayed = bool(stamp.queue)
+    return Delivery(
+        queue=queue,
+        body=message.body,
+        raw=encode_properties(message.properties),
+        exchange=stamp.exchange if delayed else message.exchange,
+        routing_key=stamp.routing_key if delayed else message.routing_key,
+    )
+
+
+def taken(delivery: Delivery, work_queue: WorkQueue, subscription: Subscription) -> bool:
+    """True if this handler of the queue takes the message."""
+    try:
+        chosen = work_queue.choose(delivery)
+    except UndecodableHeaders:
+        return False
+    return chosen is not None and chosen.name == subscription.name
+
+
+def _text(headers: Headers, name: str) -> str:
+    return str(headers.get(PREFIX + name, ""))
+
+
+def message_of(
+    data: object,
+    *,
+    handler: Handler[Any] | None = None,
+    attempt: int = 1,
+    redelivered: bool = False,
+    exchange: str = "",
+    routing_key: str = "",
+    **options: Any,
+) -> Delivery:
+    """Return a handler's argument: ``charge(message_of({"payment": 7}, attempt=3))``.
+
+    The data passes through the codec, so that a handler gets its real types: ``Decimal`` for 0.5, no tuples.
+    ``handler`` supplies the codec, queue and key. The options are those of ``publish``.
+    """
+    subscription = None if handler is None else handler.subscription
+    codec = JSON if subscription is None else subscription.codec
+    message = published(
+        data,
+        exchange=exchange,
+        routing_key=routing_key,
+        codec=codec,
+        options=options_of(options),
+        destination=None if handler is None else handler.destination,
+    )
+    return Delivery(
+        queue="" if subscription is None else subscription.queue.name,
+        body=message.body,
+        raw=encode_properties(message.properties),
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        redelivered=redelivered,
+        attempt=attempt,
+        data=codec.decode(message.body, message.properties),
+    )
+
+
+UPDATE = "RMQ_UPDATE_SNAPSHOTS"
+
+
+def assert_topology(snapshot: str | os.PathLike[str]) -> None:
+    """Fail unless every exchange, queue and binding of the project equals the snapshot.
+
+    ``RMQ_UPDATE_SNAPSHOTS=1`` in the environment writes the file, in the format of
+    ``rabbitmqctl import_definitions``.
+    """
+    registry.autodiscover()
+    path = Path(snapshot)
+    now = json.dumps(definitions(registry.topology()), indent=2, sort_keys=True) + "\n"
+    if os.environ.get(UPDATE, "0") not in {"", "0"}:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(now)
+        return
+    fix = f"To accept it, run this test once with {UPDATE}=1 and commit the file."
+    if not path.exists():
+        raise AssertionError(f"There is no snapshot of the topology at {path}. {fix}")
+    stored = path.read_text()
+    if json.loads(stored) != json.loads(now):
+        difference = unified_diff(stored.splitlines(), now.splitlines(), str(path), "the project now", lineterm="", n=2)
+        raise AssertionError("\n".join([f"The topology differs from {path}. {fix}", *difference]))
+
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -69,9 +222,9 @@ ORDER = "django_rmq_retry.ordering.gate.Order"
 """A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
-def orders(intakes: Sequence[Intake]) -> Sequence[Gate]:
+def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     """Return the gate of handlers with ``order_by``; none without such handlers."""
-    if not any(intake.keyed for intake in intakes):
+    if not any(work_queue.keyed for work_queue in work_queues):
         return ()
     made: Callable[[], Gate] = import_string(ORDER)
     return (made(),)
@@ -112,7 +265,7 @@ class RmqTest:
         self._driver = Driver(self._place, self._place.publisher(self._end_of, _forget), self._faults)
         self._recorder.unfinished = self._driver.unfinished
         self._known: Mapping[str, registry.Registration] = {}
-        self._intakes: Mapping[str, Intake] = {}
+        self._work_queues: Mapping[str, WorkQueue] = {}
         self._callers: dict[bool, Caller] = {}
         self._open = ExitStack()
 
@@ -141,7 +294,9 @@ class RmqTest:
         A message with ``limit`` attempts and no end is an error, unless its policy allows more.
         """
         self._look()
-        own = [one.policy.attempts or 0 for intake in self._intakes.values() for one in intake.subscriptions]
+        own = [
+            one.policy.attempts or 0 for work_queue in self._work_queues.values() for one in work_queue.subscriptions
+        ]
         before = len(self._recorder.attempts)
         send_left()
         self._driver.run(limit=max([limit, *(attempts + 1 for attempts in own)]))
@@ -165,7 +320,7 @@ class RmqTest:
         subscription = registry.subscription(_name(handler))
         name = subscription.queue.name
         arrivals = [arriving(message, name) for message, queues in found if name in queues]
-        fitting = [one for one in arrivals if taken(one, self._intakes[name], subscription)]
+        fitting = [one for one in arrivals if taken(one, self._work_queues[name], subscription)]
         return [replace(one, data=decoded(one, subscription.codec)) for one in fitting]
 
     def parked(self, handler: Named) -> Parked:
@@ -223,17 +378,17 @@ class RmqTest:
         if known == self._known:
             return
         self._known = known
-        intakes = registry.intakes()
-        self._intakes = {intake.queue.name: intake for intake in intakes}
+        work_queues = registry.work_queues()
+        self._work_queues = {work_queue.queue.name: work_queue for work_queue in work_queues}
         for subscription in registry.subscriptions():
             refusal = subscription.policy.via.version_refusal(self._place.server)
             if refusal:
                 raise BrokerUnfit(f"Handler {subscription.name}: {refusal} Use RmqTest(version='4.3').")
         self._place.declare(registry.topology())
         clock = lambda: self._place.now  # noqa: E731 - called at every attempt
-        board = Board(intakes, None, now=clock, chance=self._chance)
-        gates: Sequence[Gate] = (board, Pace(intakes, None, now=clock), *orders(intakes))
-        self._driver.employ(intakes, self._surroundings(gates), board, prefetch=settings().prefetch)
+        breaker_gate = BreakerGate(work_queues, None, now=clock, chance=self._chance)
+        gates: Sequence[Gate] = (breaker_gate, Pace(work_queues, None, now=clock), *orders(work_queues))
+        self._driver.employ(work_queues, self._surroundings(gates), breaker_gate, prefetch=settings().prefetch)
 
     def _surroundings(self, gates: Sequence[Gate]) -> Surroundings:
         clock = lambda: self._place.now  # noqa: E731 - called at every attempt

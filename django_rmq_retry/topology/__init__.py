@@ -1,1 +1,24 @@
-"""Queues, exchanges and bindings: defined, declared, compared and drawn. Pure."""
+"""Queues, exchanges and bindings: defined, declared, compared and drawn. Pure.
+
+`Queue`, `Exchange` and `Broadcast` are imported from `django_rmq_retry`.
+"""
+
+from django_rmq_retry.topology.declarations import (
+    Binding,
+    BindingDeclaration,
+    ExchangeDeclaration,
+    QueueDeclaration,
+    Role,
+    Server,
+    Topology,
+)
+
+__all__ = [
+    "Binding",
+    "BindingDeclaration",
+    "ExchangeDeclaration",
+    "QueueDeclaration",
+    "Role",
+    "Server",
+    "Topology",
+]

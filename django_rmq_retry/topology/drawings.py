@@ -52,7 +52,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Nodes and edges of a topology and of the copies of consumers: ``Shape.of(topology, copies_of(intakes))``."""
+    """Nodes and edges of a topology and of the copies of consumers: ``Shape.of(topology, copies_of(work_queues))``."""
 
     nodes: Mapping[tuple[bool, str], Node] = field(default_factory=dict)
     edges: Sequence[Edge] = ()

@@ -6,13 +6,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_rmq_retry import handler
+from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.amqp.contracts import CONFIRMED, Done
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.amqp import CONFIRMED, Done
+from django_rmq_retry.testing import isolated_handlers
 from tests.admin import made
+from tests.tooling.brokers import replaced_by
 
 QUEUE = "payments.main"
 
@@ -45,7 +44,7 @@ def sent() -> Iterator[list[Message]]:
     """What was published."""
     kept = Kept()
     broker_look.forget()
-    with registry.isolated(), broker_connections.replaced(kept, lambda _exclusive: kept):
+    with isolated_handlers(), replaced_by(kept):
 
         @handler(QUEUE)
         def transfer(message: Delivery) -> None:

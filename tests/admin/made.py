@@ -9,9 +9,9 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import Attempt, BlockedKey, BusinessKey, ErrorGroup, OutboxMessage, ParkedMessage, State
+from django_rmq_retry.parked.selection import Selection
 
 _numbers = itertools.count(1)
 BODY = b'{"amount": 100.00, "reference": 12345678901234567890, "iban": "DE89370400440532013000"}'
@@ -148,3 +148,8 @@ def _count(owner: ErrorGroup, state: str) -> None:
     setattr(owner, column, getattr(owner, column) + 1)
     owner.arrived += 1
     owner.save()
+
+
+def selected(*messages: ParkedMessage) -> str:
+    """The token that a page gets for these messages."""
+    return Selection.of_ids([one.pk for one in messages]).token()

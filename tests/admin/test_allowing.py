@@ -10,14 +10,12 @@ from django.test import Client
 from django.urls import reverse
 
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
+from tests.operating.made import requeue_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ANN = Actor(name="ann", source="cli")
 
 
 def world() -> dict[str, Any]:
@@ -25,8 +23,8 @@ def world() -> dict[str, Any]:
     cause = made.group()
     parked, gone = made.message(cause), made.message(cause, state=State.DISCARDED)
     held = made.message(cause, state=State.ON_HOLD)
-    run = start(Selection.of_ids([made.message(cause).pk]), ANN)
-    token = Selection.of_ids([parked.pk]).token()
+    run = requeue_run([made.message(cause).pk])
+    token = made.selected(parked)
     many = [made.message(cause).pk for _ in range(26)]
     return {
         "message": parked.pk,
@@ -207,7 +205,7 @@ def test_the_projects_own_rule_is_asked_for_each_message(settings: Any) -> None:
     client = client_of(made.person("clerk", "view_parkedmessage", "discard", "requeue"))
     listed = client.get(reverse("admin:rmq_retry_parkedmessage_changelist")).content.decode()
     page = client.get(reverse("admin:rmq_retry_parkedmessage_change", args=[south.pk]))
-    token = Selection.of_ids([north.pk, south.pk]).token()
+    token = made.selected(north, south)
     acted = client.post(reverse("admin:rmq_retry_parkedmessage_discard"), {"sel": token, "category": "test"})
     started = client.post(reverse("admin:rmq_retry_requeuerun_preview"), {"sel": token, "start": "now"})
 

@@ -8,11 +8,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_rmq_retry import Message
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.messages.message import Message
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked.audit import note, verify
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, log_action, verify
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -38,10 +37,10 @@ def test_a_message_is_discarded_for_a_reason_and_restored_by_a_button(page: Clie
     gone = again(one)
     restored = press(page, done, "Restore")
 
-    assert "1 business key is concerned." in Page(ask).text
-    assert (silent.status_code, "is no category of discard" in Page(silent).text) == (422, True)
+    assert "1 business key is affected." in Page(ask).text
+    assert (silent.status_code, "is not a discard category" in Page(silent).text) == (422, True)
     assert (gone.state, gone.resolution) == (State.DISCARDED, "duplicate: of PAY-0")
-    assert "1 message discarded (reason: Duplicate). Restore until" in Page(done).text
+    assert "1 message was discarded (reason: Duplicate). It can be restored until" in Page(done).text
     assert again(one).state == State.PARKED
     assert "The message is parked again." in Page(restored).text
     assert [act.action for act in OperatorAction.objects.order_by("number")] == ["discard", "restore"]
@@ -53,7 +52,7 @@ def test_what_was_typed_is_still_there_when_something_is_missing(page: Client) -
     wrong = press(page, ask, "Discard 1 message", category="other", text="")
     _form, values = Page(wrong).form_with("Discard 1 message")
 
-    assert "Say in words why" in Page(wrong).text
+    assert "Enter an explanation" in Page(wrong).text
     assert values["category"] == "other"
 
 
@@ -94,8 +93,8 @@ def test_nothing_is_done_to_a_message_that_is_not_open(page: Client) -> None:
     done = press(page, token, "Discard 1 message", category="test")
 
     assert again(one).state == State.PROCESSED
-    assert "0 messages discarded" in Page(done).text
-    assert "1 was left as it is" in Page(done).text
+    assert "0 messages were discarded" in Page(done).text
+    assert "1 was not changed" in Page(done).text
 
 
 def edited(settings: Any) -> None:
@@ -106,7 +105,7 @@ def test_editing_is_off_unless_the_project_allows_it(page: Client) -> None:
     response = page.get(f"{MESSAGES}{made.message().pk}/edit/")
 
     assert response.status_code == 409
-    assert "are not to be edited in this project" in Page(response).text
+    assert "This project does not allow messages of the type" in Page(response).text
 
 
 def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, settings: Any) -> None:
@@ -122,7 +121,7 @@ def test_an_edit_is_reviewed_stored_as_a_version_and_previewed(page: Client, set
     assert values["text"] == '\n{"amount": 100.00}'
     assert '- {"amount": 100.00}' in Page(review).text
     assert '+ {"amount": 1.10}' in Page(review).text
-    assert "Say why the message is edited." in Page(silent).text
+    assert "Enter the reason for the edit." in Page(silent).text
     assert (bytes(version.body), version.by, version.number) == (b'\n{"amount": 1.10}', "lead", 2)
     assert bytes(again(one).body) == b'\n{"amount": 100.00}'
     assert "1 is sent as it was edited" in Page(preview).text
@@ -151,7 +150,7 @@ def test_an_edited_message_is_sent_from_its_review(page: Client, settings: Any, 
     press(page, run_page, "Continue here")
 
     assert "payments.main: 1 message goes there" in Page(review).text
-    assert ("Say why the message is edited." in Page(silent).text, before) == (True, [])
+    assert ("Enter the reason for the edit." in Page(silent).text, before) == (True, [])
     assert run_page.redirect_chain[-1][0] == f"/admin/rmq_retry/requeuerun/{run.pk}/change/"
     assert (run.reason, run.max_depth, run.stop_at) == ("customer's wish", 1000, 20.0)
     assert [message.body for message in sent] == [b'{"amount": 1.10}']
@@ -183,7 +182,7 @@ def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
 
     assert "The broker does not answer." in Page(review).text
     assert "Requeue the edited message" not in Page(review).text
-    assert "Plan: start when the broker is back" in Page(stored).text
+    assert "Start when the broker is back" in Page(stored).text
     assert RequeueRun.objects.count() == 0
 
 
@@ -224,7 +223,7 @@ def test_the_second_editor_is_told_who_was_first(page: Client, settings: Any) ->
 def test_a_note_is_stored_and_shown_with_its_author(page: Client) -> None:
     cause = made.group()
     form = page.get(f"/admin/rmq_retry/errorgroup/{cause.pk}/note/")
-    done = press(page, form, "Store the note", note="bank is down", ticket="INC-5", muted="1")
+    done = press(page, form, "Save the note", note="bank is down", ticket="INC-5", muted="1")
     known = ErrorGroup.objects.get()
 
     assert (known.note, known.ticket, known.muted, known.noted_by) == ("bank is down", "INC-5", True, "lead")
@@ -269,7 +268,7 @@ def test_a_body_too_large_for_a_form_is_not_offered_to_be_edited(page: Client, s
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(body=b'{"x": "' + b"y" * 3_200_000 + b'"}')
     lines = made.message(body=b"[" + b"1,\n" * 1_000_000 + b"1]")
-    said = "Its body is larger than the form of a page may be. Edit it by: manage.py rmq_parked edit"
+    said = "Its body is too large to be edited in a browser. Edit it with: manage.py rmq_parked edit"
     shown, edit = page.get(f"{MESSAGES}{one.pk}/change/"), page.get(f"{MESSAGES}{one.pk}/edit/")
 
     assert f"{said} {one.pk} --editor" in Page(shown).text
@@ -307,12 +306,12 @@ def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings:
     text = Page(page.get(f"{MESSAGES}{one.pk}/edit/")).text
 
     assert "2026-11-22T17:47:00+00:00 datetime" in text
-    assert "fixed: when = 2026-11-22T17:47:00+00:00, none = null" in text
+    assert "read-only: when = 2026-11-22T17:47:00+00:00, none = null" in text
     assert "datetime.datetime" not in text
 
 
 def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
-    act = note(
+    act = log_action(
         Actor.of_code("test"),
         Action.RESUME,
         run=7,

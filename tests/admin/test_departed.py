@@ -6,22 +6,21 @@ import pytest
 from django.test import Client
 
 from django_rmq_retry.models import Action, ParkedMessage
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import log_action
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
+from tests.operating.made import ANN
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
-ANN = Actor(name="ann", source="cli")
 
 
 def departed() -> int:
     """The number of a message that was deleted, after ann had discarded it."""
     made.message()
     one = made.message(business_key="PAY-88121")
-    note(ANN, Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
+    log_action(ANN, Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
     ParkedMessage.objects.filter(pk=one.pk).delete()
     return int(one.pk)
 
@@ -36,7 +35,7 @@ def test_it_tells_who_did_what_with_it_and_when(page: Client) -> None:
     seen = Page(response)
 
     assert response.status_code == 410
-    assert f"Message #{number} is not here any more PAY-88121" in seen.text
+    assert f"Message #{number} no longer exists PAY-88121" in seen.text
     assert re.search(r"\bann\b.* Discard .*1 .*Duplicate: INC-553", seen.text)
     assert f"/admin/rmq_retry/operatoraction/?message={number}" in response.content.decode()
 
@@ -63,7 +62,7 @@ def test_nobody_is_told_more_than_the_audit_log_would_tell() -> None:
 
     assert (looker.status_code, clerk.status_code, stranger.status_code) == (410, 410, 403)
     assert "You need the permission “Can view action”." in Page(looker).text
-    assert "You see no act about this message alone." in Page(clerk).text
+    assert "The audit log shows you no action on this message alone." in Page(clerk).text
     for response in (looker, clerk, stranger):
         assert "ann" not in Page(response).text.split()
         assert b"PAY-88121" not in response.content
@@ -75,7 +74,7 @@ def test_one_that_was_only_among_many_is_told_of_as_well(page: Client) -> None:
     response = page.get(at(one.pk))
 
     assert response.status_code == 410
-    assert "stands in the log at their run or their group" in Page(response).text
+    assert "are listed with their requeue run or error group" in Page(response).text
     assert page.get(at(newer.pk)).status_code == 200
 
 
@@ -88,7 +87,7 @@ def test_a_number_that_was_never_given_is_404(page: Client) -> None:
 
 def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
     number = departed()
-    note(ANN, Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
+    log_action(ANN, Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
     content = page.get(at(number)).content
 
     assert b"<img src=x>" not in content

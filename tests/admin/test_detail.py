@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_rmq_retry.messages.masking import indented
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
-from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.operators import verify
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -81,7 +81,7 @@ def test_of_what_no_handler_took_it_tells_no_attempts_and_misses_none(page: Clie
     one = made.message(attempts=0, reason="no_handler", error="")
     text = Page(page.get(at(one))).text
 
-    assert "It never reached a handler, then it was parked: no handler." in text
+    assert "It was parked before it reached a handler: no handler." in text
     assert "not recorded" not in text
 
 
@@ -171,10 +171,10 @@ def test_a_large_body_is_cut_on_the_page_and_whole_in_the_download(page: Client)
 @pytest.mark.parametrize(
     ("body", "whole", "masked"),
     [
-        (b"[" * 8000 + b"]" * 8000, "too deeply to be formatted", "too deeply to tell its confidential fields apart"),
-        (b'{"a":' * 8000 + b"1" + b"}" * 8000, "too deeply to be formatted", "too deeply to tell"),
+        (b"[" * 8000 + b"]" * 8000, "too deeply to be formatted", "too deeply to find its confidential fields"),
+        (b'{"a":' * 8000 + b"1" + b"}" * 8000, "too deeply to be formatted", "too deeply to find"),
         (b"[" * 100 + b"1," * 30_000 + b"1" + b"]" * 100, "too deeply to be formatted", "too deeply to be formatted"),
-        (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49900 more places are hidden."),
+        (b"[" + b'{"pan":1},' * 50_000 + b"1]", "Only its beginning is shown.", "49900 more fields are hidden."),
     ],
 )
 def test_no_body_makes_a_page_without_an_end(page: Client, body: bytes, whole: str, masked: str) -> None:
@@ -273,7 +273,9 @@ def test_a_button_that_may_not_be_pressed_says_why(settings: Any) -> None:
     seen = Page(support().get(at(made.message())))
     disabled = [attrs for tag, attrs in seen.tags if tag == "button" and "disabled" in attrs]
 
-    assert "Discard…: You need the permission “Can discard and restore messages”. Ask: payments-oncall." in seen.text
+    assert (
+        "Discard…: You need the permission “Can discard and restore messages”. Contact: payments-oncall." in seen.text
+    )
     assert {attrs["aria-describedby"] for attrs in disabled} <= {attrs.get("id", "") for _tag, attrs in seen.tags}
 
 
@@ -317,7 +319,7 @@ def test_an_x_death_that_no_broker_writes_is_called_not_readable(page: Client, t
     one = made.message(properties=made.properties({"x-death": told}))
     response = page.get(at(one))
 
-    assert "Its x-death is not readable: no broker writes it like that." in Page(response).text
+    assert "Its x-death header is invalid: no broker writes it like that." in Page(response).text
     assert b"<script>alert" not in response.content
 
 
@@ -338,9 +340,9 @@ def test_a_forged_x_death_is_shown_in_part_and_as_text(page: Client) -> None:
 @pytest.mark.parametrize(
     ("attempts", "death", "said"),
     [
-        (5, 0, "tells of 5 attempts, the history has 3. 2 attempts were not recorded: their consumer crashed"),
-        (3, 4, "tells of 4 attempts, the history has 3. 1 attempt was not recorded: its consumer crashed"),
-        (3, 2**40, "tells of 2147483647 attempts, the history has 3."),
+        (5, 0, "reports 5 attempts, but the history has 3. 2 attempts were not recorded: their consumer crashed"),
+        (3, 4, "reports 4 attempts, but the history has 3. 1 attempt was not recorded: its consumer crashed"),
+        (3, 2**40, "reports 2147483647 attempts, but the history has 3."),
     ],
 )
 def test_attempts_that_were_not_recorded_are_told(page: Client, attempts: int, death: int, said: str) -> None:

@@ -7,15 +7,13 @@ from urllib.parse import unquote
 import pytest
 from django.test import Client
 
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry import Message
 from django_rmq_retry.models import ParkedMessage, RequeueRun, RunState
-from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import broker_connections
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
+from tests.operating.made import requeue_run
 from tests.records.arrivals import by_us, store
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,7 +109,7 @@ def test_what_is_hidden_is_in_no_page_no_file_and_no_record_of_an_edit(page: Cli
     page.post(
         f"{ADMIN}/parkedmessage/{one.pk}/edit/", {"text": changed, "store": "1", "reason": "INC-1", "version": "1"}
     )
-    run = start(Selection.of_ids([one.pk]), Actor(name="ann", source="cli"))
+    run = requeue_run([one.pk])
     rights = ("view_parkedmessage", "view_errorgroup", "view_requeuerun", "view_operatoraction", "view_livestatus")
     more = ("view_all_operatoraction", "view_traceback", "requeue", "discard", "hold", "export", "note_errorgroup")
     curious = client_of(made.person("curious", *rights, *more, "edit_requeue"))
@@ -139,7 +137,7 @@ def test_every_page_answers_without_a_broker_and_says_so(
     monkeypatch.setattr(broker_connections.current, "replaced", False)
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, **AWAY, "OPERATORS": {"EDITABLE": {"*": True}}}
     one = made.message(business_key="PAY-1")
-    run = start(Selection.of_ids([made.message().pk]), Actor(name="ann", source="cli"))
+    run = requeue_run([made.message().pk])
     got = everything(page, one, run.pk)
     pages = {name: text for name, text in got.items() if "rmq.css" in text}
     preview, status = f"{ADMIN}/requeuerun/preview/?message={one.pk}", f"{ADMIN}/livestatus/"

@@ -20,21 +20,20 @@ from django.utils import timezone
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_listing import own
+from tests.operating.made import ANN
 
 pytestmark = pytest.mark.django_db
 GROUPS = "/admin/rmq_retry/errorgroup/"
 AUDIT = "/admin/rmq_retry/operatoraction/"
 FOLDER = Path(django_rmq_retry.__file__).parent / "templates"
 TEMPLATES = sorted(str(one.relative_to(FOLDER)) for one in FOLDER.rglob("*.html"))
-ANN = Actor(name="ann", source="cli")
 
 
 def test_the_list_of_groups_takes_six_queries(page: Client) -> None:
@@ -73,7 +72,7 @@ def test_groups_are_searched_muted_and_counted_by_queue(page: Client) -> None:
     made.message(made.group(title="Beta", muted=True), queue="two")
 
     assert "Alpha" in Page(page.get(GROUPS, {"q": "alph"})).text
-    assert "No error group fits." in Page(page.get(GROUPS, {"q": "gamma"})).text
+    assert "No error group matches." in Page(page.get(GROUPS, {"q": "gamma"})).text
     assert "Beta" not in Page(page.get(GROUPS)).text
     assert "Beta" in Page(page.get(GROUPS, {"show": "muted"})).text
     assert {"one", "two"} <= set(Page(page.get(GROUPS, {"by": "queue"})).links)
@@ -125,14 +124,14 @@ def test_nothing_parked_is_said_in_words(page: Client) -> None:
 
 def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() -> None:
     clerk = made.person("clerk", "view_operatoraction")
-    note(
+    log_action(
         Actor(name="clerk", user_id=clerk.pk, source="admin"),
         Action.DISCARD,
         message=17,
         subject="PAY-own",
         reason="test",
     )
-    note(ANN, Action.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
+    log_action(ANN, Action.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
     auditor = client_of(made.person("auditor", "view_operatoraction", "view_all_operatoraction", "export"))
     seen_by_clerk, seen_by_auditor = client_of(clerk).get(AUDIT), auditor.get(AUDIT)
     others = OperatorAction.objects.get(message=18)
@@ -154,14 +153,14 @@ def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() ->
 @pytest.mark.parametrize(
     ("language", "count", "said"),
     [
-        ("en", 1, "1 act"),
-        ("en", 18, "18 acts"),
-        ("de", 18, "18 Einträge"),
-        ("fr", 1, "1 entrée"),
-        ("ru", 2, "2 записи"),
-        ("ru", 18, "18 записей"),
-        ("uk", 18, "18 записів"),
-        ("zh-hans", 18, "18 条记录"),
+        ("en", 1, "1 action"),
+        ("en", 18, "18 actions"),
+        ("de", 18, "18 Aktionen"),
+        ("fr", 1, "1 action"),
+        ("ru", 2, "2 действия"),
+        ("ru", 18, "18 действий"),
+        ("uk", 18, "18 дій"),
+        ("zh-hans", 18, "18 个操作"),
     ],
 )
 def test_the_audit_log_counts_acts_and_not_logs(
@@ -169,7 +168,7 @@ def test_the_audit_log_counts_acts_and_not_logs(
 ) -> None:
     settings.LANGUAGE_CODE = language
     for number in range(count):
-        note(ANN, Action.DISCARD, message=number + 1)
+        log_action(ANN, Action.DISCARD, message=number + 1)
     text = Page(page.get(AUDIT)).text
 
     assert re.search(rf"{said}(?!\w)", text)

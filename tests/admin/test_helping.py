@@ -38,7 +38,7 @@ def test_who_may_little_is_told_why_not(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"CONTACT": "payments-oncall"}}
     support = made.person("support", "view_parkedmessage", "requeue")
     text = Page(client_of(support).get(HELP)).text
-    why = "You need the permission “Can discard and restore messages”. Ask: payments-oncall."
+    why = "You need the permission “Can discard and restore messages”. Contact: payments-oncall."
 
     assert "✓ Can requeue messages allowed" in text
     assert f"✕ Can discard and restore messages not allowed {why}" in text
@@ -56,7 +56,7 @@ def test_where_nothing_is_to_be_edited_nobody_may(lead: User, settings: Any, edi
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"EDITABLE": editable}}
     why = mine(lead)["Can edit a message and requeue it"]
 
-    assert why == "No message is to be edited in this project (EDITABLE)."
+    assert why == "This project does not allow messages to be edited (setting EDITABLE)."
 
 
 def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, settings: Any) -> None:
@@ -73,15 +73,15 @@ def test_rules_of_the_project_are_mentioned_to_those_whom_they_bind(lead: User, 
 def test_each_page_has_the_dialog_and_the_way_to_the_page(lead: User, name: str) -> None:
     page = Page(client_of(lead).get(f"{ADMIN}{name}/"))
 
-    assert page.links["Keys and my permissions"] == HELP
-    assert "x Tick the row" in page.text
+    assert page.links["Keyboard shortcuts and my permissions"] == HELP
+    assert "x Select the row" in page.text
     assert "My permissions ✓ Can view parked message allowed" in page.text
 
 
 def test_the_page_lists_the_keys_too(lead: User) -> None:
     text = Page(client_of(lead).get(HELP)).text
 
-    assert text.count("x Tick the row") == 2, "on the page, and in the dialog that every page has"
+    assert text.count("x Select the row") == 2, "on the page, and in the dialog that every page has"
 
 
 def test_whoever_is_let_into_the_admin_sees_the_help_and_nobody_else() -> None:

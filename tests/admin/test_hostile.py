@@ -12,11 +12,10 @@ from django.utils import timezone
 
 from django_rmq_retry.admin import runs
 from django_rmq_retry.models import Attempt, ParkedMessage
-from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 from tests.admin import made
 from tests.admin.conftest import client_of
+from tests.operating.made import requeue_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 EXPORT = "/admin/rmq_retry/parkedmessage/export/"
@@ -77,7 +76,7 @@ def test_a_link_of_somebody_else_names_nothing_that_one_may_not_see(page: str, s
     }
     clerk = client_of(made.person("clerk", *CLERK))
     url = PREVIEW if page == "preview" else reverse(f"admin:rmq_retry_parkedmessage_{page}")
-    form = {"sel": Selection.of_ids([north.pk, south.pk]).token(), "start": "now", "category": "test", "span": "2h"}
+    form = {"sel": made.selected(north, south), "start": "now", "category": "test", "span": "2h"}
     answers = [clerk.get(url, form), clerk.post(url, form)]
 
     assert [answer.status_code for answer in answers] == [200, 403]
@@ -108,7 +107,7 @@ def test_a_group_shows_no_traceback_of_a_message_that_a_rule_keeps_back(of: str,
 def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
     north, south = both(succeeded_at=timezone.now())
     ParkedMessage.objects.filter(pk=north.pk).update(succeeded_at=timezone.now())
-    run = start(Selection.of_ids([north.pk, south.pk]), Actor(name="ann", source="cli"))
+    run = requeue_run([north.pk, south.pk])
     settings.RMQ_RETRY = {
         **settings.RMQ_RETRY,
         "OPERATORS": {"PERMIT": lambda _user, _verb, message: message.type == "north"},
@@ -123,7 +122,7 @@ def test_a_run_names_nothing_that_one_may_not_see(settings: Any) -> None:
 
 def test_a_part_of_a_page_is_for_whom_the_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SLICE", 0.0)
-    run = start(Selection.of_ids([made.message(business_key="NORTH-ONE").pk]), Actor(name="ann", source="cli"))
+    run = requeue_run([made.message(business_key="NORTH-ONE").pk])
     blind = client_of(made.person("blind", "requeue"))
     answer = blind.post(reverse("admin:rmq_retry_requeuerun_drive", args=[run.pk]) + "?fragment=1")
 

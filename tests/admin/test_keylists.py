@@ -8,9 +8,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry import Message
 from django_rmq_retry.models import KeyList, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
-from django_rmq_retry.parked.audit import verify
+from django_rmq_retry.parked.operators import verify
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -52,7 +52,7 @@ def test_a_pasted_table_with_a_header_asks_for_one_column(page: Client) -> None:
 
     assert told.status_code == 422
     assert "The text is a table of 2 columns with the header “payment, amount”." in Page(told).text
-    assert Page(told).form_with("Look them up")[1]["keys"].split() == ["payment,amount", "PAY-1,100"]
+    assert Page(told).form_with("Look up the keys")[1]["keys"].split() == ["payment,amount", "PAY-1,100"]
     assert not KeyList.objects.exists()
 
 
@@ -60,7 +60,7 @@ def test_a_pasted_table_with_a_header_asks_for_one_column(page: Client) -> None:
 def test_the_page_is_one_click_away(page: Client, where: str) -> None:
     found = go(page, page.get(ADMIN + where), "A list of keys")
 
-    assert (found.status_code, Page(found).form_with("Look them up")[1]["keys"]) == (200, "")
+    assert (found.status_code, Page(found).form_with("Look up the keys")[1]["keys"]) == (200, "")
 
 
 def test_the_help_behind_the_question_mark_names_it(page: Client) -> None:
@@ -82,7 +82,7 @@ def test_a_pasted_list_is_answered_key_by_key(page: Client) -> None:
     assert "Not found (1) PAY-9" in text
     assert "Processed" in text
     assert "1 message on hold is not among them." in text
-    assert Page(told).form_with("Look them up")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
+    assert Page(told).form_with("Look up the keys")[1]["keys"] == "PAY-1\nPAY-2\nPAY-3\nPAY-4\nCUST-7\nPAY-9"
 
 
 def test_exactly_these_are_requeued(page: Client, sent: list[Message]) -> None:
@@ -147,7 +147,7 @@ def test_what_is_on_hold_is_taken_in_where_that_is_asked_for(page: Client) -> No
     made.message(business_key="PAY-1")
     made.message(business_key="PAY-2", state=State.ON_HOLD)
     told = pasted(page, "PAY-1\nPAY-2")
-    both = go(page, told, "Take in what is on hold")
+    both = go(page, told, "Include messages on hold")
 
     assert [one for one in Page(told).links if one.startswith("Discard")] == ["Discard 1…"]
     assert [one for one in Page(both).links if one.startswith("Discard")] == ["Discard 2…"]
@@ -160,7 +160,7 @@ def test_a_key_that_names_several_messages_is_told_again_in_the_preview(page: Cl
 
     assert f"#{one.pk}" in Page(told).text
     assert f"#{two.pk}" in Page(told).text
-    assert "1 key of the list names several messages, and all of them are meant: CUST-7 (2)" in Page(preview).text
+    assert "1 key of the list matches several messages, and all of them are left out: CUST-7 (2)" in Page(preview).text
 
 
 def test_only_the_case_is_a_suggestion_and_no_match(page: Client) -> None:
@@ -168,7 +168,7 @@ def test_only_the_case_is_a_suggestion_and_no_match(page: Client) -> None:
     told = pasted(page, "pay-1")
 
     assert tiles(told)["missing"] == 1
-    assert "Only upper and lower case differ." in Page(told).text
+    assert "These keys differ from stored keys only in upper and lower case." in Page(told).text
     assert "pay-1 → PAY-1" in Page(told).text
     assert not [one for one in Page(told).links if one.startswith("Discard")]
 
@@ -201,8 +201,8 @@ def test_a_message_that_waits_in_a_run_can_be_taken_out_of_it(page: Client) -> N
     [
         ("", "Paste at least one business key or message id."),
         (" ,;\n", "Paste at least one business key or message id."),
-        ("\n".join(f"PAY-{number}" for number in range(10_001)), "The list has 10001 keys; at most 10000 are taken"),
-        ("x" * 4_000_001, "The text has 4000001 characters; at most 4000000 are read."),
+        ("\n".join(f"PAY-{number}" for number in range(10_001)), "The list has 10001 keys; at most 10000 are allowed"),
+        ("x" * 4_000_001, "The text has 4000001 characters; at most 4000000 are allowed."),
     ],
     ids=["nothing", "separators", "too many", "too long"],
 )
@@ -211,7 +211,7 @@ def test_a_list_that_cannot_be_taken_stays_in_the_form(page: Client, text: str, 
 
     assert told.status_code == 422
     assert said in Page(told).text
-    assert Page(told).form_with("Look them up")[1]["keys"] == text
+    assert Page(told).form_with("Look up the keys")[1]["keys"] == text
     assert not KeyList.objects.exists()
 
 
@@ -227,7 +227,7 @@ def test_a_large_text_needs_its_token_against_forged_forms_all_the_same(lead: An
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     client = Client(enforce_csrf_checks=True)
     client.force_login(lead)
-    token = Page(client.get(KEYS)).form_with("Look them up")[1]["csrfmiddlewaretoken"]
+    token = Page(client.get(KEYS)).form_with("Look up the keys")[1]["csrfmiddlewaretoken"]
     text = "\n".join(f"PAY-{number}" for number in range(500))
 
     def code(address: str, **words: str) -> int:
@@ -310,10 +310,10 @@ class TestAllExceptThese:
         said = Page(preview).text
 
         assert "3 messages are left out by their keys." in said
-        assert "2 keys were not found: nothing is left out for them: pay-2 PAY-9" in said
+        assert "2 keys were not found, so no message is left out for them: pay-2 PAY-9" in said
         assert "1 of them differs from a stored key in upper and lower case only: pay-2 → PAY-2" in said
-        assert "1 key names a message that is not among these anyway: PAY-3 (Processed)" in said
-        assert "1 key names several messages: all of them are left out: CUST-7 (2)" in said
+        assert "1 key matches a message that is not among these anyway: PAY-3 (Processed)" in said
+        assert "1 key matches several messages: all of them are left out: CUST-7 (2)" in said
 
     @pytest.mark.parametrize(
         ("what", "button", "typed", "became"),
@@ -363,9 +363,9 @@ class TestAllExceptThese:
 
         assert not RequeueRun.objects.exists()
         assert (state("PAY-1"), state("PAY-2")) == ("parked", "parked")
-        assert "The keys to leave out had changed, so nothing was done." in Page(stopped).text
+        assert "Nothing was done, because the keys to leave out had changed." in Page(stopped).text
         assert Page(stopped).form_with("Requeue 1 message")[1]["reason"] == "INC-553"
-        assert "The keys to leave out had changed, so nothing was done." in Page(kept).text
+        assert "Nothing was done, because the keys to leave out had changed." in Page(kept).text
         values = Page(kept).form_with("Discard 1 message")[1]
         assert (values["category"], values["text"], values["except"]) == ("test", "of old", "PAY-1")
 
@@ -414,7 +414,7 @@ class TestAllExceptThese:
 
         for response in (stopped, kept):
             assert response.status_code == 422
-            assert "The list has 10001 keys; at most 10000 are taken at once." in Page(response).text
+            assert "The list has 10001 keys; at most 10000 are allowed." in Page(response).text
             assert Page(response).form_with("Leave these out")[1]["except"] == text
         assert state("PAY-1") == "parked"
         assert not RequeueRun.objects.exists()
@@ -450,4 +450,4 @@ class TestAllExceptThese:
         rest = press(clerk, previewed(clerk, group=cause.pk), "Leave these out", **{"except": "NORTH-1, SOUTH-1"})
 
         assert "1 message is left out by its key." in Page(rest).text
-        assert "1 key was not found: nothing is left out for it: SOUTH-1" in Page(rest).text
+        assert "1 key was not found, so no message is left out for it: SOUTH-1" in Page(rest).text

@@ -13,13 +13,13 @@ from django.utils import timezone
 
 from django_rmq_retry.admin import labels
 from django_rmq_retry.amqp import declarer
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages import Reason
 from django_rmq_retry.messages.parked import By
 from django_rmq_retry.models import Action, OperatorAction
 from django_rmq_retry.models.parked import REASON_TEXTS, reason_text
 from django_rmq_retry.parked import selection
 from django_rmq_retry.templatetags.rmq_retry import rmq_ago
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.looking import Page
 from tests.tooling import pseudo
@@ -65,20 +65,20 @@ def test_a_selection_is_said_in_words_of_people() -> None:
 
 @pytest.mark.usefixtures("marked")
 def test_what_is_wrong_with_a_queue_is_translated() -> None:
-    one = "a move of it was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
-    many = "3 dead letters wait: where they go to is full or missing"
+    one = "a move of its messages was interrupted, 1 messages wait: manage.py rmq_declare --recreate q"
+    many = "3 dead letters wait: their target queue is full or missing"
 
     assert labels.trouble("abandoned, empty: manage.py rmq_delete q") == (
         "[!! abandoned, empty: manage.py rmq_delete q !!]"
     )
     for start, end in (
-        ("abandoned", ", nobody consumes it: manage.py rmq_declare --recreate q --move-to NEW"),
+        ("abandoned", ", no consumer: manage.py rmq_declare --recreate q --move-to NEW"),
         ("handed over", ", other consumers read it"),
         ("abandoned", " will return to the work queue"),
     ):
         assert labels.trouble(f"{start}, 1 message{end}") == f"[!! {start}, 1 message{end} !!]"
         assert labels.trouble(f"{start}, 2 messages{end}") == f"[!! {start}, 2 messages{end} !!]"
-    assert labels.trouble("nobody reads this queue") == "[!! nobody reads this queue !!]"
+    assert labels.trouble("no consumer reads this queue") == "[!! no consumer reads this queue !!]"
     assert labels.trouble(one) == f"[!! {one.replace('messages wait', 'message waits')} !!]"
     assert labels.trouble(many) == f"[!! {many} !!]"
 

@@ -113,7 +113,7 @@ def test_two_matches_are_listed_and_none_says_so(page: Client) -> None:
     made.message(business_key="PAY-2", correlation_id="both", state=State.DISCARDED)
 
     assert shown(page.get(LIST, {"q": "both"})) == {"PAY-1", "PAY-2"}
-    assert "No message fits." in Page(page.get(LIST, {"q": "neither"})).text
+    assert "No message matches." in Page(page.get(LIST, {"q": "neither"})).text
 
 
 def test_a_search_asks_for_ids_by_their_indexes(page: Client) -> None:
@@ -143,7 +143,7 @@ def test_counting_ends_where_people_stop_turning_pages(page: Client, monkeypatch
     first, last = page.get(LIST), page.get(LIST, {"p": "2"})
     (older,) = [link for said, link in Page(last).links.items() if said.startswith("Older")]
 
-    assert "10,000+ messages fit" in Page(first).text
+    assert "10,000+ messages match" in Page(first).text
     assert "PAY-99" in shown(last)
     assert shown(page.get(LIST + older)) == {"PAY-100", "PAY-101", "PAY-102"}
 

@@ -7,25 +7,23 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import InPlace, Queue, RetryThenPark, handler
+from django_rmq_retry import Delivery, InPlace, Queue, RetryThenPark, handler
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import OperatorAction, QueueControl
 from django_rmq_retry.parked.controls import pause
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.policies import Circuit
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
-from tests.commands.running import run
+from tests.commands.running import Exit, run
+from tests.operating.made import ANN
 
 pytestmark = pytest.mark.django_db(transaction=True)
 QUEUES = "/admin/rmq_retry/queuecontrol/"
 STATUS = "/admin/rmq_retry/livestatus/"
-ANN = Actor(name="ann", source="cli")
 
 
 def trip(cause: str = "BankDown: timeout", failed: int = 0) -> None:
@@ -43,12 +41,12 @@ def test_a_queue_is_paused_with_a_reason_and_a_time_and_resumed(page: Client) ->
     told = Page(paused).text
     resumed = press(page, paused, "Resume")
 
-    assert "✓ flowing" in Page(flowing).text
+    assert "✓ running" in Page(flowing).text
     assert f"Queue {QUEUE} is paused." in told
-    assert "Reason: bank is closed. It goes on by itself at" in told
+    assert "Reason: bank is closed. It resumes automatically at" in told
     assert row.until is not None
     assert timedelta(minutes=59) < row.until - timezone.now() <= timedelta(hours=1)
-    assert (f"Queue {QUEUE} goes on." in Page(resumed).text, QueueControl.objects.get().paused) == (True, False)
+    assert (f"Queue {QUEUE} is resumed." in Page(resumed).text, QueueControl.objects.get().paused) == (True, False)
     acts = [(act.action, act.subject, act.reason) for act in OperatorAction.objects.order_by("number")]
     assert acts == [("pause", QUEUE, "bank is closed"), ("resume", QUEUE, "")]
 
@@ -75,14 +73,14 @@ def test_a_queue_that_ends_with_its_last_consumer_is_not_paused(page: Client) ->
 def test_a_breaker_is_shown_closed_by_a_person_or_held_open(page: Client) -> None:
     trip(failed=2)
     shown = page.get(QUEUES)
-    held = press(page, shown, "Hold it open", reason="the bank asks for it")
+    held = press(page, shown, "Pause the queue", reason="the bank asks for it")
     closed = press(page, held, "Resume")
     row = QueueControl.objects.get()
 
     assert "The breaker of bank.charge is open since" in Page(shown).text
     assert "BankDown: timeout. 2 probes have failed. Next probe at" in Page(shown).text
     assert "Its breaker is open as well." in Page(held).text
-    assert "✓ flowing" in Page(closed).text
+    assert "✓ running" in Page(closed).text
     assert (row.paused, row.opened, row.failed, row.probe_at) == (False, False, 0, None)
 
 
@@ -91,7 +89,7 @@ def test_what_stands_still_is_told_on_the_status_page(page: Client) -> None:
     text = Page(page.get(STATUS)).text
 
     assert f"{QUEUE}: Paused by ann since" in text
-    assert "Nothing needs you." not in text
+    assert "No problems found." not in text
 
 
 def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Client, settings: Any) -> None:
@@ -101,12 +99,15 @@ def test_that_too_many_wait_behind_one_key_is_told_on_the_status_page(page: Clie
     made.blocked_key(waiting=2)
     shown = page.get(STATUS)
 
-    assert "Too many messages wait." not in below
-    assert "Too many messages wait. A further message is taken once a second" in Page(shown).text
-    assert "Nothing needs you." not in Page(shown).text
+    assert "Too many messages wait behind blocked keys." not in below
+    assert (
+        "Too many messages wait behind blocked keys. Consumers take only one further message a second"
+        in Page(shown).text
+    )
+    assert "No problems found." not in Page(shown).text
     assert 'href="/admin/rmq_retry/blockedkey/"' in shown.content.decode()
     support = client_of(made.person("support", "view_livestatus")).get(STATUS).content.decode()
-    assert "Too many messages wait." in support
+    assert "Too many messages wait behind blocked keys." in support
     assert "/blockedkey/" not in support
 
 
@@ -114,7 +115,7 @@ def test_a_pause_that_is_over_is_none(page: Client) -> None:
     pause(QUEUE, ANN, until=timezone.now() + timedelta(hours=1))
     QueueControl.objects.update(until=timezone.now() - timedelta(seconds=1))
 
-    assert "✓ flowing" in Page(page.get(QUEUES)).text
+    assert "✓ running" in Page(page.get(QUEUES)).text
     assert "Paused by" not in Page(page.get(STATUS)).text
 
 
@@ -124,14 +125,14 @@ def test_who_was_too_late_is_told_so(page: Client) -> None:
     press(page, shown, "Resume")
     again = press(page, shown, "Resume")
 
-    assert f"Nothing was changed: queue {QUEUE} flows already." in Page(again).text
+    assert f"Nothing was changed: queue {QUEUE} is already running." in Page(again).text
 
 
 def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client) -> None:
     answer = page.post(f"{QUEUES}turn/", {"queue": "made-up", "act": "pause"}, follow=True)
     page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "burn"}, follow=True)
 
-    assert "There is no queue made-up with a handler." in Page(answer).text
+    assert "No handler reads a queue made-up." in Page(answer).text
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)
 
 
@@ -167,7 +168,7 @@ def test_each_queue_of_the_project_is_there_once(page: Client) -> None:
 
         text = Page(page.get(QUEUES)).text
 
-    assert text.count(f"{QUEUE} ✓ flowing") == 1
+    assert text.count(f"{QUEUE} ✓ running") == 1
 
 
 def test_a_halted_line_is_told_on_the_status_page_while_its_consumer_says_so(page: Client) -> None:

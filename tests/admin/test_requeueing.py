@@ -10,13 +10,12 @@ from django.core import signing
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry import Fixed, RetryThenPark, handler
+from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
 from django_rmq_retry.admin import broker_look
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
@@ -102,7 +101,7 @@ def test_a_made_up_selection_is_refused(page: Client, kind: str) -> None:
 
 
 def test_a_selection_of_more_than_an_hour_ago_is_refused(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = Selection.of_ids([made.message().pk]).token()
+    token = made.selected(made.message())
     later = time.time() + 3601
     monkeypatch.setattr("django.core.signing.time.time", lambda: later)
     started = page.post(PREVIEW, {"sel": token, "start": "now"})
@@ -119,7 +118,7 @@ def test_what_speaks_against_it_is_counted_and_can_be_included(page: Client, set
     preview = previewed(page, group=cause.pk)
     included = press(page, preview, "Include anyway", rate="7", reason="typed")
 
-    assert "1 is older than the cut-off" in Page(preview).text
+    assert "1 is older than the age limit for requeues" in Page(preview).text
     assert "Requeue 2 messages" in Page(preview).text
     assert "Requeue 3 messages" in [said for form in Page(included).forms for _n, _v, said in form.buttons]
     _form, values = Page(included).form_with("Requeue 3 messages")
@@ -153,8 +152,8 @@ def test_many_messages_need_a_reason_and_more_need_the_number(page: Client, monk
     right = press(page, wrong, "Requeue 101 messages", typed="101")
 
     assert (silent.status_code, wrong.status_code) == (422, 422)
-    assert "Say why: more than 100 messages need a reason." in Page(silent).text
-    assert "Type 101 to requeue that many messages." in Page(wrong).text
+    assert "Enter a reason: it is required for more than 100 messages." in Page(silent).text
+    assert "Type 101 to confirm the number of messages." in Page(wrong).text
     assert right.redirect_chain
     assert RequeueRun.objects.get().reason == "INC-5"
 
@@ -169,7 +168,7 @@ def test_trying_one_first_starts_a_run_that_waits_for_it(page: Client, sent: lis
 
     assert RequeueRun.objects.get().canary
     assert len(sent) == 1
-    assert "One message was sent; the rest follows when it was processed." in Page(driven).text
+    assert "One message was sent. The others follow when it has been processed." in Page(driven).text
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monk
     away = broker_look.Look(at=timezone.now(), away="connection refused", since=timezone.now())
     monkeypatch.setattr(broker_look, "look", lambda: away)
     preview = previewed(page, message=made.message().pk)
-    planned = press(page, preview, "Plan: start when the broker is back")
+    planned = press(page, preview, "Start when the broker is back")
 
     assert "No connection to the broker since" in Page(preview).text
     with pytest.raises(AssertionError, match="no button says 'Requeue"):
@@ -280,5 +279,5 @@ def test_a_queue_that_nobody_should_send_to_is_neither_offered_nor_taken(
 
     assert preview.context["targets"] == ["payments.main", "ledger.post"]
     assert started.status_code == 422
-    assert f"'{queue}' is no queue to requeue to." in Page(started).text
+    assert f"'{queue}' is not a declared queue." in Page(started).text
     assert sent == []

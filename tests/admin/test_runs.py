@@ -29,7 +29,10 @@ def shown(client: Client, run: RequeueRun, *, part: bool = False) -> str:
     ("fields", "said"),
     [
         ({"stop_at": 20}, "guard: pauses when more than 20 % fail again"),
-        ({"stop_at": None, "max_depth": 1000}, "guard off: it goes on however many fail again · waits while the queue"),
+        (
+            {"stop_at": None, "max_depth": 1000},
+            "guard off: the run continues however many messages fail again · waits while the queue",
+        ),
         ({"stop_at": 20, "failed": 1, "processed": 3}, "25 % failed again (guard: pauses above 20 %)"),
         (
             {"stop_at": 20, "failed": 5, "spared_failed": 5, "spared_processed": 0},
@@ -81,7 +84,7 @@ def test_the_time_left_goes_by_the_real_rate(page: Client) -> None:
     )
     text = shown(page, run)
 
-    assert "10110 of 12013 sent · 50 per second · really about 10.0 per second · 3 min 1" in text
+    assert "10110 of 12013 sent · 50 per second · measured: about 10.0 per second · 3 min 1" in text
 
 
 def test_a_run_that_has_just_begun_to_send_is_told_by_its_rate(page: Client) -> None:

@@ -23,21 +23,20 @@ from django_rmq_retry.models import (
     State,
 )
 from django_rmq_retry.parked.actions import discard, hold
-from django_rmq_retry.parked.audit import note, verify
-from django_rmq_retry.parked.key_lists import look_up, meaning, store
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.key_lists import list_filter, look_up, store
+from django_rmq_retry.parked.operators import log_action, verify
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
 from django_rmq_retry.templatetags.rmq_retry import NOTHING
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
+from tests.operating.made import ANN
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
-ANN = Actor(name="ann", source="cli")
 
 
 def shown(client: Client, address: str) -> str:
@@ -100,27 +99,29 @@ def test_a_queue_that_stands_still_is_nowhere_fine(
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
     one = made.message()
-    preview = f"requeuerun/preview/?sel={Selection.of_ids([one.pk]).token()}"
+    preview = f"requeuerun/preview/?sel={made.selected(one)}"
     fine = shown(page, "livestatus/"), shown(page, preview)
     QueueControl.objects.create(queue="payments.main", **switch)
     still = shown(page, "livestatus/"), shown(page, preview)
 
-    assert ("✓ fine" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
-    assert (badge in still[0], "✓ fine" in still[0]) == (True, False)
+    assert ("✓ OK" in fine[0], "✓ payments.main: 1 message goes there" in fine[1]) == (True, True)
+    assert (badge in still[0], "✓ OK" in still[0]) == (True, False)
     assert warned in still[1]
     assert "✓ payments.main" not in still[1]
 
 
 def test_a_paused_queue_is_not_blamed_for_having_no_consumers(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",))
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
-    preview = f"requeuerun/preview/?sel={Selection.of_ids([made.message().pk]).token()}"
+    preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     unread = shown(page, "livestatus/"), shown(page, preview)
     QueueControl.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
     paused = shown(page, "livestatus/"), shown(page, preview)
 
-    assert [text.count("nobody reads") for text in unread] == [2, 2]
-    assert [text.count("nobody reads") for text in paused] == [0, 0]
+    assert [text.count("no consumer reads") for text in unread] == [2, 2]
+    assert [text.count("no consumer reads") for text in paused] == [0, 0]
     assert "0 consumers · paused by lead: messages will wait" in paused[1]
 
 
@@ -139,13 +140,15 @@ LATE = [
 def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
     page: Client, monkeypatch: pytest.MonkeyPatch, times: dict[str, Any], reported: int
 ) -> None:
-    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",))
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
-    preview = f"requeuerun/preview/?sel={Selection.of_ids([made.message().pk]).token()}"
+    preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     now = timezone.now()
     columns = {name: now + timedelta(seconds=at) if type(at) is int else at for name, at in times.items()}
     QueueControl.objects.create(queue="payments.main", opened=True, handler="transfer", opened_at=now, **columns)
-    counts = [shown(page, address).count("nobody reads this queue") for address in ("livestatus/", preview)]
+    counts = [shown(page, address).count("no consumer reads this queue") for address in ("livestatus/", preview)]
 
     assert counts == [2 * reported, reported]
 
@@ -153,7 +156,9 @@ def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
 def test_whether_a_pause_is_over_is_told_by_the_databases_clock(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
     monkeypatch.setattr(server, "now", lambda _using: now - timedelta(hours=1))
-    level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",))
+    level = Level(
+        queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
+    )
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=now, levels=(level,)))
     until = now - timedelta(minutes=30)
     QueueControl.objects.create(
@@ -161,7 +166,7 @@ def test_whether_a_pause_is_over_is_told_by_the_databases_clock(page: Client, mo
     )
     status, queues = shown(page, "livestatus/"), shown(page, "queuecontrol/")
 
-    assert ("‖ paused by lead" in status, "nobody reads" in status) == (True, False)
+    assert ("‖ paused by lead" in status, "no consumer reads" in status) == (True, False)
     assert "Paused by lead since" in queues
 
 
@@ -177,11 +182,11 @@ def test_rates_that_the_broker_does_not_tell_are_dashes(page: Client, monkeypatc
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
     monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
 
-    assert f"In/s {NOTHING} Out/s {NOTHING} ✓ fine" in shown(page, "livestatus/")
+    assert f"In/s {NOTHING} Out/s {NOTHING} ✓ OK" in shown(page, "livestatus/")
 
 
 def test_an_action_on_a_queue_names_the_queue_and_counts_no_messages(page: Client) -> None:
-    note(ANN, Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
+    log_action(ANN, Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
 
     assert f"Pause queue · payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "livestatus/")
     assert f"Pause queue payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "operatoraction/")
@@ -196,8 +201,8 @@ def test_who_resent_a_message_is_found_although_it_went_with_others(page: Client
     requeued(other.group)
     detail = shown(page, f"parkedmessage/{one.pk}/change/")
 
-    assert "Nobody has done anything about it." not in detail
-    assert f"ann Requeue · run {run.pk}" in detail.replace("What ", "").replace("Who ", "")
+    assert "No operator has acted on it." not in detail
+    assert f"ann Requeue · run {run.pk}" in detail.replace("Action ", "").replace("Operator ", "")
     for asked in ("PAY-1", one.message_id, "order-1", f"%23{one.pk}"):
         found = page.get(f"{ADMIN}operatoraction/?q={asked}").context["cl"].result_list
         assert [act.run for act in found] == [run.pk], asked
@@ -214,7 +219,7 @@ def test_who_discarded_or_held_a_message_with_others_is_found(page: Client, by: 
         if by == "numbers":
             return Selection.of_ids([each.pk for each in some])
         keys = [each.business_key for each in some]
-        return Selection.of_filter({LISTED: meaning(store(keys, ANN, look_up(keys)))})
+        return Selection.of_filter({LISTED: list_filter(store(keys, ANN, look_up(keys)))})
 
     hold(chosen(one, two), ANN, until=timezone.now() + timedelta(hours=1))
     discard(chosen(one, three), ANN, category="test")
@@ -237,7 +242,7 @@ def found_for(client: Client, asked: object) -> list[str]:
 
 def listed(*keys: str) -> dict[str, int]:
     """A stored list of these keys."""
-    return meaning(store(keys, ANN, look_up(keys)))
+    return list_filter(store(keys, ANN, look_up(keys)))
 
 
 @pytest.mark.parametrize("by", ["numbers", "keys"])
@@ -320,7 +325,7 @@ def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, fact
 
 
 def test_an_act_on_a_message_that_is_gone_is_found_by_what_it_was_called(page: Client) -> None:
-    act = note(ANN, Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
+    act = log_action(ANN, Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
 
     assert [one.pk for one in page.get(f"{ADMIN}operatoraction/?q=PAY-77").context["cl"].result_list] == [act.pk]
 
@@ -356,7 +361,7 @@ def test_a_person_sees_no_acts_of_others_on_a_run() -> None:
     requeued(one.group)
     support = client_of(made.person("support", "view_parkedmessage", "view_operatoraction"))
 
-    assert "Nobody has done anything about it." in shown(support, f"parkedmessage/{one.pk}/change/")
+    assert "No operator has acted on it." in shown(support, f"parkedmessage/{one.pk}/change/")
 
 
 def ruled(settings: Any, allows: Any) -> Client:
@@ -372,7 +377,10 @@ def test_the_preview_counts_what_the_projects_rules_keep_back(settings: Any) -> 
     client = ruled(settings, lambda _user, verb, message: verb != "requeue" or message.queue != "payments.large")
     preview = client.get(f"{ADMIN}requeuerun/preview/?group={cause.pk}", follow=True)
 
-    assert "2 are kept back from you by the project's rules \N{EN DASH} left out" in Page(preview).text
+    assert (
+        "2 are excluded because the project's rules do not allow you to requeue them \N{EN DASH} left out"
+        in Page(preview).text
+    )
     assert preview.context["report"].sendable == 1
 
 
@@ -413,5 +421,5 @@ def test_a_preview_of_very_many_says_about_how_many_the_rules_were_asked(
     client = ruled(settings, lambda _user, verb, _message: verb != "requeue")
     preview = client.get(f"{ADMIN}requeuerun/preview/?group={cause.pk}", follow=True)
 
-    assert "The project's rules were asked about the 2 oldest." in Page(preview).text
+    assert "The project's rules were checked for the 2 oldest messages." in Page(preview).text
     assert preview.context["report"].sendable == 1

@@ -1,6 +1,6 @@
-"""The bank from outside: its commands, its consumer, and a teller process in which scenes are played.
+"""The bank's commands, its consumer, and a teller process that plays scenes.
 
-The bank is a project with settings of its own, so its models never meet the tests' own Django.
+The bank is a project with its own settings, so its models are never loaded in the tests' Django.
 """
 
 import json
@@ -20,14 +20,14 @@ PATIENCE = 30
 
 
 def environment(database: Path, broker_url: str = "amqp://127.0.0.1:1") -> dict[str, str]:
-    """The bank's own; nothing that steers the tests themselves gets into it."""
+    """Return the bank's environment, without variables that control the tests."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("RMQ_", "BANK_", "DATABASE_"))}
     return ours | {
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
         "PYTHONPATH": str(ROOT),
         "DATABASE_URL": f"sqlite:///{database}",
         "RMQ_URL": broker_url,
-        # What is parked stays in its queue, where the tests look at it.
+        # Parked messages stay in their queue, where the tests read them.
         "RMQ_RECORDS": "false",
         "BANK_CHARGE_WAIT": "0.2",
         "BANK_CASH_WAIT": "0.5",
@@ -36,7 +36,7 @@ def environment(database: Path, broker_url: str = "amqp://127.0.0.1:1") -> dict[
 
 
 def manage(env: dict[str, str], *words: str) -> str:
-    """Run one of the bank's commands and give what it says."""
+    """Run one of the bank's commands and return its output."""
     done = processes.run([sys.executable, str(MANAGE), *words], env=env)
     if done.returncode:
         raise AssertionError(f"manage.py {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -52,7 +52,7 @@ class Bank:
         self._teller = teller
 
     def play(self, scene: str, **parts: object) -> Any:
-        """Play a scene of scenes.py in the teller's process."""
+        """Play a scene of scenes.py in the teller process."""
         assert self._teller.stdin is not None
         assert self._teller.stdout is not None
         self._teller.stdin.write(json.dumps([scene, parts]) + "\n")
@@ -68,7 +68,7 @@ class Bank:
 
     @contextmanager
     def consuming(self) -> Iterator[None]:
-        """A consumer beside the test; it must end well when asked to."""
+        """Run a consumer during the test; it must exit with 0 on SIGTERM."""
         with self.log.open("ab") as log:
             command = [sys.executable, str(MANAGE), "rmq_consume", "--threads", "4", "--json-logs"]
             child = processes.start(command, env=self.env, stdout=log, stderr=log)
@@ -89,7 +89,7 @@ class Bank:
 
 @contextmanager
 def bank_in(folder: Path, env: dict[str, str]) -> Iterator[Bank]:
-    """A bank with its teller; the database is there already."""
+    """Make a bank with its teller, on an existing database."""
     command = [sys.executable, "-m", "tests.bank.teller"]
     with processes.start(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:

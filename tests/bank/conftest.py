@@ -11,7 +11,7 @@ from tests.bank.bank import Bank, bank_in, environment, manage
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the bank's tables and nothing in them."""
+    """A database with the bank's tables, without rows."""
     database = tmp_path_factory.mktemp("bank") / "empty.sqlite3"
     manage(environment(database), "migrate", "--verbosity", "0")
     return database

@@ -1,4 +1,4 @@
-"""A look at the broker beside the bank: depths, and what parked messages say of themselves."""
+"""Queue depths and headers of parked messages, read from the broker."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def depth(amqp: BlockingChannel, queue: str) -> int:
 
 
 def taken(amqp: BlockingChannel, queue: str) -> tuple[BasicProperties, bytes]:
-    """The next message of a queue, once there is one."""
+    """Wait for the next message of a queue and return it."""
     found: list[Any] = wait_until(
         lambda: [part for part in amqp.basic_get(queue, auto_ack=True) if part is not None],
         timeout=30,
@@ -23,6 +23,6 @@ def taken(amqp: BlockingChannel, queue: str) -> tuple[BasicProperties, bytes]:
 
 
 def told(amqp: BlockingChannel, queue: str) -> dict[str, Any]:
-    """Our headers of the next parked message, without their prefix."""
+    """Return the package's headers of the next parked message, without their prefix."""
     headers = taken(amqp, queue)[0].headers or {}
     return {name.removeprefix("rmq-retry-"): value for name, value in headers.items()}

@@ -1,4 +1,4 @@
-"""What tests have the bank do; played in the teller's process, where the bank's Django is set up."""
+"""Scenes that tests play in the teller process, where the bank's Django is set up."""
 
 from contextlib import suppress
 from decimal import Decimal
@@ -10,20 +10,19 @@ from django.db import transaction
 
 from django_rmq_retry import Message, Raw, publish
 from django_rmq_retry.errors import CallFailed, CallUnanswered
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.messages import Headers, Properties
+from django_rmq_retry.topology import Role
 from testproject.accounts.models import Account
 from testproject.payments import gateway as other_bank
 from testproject.payments import handlers
 from testproject.payments.models import Entry, GatewayCharge, Payment
 from testproject.payments.sending import send
 from testproject.playing.depths import depths
+from tests.tooling.brokers import publish_exactly
 
 
 class Regret(Exception):
-    """Makes a transaction roll back."""
+    """Raised to roll a transaction back."""
 
 
 def declare() -> None:
@@ -49,7 +48,7 @@ def pay(number: str, kind: str, amount: int, **options: Any) -> int:
 
 
 def pay_in_transaction(number: str, *, regret: bool) -> dict[str, object]:
-    """How many messages had left before the transaction ended, and whether its payment exists after it."""
+    """Return the messages sent before the transaction ended, and True if its payment exists afterwards."""
     within = -1
     with suppress(Regret), transaction.atomic():
         payment = _payment(number, Payment.Kind.CARD, 1)
@@ -69,11 +68,9 @@ def publish_bytes(text: str) -> None:
 
 
 def publish_with_headers(raw: str) -> None:
-    """Header bytes, in hex, that no decent client would write."""
+    """Invalid header bytes, in hex."""
     properties = Properties(headers=Headers(bytes.fromhex(raw)), delivery_mode=2)
-    broker_connections.current.publisher.publish(
-        Message(body=b"{}", routing_key="payments.charge", properties=properties)
-    )
+    publish_exactly(Message(body=b"{}", routing_key="payments.charge", properties=properties))
 
 
 def state(payment: int) -> str:
@@ -89,12 +86,12 @@ def balance(number: str) -> Decimal:
 
 
 def charges(payment: int) -> int:
-    """How often the other bank has charged it."""
+    """Return how often the other bank has charged the payment."""
     return GatewayCharge.objects.filter(reference=Payment.objects.get(pk=payment).reference).count()
 
 
 def ledger() -> list[int]:
-    """The payments in the order in which they were posted."""
+    """Return the payments in the order of their postings."""
     return list(Entry.objects.order_by("pk").values_list("payment_id", flat=True))
 
 

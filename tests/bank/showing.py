@@ -1,4 +1,4 @@
-"""The demo as a process: started with a folder of the test's own, read, and looked at for what it leaves."""
+"""The demo as a process, with a folder of the test: its output, and the processes and files that remain."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ class Demo:
         return self.process.wait(PATIENCE)
 
     def children(self) -> dict[int, str]:
-        """The processes that play in the demo's folder, but for the demo itself: pid to command line."""
+        """Return the processes in the demo's folder, except the demo itself: pid to command line."""
         return {pid: line for pid, line in _playing_in(self.folder) if pid != self.process.pid}
 
     def pid_of(self, word: str) -> int:
@@ -56,7 +56,7 @@ class Demo:
 
 @contextmanager
 def showing(folder: Path, *words: str, **env: str) -> Iterator[Demo]:
-    """A demo that a failing test leaves behind no more than a good one."""
+    """Start a demo that ends with the test, even with a failing one."""
     folder.mkdir(exist_ok=True)
     demo = Demo(folder, *words, **env)
     try:
@@ -68,7 +68,7 @@ def showing(folder: Path, *words: str, **env: str) -> Iterator[Demo]:
 
 
 def page(url: str) -> str:
-    """What a web server says; nothing where there is none."""
+    """Return the page of a web server; empty without a server."""
     try:
         with urlopen(url, timeout=30) as answer:  # noqa: S310 - the demo's own admin
             return str(answer.read().decode())

@@ -1,4 +1,4 @@
-"""The teller: a process of the bank that plays scenes, one a line, until its input ends."""
+"""The teller: a process of the bank that plays one scene for each input line."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def main() -> None:
         scene, parts = json.loads(line)
         try:
             told = {"answer": getattr(scenes, scene)(**parts)}
-        except Exception:  # noqa: BLE001 - the test is told of it
+        except Exception:  # noqa: BLE001 - the error is printed for the test
             told = {"failed": traceback.format_exc()}
         print(json.dumps(told, default=str), flush=True)  # noqa: T201 - this is how it answers
 

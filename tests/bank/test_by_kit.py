@@ -1,4 +1,4 @@
-"""The bank's own tests, on the test kit: a run of pytest of its own, for the bank has settings of its own."""
+"""The bank's tests with the test kit, in a separate run of pytest, because the bank has its own settings."""
 
 import os
 import subprocess

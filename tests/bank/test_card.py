@@ -1,4 +1,4 @@
-"""Card payments: charged by another bank, retried while it is down, parked where no retry helps."""
+"""Card payments: charged by another bank, retried while it is down, parked if no retry can help."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -28,7 +28,7 @@ def test_while_the_gateway_is_down_a_payment_is_retried_and_then_charged_once(
     with bank.consuming():
         payment = bank.play("pay", number="DE-1", kind="card", amount=30)
         wait_until(lambda: bank.play("attempts", payment=payment) >= 2, 30, what="a second attempt")
-        # By the teller: a command takes as long to start as all five attempts last.
+        # Use the teller, because starting a command takes as long as all five attempts.
         bank.play("gateway", mode="up")
         wait_until(lambda: bank.play("state", payment=payment) == "posted", 30, what="the payment is posted")
 
@@ -56,7 +56,7 @@ def test_a_busy_gateway_says_itself_when_the_next_attempt_is(bank: Bank) -> None
     bank.play("gateway", mode="busy")
     with bank.consuming():
         payment = bank.play("pay", number="DE-1", kind="card", amount=30)
-        # Counted by the gateway before it answers: only the log says that it did.
+        # The gateway counts a charge before it answers; only the log shows the answer.
         wait_until(lambda: bank.attempts("retry", "charge"), 30, what="the first attempt")
         bank.play("gateway", mode="up")
         wait_until(lambda: bank.play("state", payment=payment) == "posted", 30, what="the payment is posted")

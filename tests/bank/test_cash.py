@@ -1,4 +1,4 @@
-"""Cash, on a topology older than the project: rejected, round by the retry queue, and parked after three retries."""
+"""Cash, on a topology older than the project: rejected, retried by the retry queue, and parked after three retries."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.on_both]
 
 
 def spy_on(amqp: BlockingChannel) -> str:
-    """A queue that gets a copy of everything that goes round by retry-exchange."""
+    """A queue that gets a copy of every message through retry-exchange."""
     amqp.queue_declare("spy", durable=True)
     amqp.queue_bind("spy", "retry-exchange")
     return "spy"
@@ -53,7 +53,7 @@ def test_cash_is_paid_and_answered_with_the_correlation_id(bank: Bank, amqp: Blo
 
 
 def asked(amqp: BlockingChannel, request: object, **properties: Any) -> None:
-    """A request of another department, by its own means."""
+    """Publish like another department, with bare pika."""
     known = BasicProperties(reply_to="reply-queue", content_type="application/json", **properties)
     amqp.basic_publish("main-exchange", "srvc.transact.cash", json.dumps(request).encode(), known)
 

@@ -1,4 +1,4 @@
-"""``make demo`` on the embedded broker: it shows what it promises, and whatever ends it, nothing of it runs on."""
+"""``make demo`` on the embedded broker: it shows what it promises, and none of its processes outlives it."""
 
 import os
 import re
@@ -75,7 +75,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(tmp_path: Path, number: si
 
 def test_a_terminal_that_is_closed_ends_the_demo(tmp_path: Path) -> None:
     ours, its = open_terminal()
-    # The first process of a session that has this terminal as its own, as a login shell has.
+    # The first process of a session with this controlling terminal, like a login shell.
     begin = (
         "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"

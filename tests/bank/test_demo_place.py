@@ -1,4 +1,4 @@
-"""Where the demo plays: embedded unless RMQ_URL says otherwise, and on a RabbitMQ only with what it has made itself."""
+"""The broker of the demo: embedded unless RMQ_URL is set; on RabbitMQ it uses only its own queues."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Headers that end or deafen other consumers: here each such message is parked, and the next one is handled."""
+"""Headers that crash or stall other consumers: each such message is parked, and the next one is handled."""
 
 import struct
 
@@ -27,7 +27,7 @@ def test_hostile_headers_are_parked_and_the_consumer_lives(bank: Bank, amqp: Blo
         bank.play("publish_with_headers", raw=raw.hex())
     with bank.consuming():
         payment = bank.play("pay", number="DE-1", kind="card", amount=30)
-        # By its depth: a parked message keeps its headers, and pika in this test's own process would fall to them.
+        # By the depth, because the parked message keeps its headers, over which pika in this process would fail.
         wait_until(lambda: depth(amqp, "payments.charge.parked") == len(HOSTILE), 30, what="all are parked")
         wait_until(lambda: bank.play("state", payment=payment) == "posted", 30, what="the next payment is posted")
 

@@ -1,4 +1,4 @@
-"""The ledger: nothing passes a posting that fails."""
+"""The ledger: no posting overtakes a failing one."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_the_ledger_keeps_its_order_when_the_second_posting_fails_thrice(bank: B
         wait_until(lambda: len(bank.attempts("halt", "post")) >= 3, 30, what="three failed attempts of the second")
         held = bank.play("ledger")
         bank.play("change", number="DE-2", balance=10)
-        wait_until(lambda: bank.play("state", payment=third) == "posted", 30, what="the line goes on")
+        wait_until(lambda: bank.play("state", payment=third) == "posted", 30, what="the queue resumes")
 
     assert held == [first]
     assert bank.play("ledger") == [first, second, third]

@@ -1,4 +1,4 @@
-"""The bank as a project: sound on every Django, without a broker."""
+"""The bank as a project: its checks pass on every Django, without a broker."""
 
 from pathlib import Path
 

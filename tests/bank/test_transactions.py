@@ -1,4 +1,4 @@
-"""Publishing inside a transaction: the message leaves if and only if that commits."""
+"""Publishing inside a transaction: the message is sent if and only if the transaction commits."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel

@@ -35,12 +35,12 @@ NO_BROKER = 2
 EMBEDDED, WAITING = "embedded", 100_000
 PARK = "park"
 MILLION, MESSAGES = "million", 1_000_000
-"""It needs three gigabytes of disk and no broker, so it is done only when it is asked for."""
+"""This suite needs three gigabytes of disk and no broker, so it runs only if it is named."""
 KNOWN = (*NAMES, MILLION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and return 0 whatever the numbers say: a benchmark is not a test."""
+    """Measure and print; return 0 even if targets are missed, because a benchmark is not a test."""
     asked = _parser().parse_args(arguments)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
-    """On a node of its own; None where there is none to be had."""
+    """Measure on a private node; return None if no broker can be started."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         services = Services(folder=Path(folder), owner=os.getpid())
         try:
@@ -68,7 +68,9 @@ def _with_a_broker(asked: argparse.Namespace) -> list[report.Finding] | None:
             print(lack, file=sys.stderr)
             return None
         try:
-            print(f"RabbitMQ {node.version}, Python {sys.version.split()[0]}; ratios are to the first of each table")
+            print(
+                f"RabbitMQ {node.version}, Python {sys.version.split()[0]}; ratios are to the first row of each table"
+            )
             return _measure(node, asked)
         finally:
             node.remove()
@@ -98,7 +100,7 @@ def _measure(node: Node, asked: argparse.Namespace) -> list[report.Finding]:
 
 
 def _round(node: Node, suite: Suite) -> report.Round:
-    """Each contender once."""
+    """Run each contender once."""
     return {contender.name: _trial(node, suite, contender) for contender in suite.contenders}
 
 
@@ -109,7 +111,7 @@ def _trial(node: Node, suite: Suite, contender: Contender) -> trials.Result:
 
 @contextmanager
 def _broker(node: Node, contender: Contender) -> Iterator[str]:
-    """The URL of the broker that a contender asks for."""
+    """Return the URL of the broker that a contender uses."""
     if contender.broker == "rabbitmq":
         yield node.url()
     else:
@@ -119,7 +121,7 @@ def _broker(node: Node, contender: Contender) -> Iterator[str]:
 
 @contextmanager
 def _database(contender: Contender) -> Iterator[str]:
-    """A fresh one for a contender that remembers."""
+    """Create a fresh database for a contender that records attempts."""
     if not contender.database:
         yield ""
         return
@@ -146,9 +148,13 @@ def _on(url: str, suite: Suite, contender: Contender, database: str) -> trials.R
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="How fast, beside bare pika.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds of fewer messages, for a first look")
-    parser.add_argument("--rounds", type=int, help=f"how often each contender runs (default: {ROUNDS})")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description="Measure the rate, compared with bare pika."
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds with fewer messages")
+    parser.add_argument(
+        "--rounds", type=int, help=f"rounds, in each of which each contender runs once (default: {ROUNDS})"
+    )
     parser.add_argument(
         "--only", type=_names, default=NAMES, help=f"some of {','.join(KNOWN)} (default: all but the last)"
     )
@@ -159,7 +165,7 @@ def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in KNOWN]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not measured; there are {', '.join(KNOWN)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is unknown; choose from {', '.join(KNOWN)}")
     return names
 
 

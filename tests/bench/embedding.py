@@ -1,4 +1,4 @@
-"""The embedded broker for one trial, as a process of its own; `python -m tests.bench.embedding` is that process."""
+"""The embedded broker of one trial, in its own process: `python -m tests.bench.embedding`."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django_rmq_retry.embedded import place as locating
-from django_rmq_retry.embedded import process as starting
+from django_rmq_retry.embedded.wire import server as starting
 from tests.tooling.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """A broker that runs."""
+    """A running broker."""
 
     url: str
     pid: int
@@ -26,7 +26,7 @@ class Embedded:
 
 @contextmanager
 def embedded(*, durable: bool) -> Iterator[Embedded]:
-    """A fresh broker, with a file or in memory only."""
+    """Start a fresh broker, with a file or in memory only."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-embedded-") as place:
         folder = Path(place) / "broker"
         line = [sys.executable, "-m", __name__, str(folder), json.dumps(durable)]

@@ -1,4 +1,4 @@
-"""In the process that is measured: counts messages and tells the benchmark of the moments that matter."""
+"""In the measured process: count messages and report times to the benchmark."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from tests.bench.task import Task
 
 
 class Marks:
-    """`tick` is called once per message handled or confirmed, from any thread; it costs a fraction of a microsecond."""
+    """Counts messages: any thread calls `tick` for each handled or confirmed one; a call takes less than 1 µs."""
 
     def __init__(self, task: Task) -> None:
         self._fd = task.told
@@ -25,11 +25,11 @@ class Marks:
             self.say(self._at[number])
 
     def failed(self) -> None:
-        """One message failed, as it was asked to; the time of a retry counts from the first of these."""
+        """Note a planned failure; the time of the retries starts with the first of them."""
         if self._failed() == 1:
             self.say("start")
 
     def say(self, name: str) -> None:
-        """Tell the moment, and the CPU time that all threads have used until then."""
+        """Report the time, and the CPU time that all threads have used so far."""
         told = {"mark": name, "at": time.monotonic(), "cpu": time.process_time()}
         os.write(self._fd, json.dumps(told).encode() + b"\n")

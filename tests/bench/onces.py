@@ -1,4 +1,4 @@
-"""What it costs to do a thing once: the same handler with ``once`` and in a plain ``atomic()``."""
+"""The cost of ``once``: the same handler with ``once`` and in a plain ``atomic()``."""
 
 from tests.bench.suites import OURS, Contender, Suite
 from tests.bench.task import Task
@@ -7,12 +7,12 @@ from tests.tooling import databases
 NAME = "once"
 MODULE = OURS + "consumer"
 MOST = 1.4
-"""So many times as long as in a plain ``atomic()``, at most."""
+"""The highest allowed time, as a multiple of a plain ``atomic()``."""
 WORKS = {"row": "a handler that inserts one row", "balance": "a handler that updates one row of many"}
 
 
 def onces() -> tuple[Suite, ...]:
-    """On PostgreSQL, one process, one worker; nothing else is remembered."""
+    """Return the suites: PostgreSQL, one process, one worker, no other records."""
     return tuple(_suite(work, title) for work, title in WORKS.items())
 
 
@@ -33,7 +33,7 @@ def _suite(work: str, title: str) -> Suite:
                 then=0.83,
             ),
             Contender(
-                name="in a plain atomic(), a connection for each message",
+                name="in a plain atomic(), one connection per message",
                 module=MODULE,
                 database=kind,
                 kept=False,

@@ -1,4 +1,4 @@
-"""What the outbox costs: a publish through it beside one that leaves on commit; and how fast a relay empties it."""
+"""The cost of the outbox, compared with publishing on commit; and the rate of a relay."""
 
 from tests.bench.suites import OURS, PIKA, Contender, Suite
 from tests.bench.task import Task
@@ -6,13 +6,13 @@ from tests.tooling import databases
 
 NAME = "outbox"
 MOST = 1.5
-"""So many times as long as insert and publish on commit, at most."""
+"""The highest allowed time, as a multiple of insert and publish on commit."""
 RATE = 3_000
-"""Rows per second that a relay sends, at least."""
+"""The lowest allowed rate of a relay, in rows per second."""
 
 
 def outboxes() -> tuple[Suite, ...]:
-    """On PostgreSQL, in one process."""
+    """Return the suites: PostgreSQL, one process."""
     kind = databases.POSTGRESQL
     return (
         Suite(
@@ -37,7 +37,9 @@ def outboxes() -> tuple[Suite, ...]:
             task=Task(kind="quorum", messages=8000, skip=1000),
             filled=False,
             contenders=(
-                Contender(name="bare pika publishes as many, window of 1000", module=PIKA + "publisher", window=1000),
+                Contender(
+                    name="bare pika publishes the same messages, window of 1000", module=PIKA + "publisher", window=1000
+                ),
                 Contender(name="one relay", module=OURS + "relay", database=kind, rate=RATE, at_least=0.1, then=0.3),
             ),
         ),

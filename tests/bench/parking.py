@@ -1,4 +1,4 @@
-"""How fast parked messages get from their queue into a database."""
+"""The rate at which parked messages are moved from their queue to a database."""
 
 import json
 import secrets
@@ -11,16 +11,13 @@ from statistics import median
 
 import pika
 
-from django_rmq_retry.amqp.address import Access
+from django_rmq_retry import Delivery, Message, Queue
+from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers.settlement import parked
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import park
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.messages import ErrorNote, Properties, Reason, encode_properties
+from django_rmq_retry.policies import park
 from tests.bench import trials
 from tests.bench.report import Finding, table
 from tests.bench.task import Task
@@ -38,9 +35,9 @@ MODULE = "tests.bench.contenders.our_drainer"
 
 
 def parking(node: Node, *, rounds: int, share: int = 1) -> list[Finding]:
-    """Measure, print, and tell what came of the target on PostgreSQL."""
+    """Measure and print; return the finding for the target on PostgreSQL."""
     messages = MESSAGES // share
-    print(f"\nparked messages of {BODY} bytes into a database ({rounds} rounds of {messages} messages)\n")
+    print(f"\nparked messages of {BODY} bytes, moved to a database ({rounds} rounds of {messages} messages)\n")
     rows: list[Sequence[str]] = [("database", "messages/s", "CPU µs", "lowest to highest")]
     findings: list[Finding] = []
     for kind in KINDS:
@@ -52,12 +49,12 @@ def parking(node: Node, *, rounds: int, share: int = 1) -> list[Finding]:
         rates = [result.rate for result in results if not result.error]
         if not rates:
             rows.append((kind, "failed", results[-1].error, ""))
-            findings.append(Finding(what=f"parked messages into {kind}", met=False))
+            findings.append(Finding(what=f"parked messages, moved to {kind}", met=False))
             continue
         rate, cpu = median(rates), median(result.cpu_us for result in results if not result.error)
         rows.append((kind, f"{rate:,.0f}", f"{cpu:.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}"))
         if kind == databases.POSTGRESQL:
-            what = f"parked messages into {kind}: {rate:,.0f}/s of {RATE:,.0f}"
+            what = f"parked messages, moved to {kind}: {rate:,.0f}/s of {RATE:,.0f}"
             findings.append(Finding(what=what, met=rate >= RATE, further=rate >= FURTHER))
     table(rows)
     return findings
@@ -76,7 +73,7 @@ def _round(node: Node, kind: str, messages: int) -> trials.Result:
 
 @contextmanager
 def _filled(task: Task) -> Iterator[None]:
-    """A parked queue with what our consumer would have put there."""
+    """Fill a parked queue with messages like those of our consumer."""
     name = f"{task.queue}.parked"
     with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
         channel = connection.channel()

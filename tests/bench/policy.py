@@ -1,7 +1,6 @@
 """The policy of the handler under measurement: the ladder with one step."""
 
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import RetryThenPark
+from django_rmq_retry import Fixed, RetryThenPark
 from tests.bench.task import RETRY_DELAY
 
 POLICY = RetryThenPark(attempts=5, backoff=Fixed(RETRY_DELAY))

@@ -1,25 +1,25 @@
-"""What the kernel knows of a process: its memory and its CPU time."""
+"""Memory and CPU time of a process, from /proc."""
 
 from pathlib import Path
 
 
 def resident(pid: int) -> float:
-    """Megabytes in memory."""
+    """Return the resident memory in megabytes."""
     return _status(pid, "VmRSS:")
 
 
 def most_resident(pid: int) -> float:
-    """The most megabytes that were in memory at once."""
+    """Return the peak resident memory in megabytes."""
     return _status(pid, "VmHWM:")
 
 
 def cpu(pid: int) -> float:
-    """Milliseconds that all its threads have run, by the scheduler's clock."""
+    """Return the CPU time of all threads in milliseconds, by the scheduler's clock."""
     return _scheduled(pid, 0)
 
 
 def delayed(pid: int) -> float:
-    """Milliseconds that all its threads were ready to run and had no core."""
+    """Return the milliseconds in which threads were ready to run but had no core."""
     return _scheduled(pid, 1)
 
 

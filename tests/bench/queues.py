@@ -1,4 +1,4 @@
-"""A fresh queue for each trial: declared as the product declares it, filled, and deleted after."""
+"""A fresh queue for each trial: declared like by the product, filled, and deleted afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 import pika
 
-from django_rmq_retry.amqp.address import Access
+from django_rmq_retry import Message, Queue
+from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.messages import Properties
 from django_rmq_retry.messages.codecs import JSON
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.topology.queues import Queue
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
+from tests.core.made import topology_of
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -27,7 +26,7 @@ PATIENCE = 60.0
 
 @contextmanager
 def prepared(task: Task, *, bare_loop: bool, filled: bool) -> Iterator[None]:
-    """The task's queues, with its messages in them if `filled`; `bare_loop` asks for a dead-letter loop instead."""
+    """Declare the task's queues, with its messages if `filled`; with `bare_loop`, a dead-letter loop."""
     arguments = _bare_loop(task) if bare_loop else _ours(task)
     with pika.BlockingConnection(pika.URLParameters(task.url)) as connection:
         channel = connection.channel()
@@ -52,7 +51,7 @@ def _ours(task: Task) -> dict[str, dict[str, object]]:
         park=f"{task.queue}.parked",
         order_by=order_by,
     )
-    topology = layout(intakes([handler]))
+    topology = topology_of(handler)
     return {queue.name: dict(queue.arguments) for queue in topology.queues.values()}
 
 
@@ -69,7 +68,7 @@ def _bare_loop(task: Task) -> dict[str, dict[str, object]]:
 
 
 def fill(task: Task) -> int:
-    """Publish the task's messages, each confirmed; how many bytes their bodies are together."""
+    """Publish the task's messages, each confirmed; return the total bytes of their bodies."""
     io = IoThread("bench-fill")
     io.start()
     publisher = PikaPublisher(io, Access.parse(task.url))

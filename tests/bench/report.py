@@ -1,4 +1,4 @@
-"""From results to tables: medians of the ratios to the reference of the same round."""
+"""Tables of results: medians of the ratios to the reference in the same round."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ MOST_RESIDENT, MOST_IDLE, MOST_STOP = 60.0, 2.0, 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One target and whether it was met."""
+    """One target, and the flag that it was met."""
 
     what: str
     met: bool
     further: bool = True
-    """Whether the goal beyond it was met as well."""
+    """True if the stretch goal was met as well."""
 
     @property
     def verdict(self) -> str:
-        return "not met" if not self.met else "beyond" if self.further else "met"
+        return "not met" if not self.met else "stretch goal met" if self.further else "met"
 
 
 def timed(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
-    """Print a suite's table; what came of its targets."""
+    """Print a suite's table; return the findings for its targets."""
     print(f"\n{suite.title} ({len(rounds)} rounds of {suite.task.messages} messages)\n")
     rows: list[Sequence[str]] = [("contender", "messages/s", "CPU µs", "ratio", "lowest to highest", "target", "")]
     findings: list[Finding] = []
@@ -43,7 +43,7 @@ def timed(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
 
 
 def at_rest(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
-    """Print the table of the ones that do nothing; what came of the limits, which are ours to keep."""
+    """Print the table of idle processes; return the findings for the limits, which apply to our process."""
     print(f"\n{suite.title} ({len(rounds)} rounds)\n")
     rows: list[Sequence[str]] = [("contender", "start to first message", "memory", "CPU while idle", "stop, longest")]
     findings: list[Finding] = []
@@ -68,16 +68,16 @@ def at_rest(suite: Suite, rounds: Sequence[Round]) -> list[Finding]:
 
 
 def summary(findings: Sequence[Finding]) -> None:
-    """The last lines: how many targets were met, and which were not."""
+    """Print the last lines: the number of targets met, and those missed."""
     met = sum(finding.met for finding in findings)
     further = sum(finding.met and finding.further for finding in findings)
-    print(f"\n{met} of {len(findings)} targets met, {further} with the goal beyond.")
+    print(f"\n{met} of {len(findings)} targets met, {further} of them with the stretch goal.")
     for finding in findings:
         if not finding.met:
             print(f"  not met: {finding.what}")
     for finding in findings:
         if finding.met and not finding.further:
-            print(f"  goal beyond not met: {finding.what}")
+            print(f"  stretch goal not met: {finding.what}")
 
 
 def _finding(suite: Suite, contender: Contender, ratios: Sequence[float], results: Sequence[Result]) -> Finding | None:
@@ -129,7 +129,7 @@ def _errors(suite: Suite, rounds: Sequence[Round]) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under the first, which is the head."""
+    """Print rows; the first is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]

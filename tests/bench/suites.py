@@ -1,4 +1,4 @@
-"""What is measured against what, and what we want to reach."""
+"""The suites: contenders, references and targets."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _BROKERS: dict[str, Broker] = {"in memory": "memory", "with its file": "file"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A program and what we want of it: its rate as a multiple of the suite's first contender's."""
+    """A program and its targets: its rate, as a multiple of the rate of the suite's first contender."""
 
     name: str
     module: str
@@ -24,20 +24,20 @@ class Contender:
     bare_loop: bool = False
     broker: Broker = "rabbitmq"
     database: str = ""
-    """The kind of database, one of its own, in which it remembers attempts; without one it remembers nothing."""
+    """The kind of private database for recorded attempts; without one, nothing is recorded."""
     kept: bool = True
-    """Whether connections to it are kept between messages."""
+    """True if database connections are kept between messages."""
     does: str = ""
-    """What its handler does in that database."""
+    """The work of its handler in that database."""
     rate: float | None = None
-    """Messages per second, at least; where the number itself is promised."""
+    """The lowest rate in messages per second, if an absolute number is promised."""
     at_least: float | None = None
     then: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Contenders that do the same; the first is the reference."""
+    """Contenders with the same task; the first is the reference."""
 
     name: str
     title: str
@@ -73,13 +73,13 @@ def _retry(task: Task) -> Suite:
 
 
 def remembering() -> str:
-    """The database that RMQ_TEST_DATABASE names; else PostgreSQL, as in production, if there is one."""
+    """Return the database of RMQ_TEST_DATABASE, else PostgreSQL if it is installed, like in production."""
     usual = databases.POSTGRESQL
     return os.environ.get("RMQ_TEST_DATABASE") or (databases.SQLITE if databases.KINDS[usual].lack() else usual)
 
 
 def _history(title: str, task: Task, *, threads: int, at_least: float, then: float) -> Suite:
-    """Ours, without and with a database that remembers attempts."""
+    """Return our contenders, with and without a database for recorded attempts."""
     kind = remembering()
     workers = "1 worker" if threads == 1 else f"{threads} workers"
     module = OURS + "consumer"
@@ -102,7 +102,7 @@ def _history(title: str, task: Task, *, threads: int, at_least: float, then: flo
 
 
 def _embedded(title: str, module: str, task: Task) -> Suite:
-    """One client, bare pika; different brokers."""
+    """Return contenders with one client, bare pika, and different brokers."""
     window = 1000
     return Suite(
         name="embedded",

@@ -1,6 +1,6 @@
-"""What one trial is asked to do, handed from the benchmark to the process that does it.
+"""The task of one trial, passed from the benchmark to the process that runs it.
 
-Imported by the bare contenders too, so it must not pull in more than the standard library.
+The bare contenders import it too, so it must import only the standard library.
 """
 
 import json
@@ -14,7 +14,7 @@ RETRY_DELAY = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One trial: `skip` messages to get warm, then `messages` that count."""
+    """One trial: `skip` messages to warm up, then `messages` that count."""
 
     url: str = ""
     queue: str = ""
@@ -25,24 +25,24 @@ class Task:
     prefetch: int = 100
     window: int = 0
     flaky: bool = False
-    """Every message fails once."""
+    """True if every message fails once."""
     database: str = ""
-    """Django's settings of a database with tables, as JSON; without one nothing is remembered."""
+    """Django's settings of a migrated database, as JSON; if empty, nothing is recorded."""
     kept: bool = True
-    """Whether connections to it are kept between messages; by itself Django opens one for each."""
+    """True if database connections are kept between messages; Django's default is one per message."""
     does: str = ""
-    """What its handler does in the database; nothing where this is empty."""
+    """The work of its handler in the database; none if empty."""
     told: int = -1
-    """The file descriptor that marks are written to."""
+    """The file descriptor to which marks are written."""
 
     @classmethod
     def given(cls) -> "Task":
-        """The task of this process."""
+        """Return the task of this process."""
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self, told: int) -> dict[str, str]:
-        """What hands it over."""
-        # As installed packages are: compiled, whatever the shell says that started the bench.
+        """Return the environment variables that pass the task to a process."""
+        # Compiled like installed packages, whatever PYTHONDONTWRITEBYTECODE is in the shell.
         own = {"PYTHONDONTWRITEBYTECODE": "", VARIABLE: json.dumps(asdict(replace(self, told=told)))}
         return {**os.environ, **own}
 
@@ -52,7 +52,7 @@ class Task:
 
     @property
     def wait_queue(self) -> str:
-        """Where the bare loop's rejected messages wait."""
+        """The queue in which rejected messages of the bare loop wait."""
         return f"{self.queue}.wait"
 
 

@@ -1,4 +1,4 @@
-"""One trial: a fresh process, the moments it tells of, and its end."""
+"""One trial: a fresh process, the times it reports, and its end."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SETTLING, RESTING = 1.0, 3.0
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What a trial came to; `error` says why it came to nothing."""
+    """The result of a trial; `error` is the reason if it failed."""
 
     error: str = ""
     rate: float = 0.0
@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(slots=True)
 class Child:
-    """The process of a trial, and what it has told so far."""
+    """The process of a trial, and the marks received so far."""
 
     process: subprocess.Popen[bytes]
     told: int
@@ -48,7 +48,7 @@ class Child:
     _rest: bytes = b""
 
     def wait_for(self, mark: str) -> bool:
-        """Whether it came to this mark; False if it ended before, or took too long."""
+        """Return True once the mark arrives; False if the process ends first, or at the timeout."""
         deadline = time.monotonic() + PATIENCE
         while mark not in self.marks:
             if not self._read(deadline - time.monotonic()):
@@ -56,7 +56,7 @@ class Child:
         return True
 
     def end(self) -> float:
-        """Ask it to end; the seconds it took. Its pipe closes the moment it is gone."""
+        """Send SIGTERM and return the seconds until the exit, when the pipe closes."""
         asked = time.monotonic()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ class Child:
 
 
 def timed(module: str, task: Task) -> Result:
-    """Messages per second and CPU per message, from the mark `start` to the mark `end`."""
+    """Measure messages per second and CPU per message, from the mark `start` to the mark `end`."""
     with _spawned(module, task) as (child, log):
         done = child.wait_for("end")
         took = child.end()
@@ -97,7 +97,7 @@ def timed(module: str, task: Task) -> Result:
 
 
 def at_rest(module: str, task: Task) -> Result:
-    """Start, one message, then nothing to do, then the end."""
+    """Measure a process that handles one message, is idle, and is stopped."""
     with _spawned(module, task) as (child, log):
         if not child.wait_for("first"):
             child.end()
@@ -139,7 +139,7 @@ def _spawned(module: str, task: Task) -> Iterator[tuple[Child, IO[bytes]]]:
 
 def _last_words(log: IO[bytes]) -> str:
     log.seek(0)
-    return log.read().decode(errors="replace").strip()[-400:] or "it took too long"
+    return log.read().decode(errors="replace").strip()[-400:] or "the process did not finish in time"
 
 
 def _pass(seconds: float) -> None:

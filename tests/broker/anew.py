@@ -4,17 +4,17 @@ from typing import Any
 
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Exchange, Queue
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.recreation import Recreated, Recreation
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.topology.queues import Exchange, Queue
 from tests.broker.declared import ready
+from tests.core.made import topology_of
 from tests.tooling.waiting import wait_until
 
 SHOP = Exchange("shop", "fanout")
-OLD = layout((), extra=[Queue("orders", message_ttl=600, bindings=[SHOP.bind()])])
-NEW = layout((), extra=[Queue("orders", message_ttl=900, bindings=[SHOP.bind()])])
+OLD = topology_of(extra=[Queue("orders", message_ttl=600, bindings=[SHOP.bind()])])
+NEW = topology_of(extra=[Queue("orders", message_ttl=900, bindings=[SHOP.bind()])])
 
 
 def yes(_: str) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery, Message
 from django_rmq_retry.amqp.frames import RawProperties
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.message import Delivery, Message, Settlement, Tell
-from django_rmq_retry.messages.properties import encode_properties
-from django_rmq_retry.policies.policy import Failure, Verdict
+from django_rmq_retry.messages import Instruction, Settlement, encode_properties
+from django_rmq_retry.policies import Failure, Verdict
 from tests.tooling.waiting import wait_until
 
 Got = tuple[int, Delivery, pika.BasicProperties]
@@ -62,10 +62,10 @@ class AtHand:
         """As the I/O thread would, but one by one."""
         if settlement.copy is not None:
             self.publish(settlement.copy)
-        if settlement.tell is Tell.REJECT:
+        if settlement.instruction is Instruction.REJECT:
             self.channel.basic_nack(tag, requeue=False)
         else:
-            assert settlement.tell is Tell.ACK
+            assert settlement.instruction is Instruction.ACK
             self.channel.basic_ack(tag)
 
     def publish(self, message: Message) -> None:

@@ -1,22 +1,35 @@
 """Declares a topology in a test's virtual host, and asks the broker what it has."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.topology.declarations import Topology
+from django_rmq_retry.topology import Topology
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
 Queues = Mapping[str, Mapping[str, object]]
 
 
+def session_on(url: str) -> Session:
+    """A session with the broker; open it with `with`."""
+    return Session(Access.parse(url))
+
+
+@contextmanager
+def declaring(vhost: Vhost) -> Iterator[Declarer]:
+    """A declarer on this virtual host."""
+    with session_on(vhost.url) as session:
+        yield Declarer(session)
+
+
 def declare(vhost: Vhost, topology: Topology) -> None:
-    with Session(Access.parse(vhost.url)) as session:
-        plan = Declarer(session).declare(topology)
+    with declaring(vhost) as declarer:
+        plan = declarer.declare(topology)
         assert plan.possible, [item.said for item in plan.items]
 
 

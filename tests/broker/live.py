@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq_retry.amqp.address import Access
+from django_rmq_retry import Delivery, Message
+from django_rmq_retry.amqp import Access, Done, Line, Publisher
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Done, Line, Publisher
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.messages import Properties
+from django_rmq_retry.topology import Server
 
 PATIENCE = 10.0
 
@@ -88,11 +87,16 @@ def io_thread() -> Iterator[IoThread]:
             gc.collect()
 
 
+def publisher_on(io: IoThread, url: str | Sequence[str], **options: Any) -> PikaPublisher:
+    """A publisher on an I/O thread that the test has."""
+    return PikaPublisher(io, Access.parse(url, **options))
+
+
 @contextmanager
 def publishing(url: str | Sequence[str], *, publish_timeout: float = 5, **options: Any) -> Iterator[PikaPublisher]:
     """A publisher with an I/O thread of its own, which must still live in the end."""
     with io_thread() as io:
-        publisher = PikaPublisher(io, Access.parse(url, publish_timeout=publish_timeout, **options))
+        publisher = publisher_on(io, url, publish_timeout=publish_timeout, **options)
         yield publisher
 
         assert io.alive

@@ -1,40 +1,120 @@
 """A connection without a socket: what is fed comes in as from the broker, what is sent is kept."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pika
 from pika import frame, spec
+from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
 
 from django_rmq_retry.amqp.connection import Connection
-from django_rmq_retry.amqp.frames import DeliverTo, RawProperties
+from django_rmq_retry.amqp.frames import RawProperties
+from django_rmq_retry.amqp.protocol import BasicProtocol, IoServices
 
 Received = tuple[str, int, bool, str, str, bytes, bytes]
 
 
-class SlowConnection(Connection):
-    """Leaves every frame to pika."""
+class OneByOne(BasicProtocol):
+    """Handles one frame at a time."""
 
-    def _deliver(self) -> bool:
+    def _deliveries(self, buffer: bytes, end: int) -> None: ...
+
+    def _acks(self, buffer: bytes, end: int) -> None: ...
+
+
+class Recording(AbstractStreamTransport):
+    """Records what is written."""
+
+    def __init__(self, protocol: AbstractStreamProtocol) -> None:
+        self.sent: list[bytes] = []
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def abort(self) -> None: ...
+
+    def get_protocol(self) -> AbstractStreamProtocol:
+        return self._protocol
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Done(AbstractIOReference):
+    """A request that has ended already."""
+
+    def cancel(self) -> bool:
         return False
+
+
+class Offline(IoServices):
+    """An event loop that connects to nothing."""
+
+    def getaddrinfo(self, *_: Any, on_done: Any, **__: Any) -> Any:  # type: ignore[override]  # as pika calls it
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 5672))]
+        self.add_callback_threadsafe(lambda: on_done(found))
+        return Done()
+
+    def connect_socket(self, sock: Any, resolved_addr: Any, on_done: Any) -> Any:
+        self.add_callback_threadsafe(lambda: on_done(None))
+        return Done()
+
+    def create_streaming_connection(
+        self, protocol_factory: Any, sock: Any, on_done: Any, ssl_context: Any = None, server_hostname: Any = None
+    ) -> Any:
+        sock.close()
+
+        def made() -> None:
+            self.made = self.protocol(protocol_factory(), self)
+            self.made.connection_made(Recording(self.made))
+            on_done((self.transport, self.made.inner))
+
+        self.add_callback_threadsafe(made)
+        return Done()
 
 
 class Wire:
     """An open connection with channel 1, on which the consumers "one" and "two" are."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, opened: list[Any]) -> None:
         self.connection = connection
         self.received: list[Received] = []
-        self.sent: list[bytes] = []
-        connection._adapter_emit_data = self.sent.append
-        connection._set_connection_state(connection.CONNECTION_OPEN)
+        loop = connection.ioloop
+        loop.activate_poller()
+        while connection.services.transport is None:
+            loop.poll()
+            loop.process_timeouts()
+        self.protocol = connection.services.made
+        self.transport: Any = connection.services.transport
+        capabilities = {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True}
+        server: Any = {"product": "RabbitMQ", "version": "3.10.0", "capabilities": capabilities}
+        self.feed(method(spec.Connection.Start(0, 9, server, "PLAIN", "en_US"), channel=0))
+        self.feed(method(spec.Connection.Tune(2047, 131072, 0), channel=0))
+        self.feed(method(spec.Connection.OpenOk(), channel=0))
+        while not opened:
+            loop.poll()
+            loop.process_timeouts()
         self.channel = self.open_channel(1)
         for tag in ("one", "two"):
-            self.channel._consumers[tag] = DeliverTo(self.receive)
+            self.channel.consumers[tag] = self.receive
+
+    @property
+    def sent(self) -> list[bytes]:
+        sent: list[bytes] = self.transport.sent
+        return sent
+
+    @property
+    def left(self) -> bytes:
+        """The bytes received of a frame that is not complete."""
+        left: bytes = self.protocol.left
+        return left
 
     def open_channel(self, number: int) -> Any:
-        channel = self.connection.channel(number)
+        channel = self.connection.channel(on_open_callback=lambda _channel: None)
+        assert channel.channel_number == number
         self.feed(method(spec.Channel.OpenOk(), channel=number))
         self.sent.clear()
         for counter in ("bytes_sent", "bytes_received", "frames_sent", "frames_received"):
@@ -45,14 +125,18 @@ class Wire:
         self.received.append(values)
 
     def feed(self, data: bytes) -> None:
-        self.connection._on_data_available(data)
+        self.protocol.data_received(data)
 
 
 @contextmanager
-def wire(cls: type[Connection] = Connection) -> Iterator[Wire]:
-    connection = cls(pika.ConnectionParameters(), internal_connection_workflow=False)
+def wire(kind: type[BasicProtocol] = BasicProtocol) -> Iterator[Wire]:
+    class Made(Offline):
+        protocol = kind
+
+    opened: list[Any] = []
+    connection = Connection(pika.ConnectionParameters(), services=Made, on_open_callback=opened.append)
     try:
-        yield Wire(connection)
+        yield Wire(connection, opened)
     finally:
         connection.ioloop.close()
 

@@ -1,4 +1,4 @@
-"""The short way of the broker's acks: the same as pika's, however the bytes are cut, and only for who asked."""
+"""Acks parsed in one step and frame by frame are the same, wherever the bytes are cut."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,20 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import spec
 
-from django_rmq_retry.amqp.connection import Connection
-from django_rmq_retry.amqp.contracts import Outcome
+from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp.protocol import BasicProtocol
 from django_rmq_retry.amqp.publisher import ConfirmChannel, Pending
 from tests.broker.live import to
-from tests.broker.offline import HEARTBEAT, Wire, delivery, method, wire
+from tests.broker.offline import HEARTBEAT, OneByOne, Wire, delivery, method, wire
 
 Told = list[tuple[int, bool]]
-
-
-class PatientConnection(Connection):
-    """Leaves every ack to pika."""
-
-    def _confirm(self) -> bool:
-        return False
 
 
 @pytest.fixture
@@ -32,7 +25,6 @@ def at() -> Iterator[Wire]:
 
 def publish(at: Wire, ends: list[Outcome]) -> ConfirmChannel:
     """A confirm channel with number 2 and one publish on its way."""
-    at.connection.server_capabilities = {"publisher_confirms": True, "basic.nack": True}
     channel = ConfirmChannel(at.connection, closed=lambda _: None)
     at.feed(method(spec.Channel.OpenOk(), channel=2) + method(spec.Confirm.SelectOk(), channel=2))
     channel.send(Pending(to("q"), b"\0\0", deadline=1e9, done=lambda result: ends.append(result.kind)))
@@ -55,7 +47,7 @@ def test_acks_are_told_once_and_in_order_however_the_bytes_are_cut(answers: Told
         assert at.connection.frames_received == 4 * len(answers)
 
 
-def test_the_ack_of_another_channel_goes_the_way_of_pika(at: Wire) -> None:
+def test_the_ack_of_another_channel_goes_to_its_callback(at: Wire) -> None:
     seen: list[Any] = []
     at.channel.add_callback(lambda frame: seen.append(frame.method.delivery_tag), [spec.Basic.Ack])
     at.connection.confirms[2] = lambda *_: pytest.fail("it is not of this channel")
@@ -80,8 +72,8 @@ def test_an_error_in_who_is_told_loses_no_other_ack(at: Wire) -> None:
     assert told == [(1, False), (2, False)]
 
 
-@pytest.mark.parametrize("kind", [Connection, PatientConnection])
-def test_a_publish_ends_the_same_by_either_way(kind: type[Connection]) -> None:
+@pytest.mark.parametrize("kind", [BasicProtocol, OneByOne])
+def test_a_publish_ends_the_same_by_either_way(kind: type[BasicProtocol]) -> None:
     ends: list[Outcome] = []
     with wire(kind) as at:
         publish(at, ends)

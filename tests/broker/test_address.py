@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.amqp.address import Access, Host, Secret, Tls
+from django_rmq_retry.amqp import Access, Host, Secret, Tls
 from django_rmq_retry.errors import ConfigurationError
 
 

@@ -12,12 +12,13 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Access, Cause, Line
 from django_rmq_retry.amqp import answers as room
-from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.answers import INTERNAL_ERROR, PREFIX, Answers, family_of
-from django_rmq_retry.amqp.contracts import Cause, Line, unanswered
+from django_rmq_retry.amqp.contracts import unanswered
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
+from django_rmq_retry.messages import Instruction, Settlement
 from tests.broker.live import Held, Seen, consuming, io_thread, to
 from tests.tooling.waiting import wait_until
 
@@ -100,9 +101,9 @@ def hostile(pid: bytes) -> list[str]:
 def settlement(delivery: Delivery) -> Settlement:
     """A message that fails is copied; any other is answered."""
     if delivery.body.startswith(b"fails"):
-        return Settlement(tell=Tell.ACK, copy=to("waiting", delivery.body))
+        return Settlement(instruction=Instruction.ACK, copy=to("waiting", delivery.body))
     to_whom = delivery.reply_to or ""
-    return Settlement(tell=Tell.ACK, answer=to(to_whom, b"re: " + delivery.body, mandatory=False))
+    return Settlement(instruction=Instruction.ACK, answer=to(to_whom, b"re: " + delivery.body, mandatory=False))
 
 
 def work(source: PikaSource, seen: Seen, count: int) -> None:

@@ -3,20 +3,16 @@
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.amqp.session import Session
+from django_rmq_retry import Delivery, Queue, Republish, RetryThenPark
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp.source import PikaSource
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages import Reason
 from django_rmq_retry.messages.parked import Original, Parked, read_parked, requeued
-from django_rmq_retry.policies.carriers import Republish
-from django_rmq_retry.policies.policy import RetryThenPark, Verdict, park, retry
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.policies import Verdict, park, retry
 from tests.broker.anew import OLD, recreate
-from tests.broker.declared import declare, ready
+from tests.broker.declared import declare, ready, session_on
 from tests.broker.live import Seen, consuming, publishing
 from tests.tooling.amqp10 import send
 from tests.tooling.vhosts import Vhost
@@ -80,7 +76,7 @@ def test_it_stops_no_queue_from_being_made_anew(vhost: Vhost, amqp: BlockingChan
     send(vhost.url, "orders", b"bare", reply_to=BARE)
     wait_until(lambda: ready(amqp, "orders") == 1, 10)
 
-    with Session(Access.parse(vhost.url)) as session:
+    with session_on(vhost.url) as session:
         assert recreate(session).moved == 1
     _, properties, body = amqp.basic_get("orders", auto_ack=True)
 

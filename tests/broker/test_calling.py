@@ -11,10 +11,10 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Message
 from django_rmq_retry.amqp.caller import PikaCaller
 from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, RmqRetryError
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages import Headers
 from tests.broker.between import between
 from tests.broker.live import calling, to
 from tests.tooling.waiting import wait_until

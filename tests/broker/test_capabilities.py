@@ -2,9 +2,9 @@
 
 import pytest
 
-from django_rmq_retry.policies.carriers import Ladder, Native
-from django_rmq_retry.topology.declarations import QueueDeclaration
-from django_rmq_retry.topology.versions import Server, queue_refusal
+from django_rmq_retry import Ladder, Native
+from django_rmq_retry.topology import QueueDeclaration, Server
+from django_rmq_retry.topology.plan import queue_refusal
 
 OLD = Server(product="RabbitMQ", version=(3, 10, 8))
 MIDDLE = Server(product="RabbitMQ", version=(4, 0, 5))

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from pika import frame, spec
 from pika.exceptions import ConnectionClosedByBroker
 
-from django_rmq_retry.amqp.contracts import Outcome
-from django_rmq_retry.amqp.frames import FRAME_OVERHEAD, RawProperties
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Outcome
+from django_rmq_retry.amqp.frames import RawProperties
 from django_rmq_retry.amqp.publisher import NEVER, ConfirmChannel, Pending
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import encode_properties
+from django_rmq_retry.messages import Headers, encode_properties
 from tests.broker.live import to
 from tests.broker.offline import Wire, method, wire
 
@@ -28,9 +27,6 @@ class Confirms:
         self.at = at
         self.ends: Ends = []
         self.closed: list[ConfirmChannel] = []
-        at.connection.server_capabilities = {"publisher_confirms": True, "basic.nack": True}
-        # What pika works out when a broker has said how large its frames are.
-        at.connection._body_max_length = at.connection.frame_max - FRAME_OVERHEAD
         self.channel = ConfirmChannel(at.connection, closed=self.closed.append)
         self.feed(spec.Channel.OpenOk())
         self.feed(spec.Confirm.SelectOk())
@@ -192,7 +188,7 @@ def test_a_connection_that_is_lost_says_so_of_what_was_sent_on_its_channels(conf
     confirms.send("a")
     channel: Any = confirms.channel._channel
     # As pika does with each of its channels.
-    channel._on_close_meta(ConnectionClosedByBroker(320, "CONNECTION_FORCED"))
+    channel._inner._on_close_meta(ConnectionClosedByBroker(320, "CONNECTION_FORCED"))
 
     assert confirms.ends == [("a", Outcome.UNKNOWN, "the connection was lost: CONNECTION_FORCED")]
 

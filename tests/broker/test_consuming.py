@@ -8,12 +8,13 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import CONFIRMED, Line
 from django_rmq_retry.amqp import source as room
-from django_rmq_retry.amqp.contracts import CONFIRMED, Line
 from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.errors import BrokerRefused, QueueUnusable
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
-from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration
+from django_rmq_retry.messages import DONE, Instruction, Settlement
+from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration
 from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, to
 from tests.tooling.vhosts import Vhost
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.contract
 
 LINE = Line(queue="q", prefetch=10)
 ORDERED = Line(queue="q", prefetch=1, ordered=True)
-AGAIN = Settlement(tell=Tell.AGAIN, hold=0.1)
+AGAIN = Settlement(instruction=Instruction.KEEP, hold=0.1)
 
 
 def queue(amqp: BlockingChannel, name: str = "q", *, kind: str = "quorum", ordered: bool = False) -> None:
@@ -90,7 +91,7 @@ def test_stopping_gives_back_everything_that_is_not_settled(broker_url: str, amq
     with consuming(broker_url, LINE) as (source, seen):
         arrivals = [seen.next() for _ in range(4)]
         source.settle(arrivals[1], DONE)
-        source.settle(arrivals[2], Settlement(tell=Tell.REQUEUE, hold=60))
+        source.settle(arrivals[2], Settlement(instruction=Instruction.REQUEUE, hold=60))
         source.quiesce()
         source.give_back([arrivals[3]])
         source.stop()
@@ -126,7 +127,11 @@ def test_after_a_lost_connection_what_was_in_hand_comes_again(
         wait_until(lambda: len(seen.servers) == 2)
         # Of the old channel: on the new one this tag belongs to another delivery, or to none.
         again = next(one for one in iter(seen.next, None) if one.redelivered)
-        for settlement in (DONE, Settlement(tell=Tell.REQUEUE), Settlement(tell=Tell.REJECT)):
+        for settlement in (
+            DONE,
+            Settlement(instruction=Instruction.REQUEUE),
+            Settlement(instruction=Instruction.REJECT),
+        ):
             source.settle(before, settlement)
         source.settle(again, DONE)
         source.stop()
@@ -143,7 +148,7 @@ def test_a_copy_confirmed_after_the_connection_was_lost_acknowledges_nothing(
     fill(amqp, b"1")
     held = Held()
     with between(broker_url) as line, consuming(line.url, LINE, publisher=held) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.ACK, copy=to("parked")))
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, copy=to("parked")))
         _, done = held.sent.get(timeout=5)
         line.cut()
         again = seen.next()
@@ -356,7 +361,7 @@ def test_a_held_message_comes_back_after_each_connection_that_is_lost(broker_url
         for _ in range(3):
             arrival = seen.next()
             arrivals.append((arrival.body, arrival.redelivered))
-            source.settle(arrival, Settlement(tell=Tell.AGAIN, hold=60))
+            source.settle(arrival, Settlement(instruction=Instruction.KEEP, hold=60))
             source._io.call(line.cut)
 
         assert arrivals == [(b"1", False), (b"1", True), (b"1", True)]

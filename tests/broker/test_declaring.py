@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry import Exchange, Queue
+from django_rmq_retry.amqp import BrokerUnreachable, Refusal, Secret
 from django_rmq_retry.amqp.declarer import Declarer, of_others
 from django_rmq_retry.amqp.inspection import Inspector
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
-from django_rmq_retry.amqp.session import Named, Session
+from django_rmq_retry.amqp.session import Named
 from django_rmq_retry.errors import BrokerRefused
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.topology.declarations import ExchangeDeclaration, QueueDeclaration, Topology
+from django_rmq_retry.topology import ExchangeDeclaration, QueueDeclaration, Topology
 from django_rmq_retry.topology.plan import Difference, Plan, State
-from django_rmq_retry.topology.queues import Exchange, Queue
+from tests.broker.declared import session_on
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.contract
 
 @pytest.fixture
 def declarer(broker_url: str) -> Iterator[Declarer]:
-    with Session(Access.parse(broker_url)) as session:
+    with session_on(broker_url) as session:
         yield Declarer(session)
 
 
 @pytest.fixture
 def seeing(vhost: Vhost) -> Iterator[Declarer]:
-    with Session(Access.parse(vhost.url)) as session:
+    with session_on(vhost.url) as session:
         yield Declarer(session, Inspector(url=Secret(vhost.management.url), vhost=vhost.name))
 
 
@@ -41,7 +41,7 @@ def states(plan: Plan) -> dict[str, State]:
     return {item.name: item.state for item in plan.items}
 
 
-ORDERS = layout((), extra=[Queue("orders", bindings=[Exchange("shop", "topic").bind("order.#")])])
+ORDERS = topology_of(extra=[Queue("orders", bindings=[Exchange("shop", "topic").bind("order.#")])])
 
 
 def test_a_plan_names_what_is_missing_and_writes_nothing(declarer: Declarer, vhost: Vhost) -> None:
@@ -118,7 +118,7 @@ def test_a_classic_queue_is_the_same_with_and_without_its_type(declarer: Declare
 def test_an_exchange_of_another_type_differs(declarer: Declarer, amqp: BlockingChannel) -> None:
     amqp.exchange_declare("shop", "direct", durable=True, arguments={"alternate-exchange": "rest"})
 
-    item = declarer.declare(layout((), extra=[Exchange("shop", "topic", durable=False)])).items[0]
+    item = declarer.declare(topology_of(extra=[Exchange("shop", "topic", durable=False)])).items[0]
 
     assert item.said == (
         "type: here topic, broker direct; durable: here false, broker true; alternate-exchange: here none, broker rest"
@@ -128,7 +128,7 @@ def test_an_exchange_of_another_type_differs(declarer: Declarer, amqp: BlockingC
 def test_an_exchange_type_the_broker_does_not_know_costs_only_a_sentence(declarer: Declarer) -> None:
     strange = Exchange("strange", "x-nonesuch")
 
-    plan = declarer.declare(layout((), extra=[strange, Queue("orders", bindings=[strange.bind("a")])]))
+    plan = declarer.declare(topology_of(extra=[strange, Queue("orders", bindings=[strange.bind("a")])]))
 
     assert states(plan)["strange"] is State.REFUSED
     assert "x-nonesuch" in plan.items[0].problem
@@ -138,7 +138,7 @@ def test_an_exchange_type_the_broker_does_not_know_costs_only_a_sentence(declare
 
 def test_what_belongs_to_somebody_else_is_looked_for_and_never_made(declarer: Declarer, vhost: Vhost) -> None:
     theirs = Exchange("theirs", "fanout", existing=True)
-    topology = layout((), extra=[theirs, Queue("inbox", existing=True)])
+    topology = topology_of(extra=[theirs, Queue("inbox", existing=True)])
 
     plan = declarer.declare(topology)
 
@@ -150,7 +150,7 @@ def test_what_belongs_to_somebody_else_is_looked_for_and_never_made(declarer: De
 def test_a_queue_of_others_may_have_what_the_project_does_not_write(declarer: Declarer, amqp: BlockingChannel) -> None:
     amqp.queue_declare("inbox", durable=True, arguments={"x-max-length": 7})
     amqp.exchange_declare("theirs", "headers")
-    topology = layout((), extra=[Exchange("theirs", "headers", existing=True), Queue("inbox", existing=True)])
+    topology = topology_of(extra=[Exchange("theirs", "headers", existing=True), Queue("inbox", existing=True)])
 
     assert declarer.plan(topology).fulfilled
 
@@ -179,7 +179,7 @@ def test_the_management_api_tells_of_others_what_a_policy_sets(seeing: Declarer,
 
     def told(**arguments: object) -> str:
         inbox = Queue("inbox", existing=True, arguments=arguments)
-        item = seeing.plan(layout((), extra=[inbox])).items[0]
+        item = seeing.plan(topology_of(extra=[inbox])).items[0]
         return item.said or f"{item.state.value} {item.type}"
 
     said = {"x-dead-letter-exchange": "letters", "x-max-length": 7}
@@ -194,8 +194,8 @@ def test_a_right_that_others_do_not_grant_costs_only_the_comparison(vhost: Vhost
     vhost.management.call("PUT", f"permissions/{vhost.name}/{user}", rights)
     vhost.management.call("PUT", f"queues/{vhost.name}/inbox", {"durable": True})
     address = vhost.url.partition("@")[2]
-    with Session(Access.parse(f"amqp://{user}:pw@{address}")) as session:
-        item = Declarer(session).plan(layout((), extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
+    with session_on(f"amqp://{user}:pw@{address}") as session:
+        item = Declarer(session).plan(topology_of(extra=[Queue("inbox", existing=True, max_length=3)])).items[0]
     vhost.management.call("DELETE", f"users/{user}")
 
     assert (item.state, item.type) == (State.SAME, "")
@@ -225,7 +225,7 @@ def test_missing_rights_are_one_sentence_with_name_and_right(vhost: Vhost) -> No
     address = vhost.url.partition("@")[2]
     topology = queue("invoices") + queue("orders", **{"x-dead-letter-exchange": "late"})
 
-    with Session(Access.parse(f"amqp://{user}:pw@{address}")) as session:
+    with session_on(f"amqp://{user}:pw@{address}") as session:
         items = {item.name: item for item in Declarer(session).declare(topology).items}
     vhost.management.call("DELETE", f"users/{user}")
 
@@ -240,14 +240,14 @@ def test_a_wrong_password_a_missing_vhost_and_a_closed_port_are_told_apart(broke
     wrong = broker_url.replace(":guest@", ":wrong@")
     missing = broker_url + "-not-there"
 
-    with pytest.raises(BrokerRefused, match="user name or password"), Session(Access.parse(wrong)):
+    with pytest.raises(BrokerRefused, match="user name or password"), session_on(wrong):
         pass
-    with pytest.raises(BrokerRefused, match="virtual host does not exist"), Session(Access.parse(missing)):
+    with pytest.raises(BrokerRefused, match="virtual host does not exist"), session_on(missing):
         pass
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1: Connection refused"):
-        Session(Access.parse("amqp://127.0.0.1:1")).__enter__()
+        session_on("amqp://127.0.0.1:1").__enter__()
 
 
 def test_the_next_host_is_tried_where_one_is_silent(broker_url: str) -> None:
-    with Session(Access.parse(broker_url.replace("@", "@127.0.0.1:1,"))) as session:
+    with session_on(broker_url.replace("@", "@127.0.0.1:1,")) as session:
         assert session.server.product == "RabbitMQ"

@@ -1,4 +1,4 @@
-"""The fast way and pika's way give the same deliveries, wherever the bytes are cut."""
+"""Deliveries parsed in one step and frame by frame are the same, wherever the bytes are cut."""
 
 from contextlib import suppress
 from typing import Any
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pika import spec
 from pika.exceptions import InvalidFrameError
 
-from django_rmq_retry.amqp.connection import Connection
 from django_rmq_retry.amqp.frames import LARGE, NAMES_KEPT, Places, Tags
-from tests.broker.offline import HEARTBEAT, Received, SlowConnection, Wire, delivery, method, wire
+from django_rmq_retry.amqp.protocol import BasicProtocol
+from tests.broker.offline import HEARTBEAT, OneByOne, Received, Wire, delivery, method, wire
 
 NAMES = st.sampled_from([b"", b"q", "schlüssel".encode(), b"\xff\xfe", b"k" * 255]) | st.binary(max_size=20)
 DELIVERIES = st.fixed_dictionaries(
@@ -39,21 +39,21 @@ def counters(wire: Wire) -> tuple[int, int]:
     return wire.connection.bytes_received, wire.connection.frames_received
 
 
-@pytest.mark.parametrize("cls", [Connection, SlowConnection])
+@pytest.mark.parametrize("cls", [BasicProtocol, OneByOne])
 @given(st.lists(DELIVERIES | OTHERS, max_size=8), st.data())
 def test_every_delivery_arrives_once_and_whole_wherever_the_bytes_are_cut(
-    cls: type[Connection], sent: list[dict[str, Any] | bytes], data: st.DataObject
+    cls: type[BasicProtocol], sent: list[dict[str, Any] | bytes], data: st.DataObject
 ) -> None:
     stream = b"".join(item if isinstance(item, bytes) else delivery(**item) for item in sent)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=20)))
-    with wire(cls) as at, wire(SlowConnection) as plain:
+    with wire(cls) as at, wire(OneByOne) as plain:
         plain.feed(stream)
         for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             at.feed(stream[start:stop])
 
         assert at.received == [expected(item) for item in sent if isinstance(item, dict)]
         assert counters(at) == counters(plain)
-        assert at.connection._frame_buffer == b""
+        assert at.left == b""
 
 
 def test_a_stream_fed_byte_by_byte_gives_the_same() -> None:
@@ -95,10 +95,10 @@ def test_a_frame_of_another_channel_between_the_frames_of_a_delivery_is_no_obsta
         assert [values[6] for values in at.received] == [b"body"]
 
 
-@pytest.mark.parametrize("cls", [Connection, SlowConnection])
+@pytest.mark.parametrize("cls", [BasicProtocol, OneByOne])
 @given(st.integers(0, 200), st.integers(1, 255))
 @settings(max_examples=300)
-def test_a_damaged_byte_never_makes_half_a_delivery(cls: type[Connection], place: int, change: int) -> None:
+def test_a_damaged_byte_never_makes_half_a_delivery(cls: type[BasicProtocol], place: int, change: int) -> None:
     good = delivery(b"good", delivery_tag=1)
     data = bytearray(good + delivery(b"damaged", delivery_tag=2, routing_key=b"key"))
     at_byte = len(good) + place % (len(data) - len(good))
@@ -142,7 +142,8 @@ def test_a_delivery_for_nobody_is_ignored_and_the_next_arrives(caplog: pytest.Lo
 
 def test_a_delivery_for_a_cancelled_consumer_goes_back_to_its_queue() -> None:
     with wire() as at:
-        at.channel._cancelled.add("one")
+        at.channel.basic_cancel("one")
+        at.sent.clear()
         at.feed(delivery(delivery_tag=7) + delivery(tag="two", delivery_tag=8))
 
         assert [values[1] for values in at.received] == [8]
@@ -155,34 +156,24 @@ def test_a_consumer_that_cancels_itself_gets_nothing_more() -> None:
         at.channel.basic_cancel("one")
 
     with wire() as at:
-        at.channel._consumers["one"].receive = receive
+        at.channel.consumers["one"] = receive
         at.feed(delivery(delivery_tag=1) + delivery(delivery_tag=2))
 
         assert [values[1] for values in at.received] == [1]
 
 
-def test_an_exception_from_the_receiver_reaches_pika_and_the_delivery_counts_as_taken() -> None:
+def test_an_exception_of_a_callback_is_raised_and_its_delivery_counts_as_received() -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
     with wire() as at:
-        at.channel._consumers["one"].receive = fail
+        at.channel.consumers["one"] = fail
         first, second = delivery(delivery_tag=1), delivery(delivery_tag=2)
         with pytest.raises(RuntimeError, match="broken"):
             at.feed(first + second)
 
-        assert at.connection._frame_buffer == second
+        assert at.left == second
         assert counters(at) == (len(first), 3)
-
-
-def test_plain_callbacks_of_pika_still_work_beside_ours() -> None:
-    came = []
-    with wire() as at:
-        at.channel._consumers["plain"] = lambda _ch, method, props, body: came.append((method, props.raw, body))
-        at.feed(delivery(b"x", b"\xff\xff", tag="plain") + delivery(b"y"))
-
-        assert [(raw, body) for _, raw, body in came] == [(b"\xff\xff", b"x")]
-        assert [values[6] for values in at.received] == [b"y"]
 
 
 def test_names_are_decoded_once_and_never_hoarded() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pika
 import pytest
 from pika.credentials import PlainCredentials
-from pika.exceptions import AMQPError
 
-from django_rmq_retry.amqp.address import Access, Host, Tls
+from django_rmq_retry.amqp import Access, BrokerUnreachable, Host, Line, Tls
 from django_rmq_retry.amqp.connection import parameters
-from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.amqp.session import Session
+from django_rmq_retry.errors import BrokerRefused, ConfigurationError
+from django_rmq_retry.messages import DONE
+from tests.broker.live import consuming, publishing, to
 from tests.tooling.node import free_ports
 from tests.tooling.services import Services, Unavailable, go_without
 
@@ -133,14 +135,13 @@ def tls_port(services: Services, certificates: Path) -> Iterator[int]:
 
 
 def connected(port: int, tls: Tls, *, host: str = "localhost", scheme: str = "amqps") -> str:
-    """What becomes of a connection: 'open', or every reason that is given."""
+    """Return 'open', or the error of a connection."""
     given = tls if scheme == "amqps" else None
     try:
-        connection = pika.BlockingConnection(dialled(f"{scheme}://guest:guest@{host}:{port}", tls=given))
-    except (AMQPError, OSError) as error:
-        return f"{error!r} {error.args!r} {error.__cause__!r} {error.__context__!r}"
-    connection.close()
-    return "open"
+        with Session(Access.parse(f"{scheme}://guest:guest@{host}:{port}", tls=given)):
+            return "open"
+    except (BrokerUnreachable, BrokerRefused) as error:
+        return str(error)
 
 
 @pytest.mark.slow
@@ -177,6 +178,32 @@ def test_a_client_without_its_certificate_is_turned_away(tls_port: int, certific
 @pytest.mark.slow
 def test_plain_amqp_to_a_tls_port_never_opens(tls_port: int) -> None:
     assert connected(tls_port, Tls(), scheme="amqp") != "open"
+
+
+@pytest.mark.slow
+def test_messages_of_all_sizes_pass_through_tls_in_both_directions(tls_port: int, certificates: Path) -> None:
+    tls = Tls(
+        ca_file=str(certificates / "ca.pem"),
+        cert_file=str(certificates / "client.pem"),
+        key_file=str(certificates / "client.key"),
+    )
+    url = f"amqps://guest:guest@localhost:{tls_port}"
+    bodies = [b"small %d" % number for number in range(500)] + [bytes(range(256)) * 16_000, b"", b"x" * 70_000, b"last"]
+    with Session(Access.parse(url, tls=tls)) as session:
+        session.ask(lambda channel, done: channel.queue_declare("q", callback=done))
+    with publishing(url, tls=tls) as publisher:
+        publisher.publish_many(to("q", body) for body in bodies)
+    with consuming(url, Line(queue="q", prefetch=1000), tls=tls) as (source, seen):
+        arrivals = [seen.next() for _ in bodies]
+        for arrival in arrivals:
+            source.settle(arrival, DONE)
+        source.stop()
+        assert seen.has_drained.wait(5)
+
+    assert [arrival.body for arrival in arrivals] == bodies
+    with Session(Access.parse(url, tls=tls)) as session:
+        left = session.ask(lambda channel, done: channel.queue_declare("q", callback=done))
+    assert left.method.message_count == 0
 
 
 def test_an_encrypted_key_is_refused_instead_of_asked_for_on_the_terminal(certificates: Path) -> None:

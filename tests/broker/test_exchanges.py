@@ -6,9 +6,9 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry import Exchange, Queue
 from tests.broker.declared import arguments, declare, has, redeclare
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.contract
 
 def test_a_fanout_exchange_gives_every_queue_a_copy(vhost: Vhost, amqp: BlockingChannel) -> None:
     news = Exchange("news", "fanout")
-    declare(vhost, layout((), extra=[Queue(name, type=None, bindings=[news.bind()]) for name in ("mail", "sms")]))
+    declare(vhost, topology_of(extra=[Queue(name, type=None, bindings=[news.bind()]) for name in ("mail", "sms")]))
 
     amqp.basic_publish("news", "whatever", b"hello")
 
@@ -28,7 +28,7 @@ def test_a_topic_exchange_takes_stars_and_hashes(vhost: Vhost, amqp: BlockingCha
     logs = Exchange("logs", "topic")
     wanted = {"one-word": "app.*", "any-words": "app.#", "exact": "app.error"}
     declare(
-        vhost, layout((), extra=[Queue(name, type=None, bindings=[logs.bind(key)]) for name, key in wanted.items()])
+        vhost, topology_of(extra=[Queue(name, type=None, bindings=[logs.bind(key)]) for name, key in wanted.items()])
     )
 
     for key in ("app.error", "app.error.db", "app", "other.error"):
@@ -44,7 +44,7 @@ def test_a_headers_exchange_matches_all_or_any(vhost: Vhost, amqp: BlockingChann
     both = files.bind(headers={"format": "pdf", "size": 4})
     either = files.bind(headers={"format": "pdf", "size": 4}, match="any")
     queues = [Queue("both", type=None, bindings=[both]), Queue("either", type=None, bindings=[either])]
-    declare(vhost, layout((), extra=queues))
+    declare(vhost, topology_of(extra=queues))
 
     sent: list[dict[str, Any]] = [{"format": "pdf", "size": 4}, {"format": "pdf"}, {"size": 5}]
     for headers in sent:
@@ -57,7 +57,7 @@ def test_a_headers_exchange_matches_all_or_any(vhost: Vhost, amqp: BlockingChann
 def test_an_exchange_bound_to_an_exchange_passes_messages_on(vhost: Vhost, amqp: BlockingChannel) -> None:
     everything = Exchange("everything", "topic")
     errors = Exchange("errors", "fanout", bindings=[everything.bind("#.error")])
-    declare(vhost, layout((), extra=[Queue("alarms", type=None, bindings=[errors.bind()])]))
+    declare(vhost, topology_of(extra=[Queue("alarms", type=None, bindings=[errors.bind()])]))
 
     for key in ("db.error", "db.info"):
         amqp.basic_publish("everything", key, b"")
@@ -70,7 +70,7 @@ def test_what_no_binding_takes_goes_to_the_alternate_exchange(vhost: Vhost, amqp
     rest = Exchange("rest", "fanout")
     main = Exchange("main", "direct", alternate="rest")
     queues = [Queue("known", type=None, bindings=[main.bind("known")])]
-    declare(vhost, layout((), extra=[*queues, Queue("unknown", type=None, bindings=[rest.bind()])]))
+    declare(vhost, topology_of(extra=[*queues, Queue("unknown", type=None, bindings=[rest.bind()])]))
 
     amqp.basic_publish("main", "nobody's key", b"")
 
@@ -81,7 +81,7 @@ def test_what_no_binding_takes_goes_to_the_alternate_exchange(vhost: Vhost, amqp
 def test_a_message_is_delayed_by_a_queue_with_a_ttl(vhost: Vhost, amqp: BlockingChannel) -> None:
     to_inbox = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "inbox"}
     delay = Queue("delay", type=None, message_ttl=0.05, arguments=to_inbox)
-    declare(vhost, layout((), extra=[delay, Queue("inbox", type=None)]))
+    declare(vhost, topology_of(extra=[delay, Queue("inbox", type=None)]))
 
     amqp.basic_publish("", "delay", b"later")
 
@@ -101,7 +101,7 @@ def test_a_queue_with_everything_is_declared_with_everything(vhost: Vhost, amqp:
         single_active_consumer=True,
         arguments={"x-queue-mode": "lazy"},
     )
-    declare(vhost, layout((), extra=[full]))
+    declare(vhost, topology_of(extra=[full]))
     expected = {
         "x-queue-type": "classic",
         "x-max-priority": 5,

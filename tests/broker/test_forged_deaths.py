@@ -9,17 +9,16 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.headers import Headers, encode_entry
-from django_rmq_retry.messages.message import Tell
-from django_rmq_retry.policies.carriers import DeadLetter
-from django_rmq_retry.policies.policy import Failure, Kind, RetryThenPark
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry.messages import Headers, Instruction
+from django_rmq_retry.messages.properties import encode_entry
+from django_rmq_retry.policies import Failure, Kind
 from tests.broker.declared import declare, has, ready
 from tests.broker.live import consuming, publishing, to
+from tests.core.made import topology_of
 from tests.tooling.tables import entry
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -87,11 +86,11 @@ def looping(vhost: Vhost, kind: QueueType) -> Subscription:
         policy=RetryThenPark(attempts=4, via=DeadLetter(exchange="again", queue="later", after=0.1)),
         park="parked",
     )
-    declare(vhost, layout(intakes([found])))
+    declare(vhost, topology_of(found))
     return found
 
 
-def gone_round(vhost: Vhost, amqp: BlockingChannel, found: Subscription, messages: int) -> list[Tell]:
+def gone_round(vhost: Vhost, amqp: BlockingChannel, found: Subscription, messages: int) -> list[Instruction]:
     """How so many messages were settled, each of which fails until it is parked."""
     told, parked = [], 0
     with consuming(vhost.url, Line(queue="work", prefetch=1)) as (source, seen):
@@ -100,7 +99,7 @@ def gone_round(vhost: Vhost, amqp: BlockingChannel, found: Subscription, message
             delivery = replace(arrival, attempt=found.policy.via.attempt(found.route, arrival))
             verdict = found.policy.judge(Failure(delivery=delivery, error=ValueError("again"), chance=0.5))
             settlement = settle(verdict, delivery, found, now=1_800_000_000_000)
-            told.append(settlement.tell)
+            told.append(settlement.instruction)
             source.settle(delivery, settlement)
             parked += verdict.kind is Kind.PARK
         has(amqp, "parked", messages)
@@ -142,7 +141,7 @@ def test_what_a_broker_wrote_elsewhere_loses_no_message_that_was_moved_here(
     # As whoever moves messages does, a shovel for one.
     amqp.basic_publish("main", "k", body, properties)
 
-    assert gone_round(vhost, amqp, found, 1) == [Tell.ACK] * 4
+    assert gone_round(vhost, amqp, found, 1) == [Instruction.ACK] * 4
     assert bodies(amqp) == [b"pay"]
 
 

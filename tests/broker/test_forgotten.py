@@ -5,9 +5,9 @@ import logging
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp import channel
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line, channel
+from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.broker.declared import has, ready
 from tests.broker.live import consuming
 from tests.tooling.waiting import wait_until
@@ -32,7 +32,7 @@ def test_what_has_arrived_is_forgotten_whatever_becomes_of_it(
     with consuming(broker_url, LINE) as (source, seen):
         arrivals = [seen.next() for _ in range(3)]
         source.settle(arrivals[0], DONE)
-        source.settle(arrivals[1], Settlement(tell=Tell.AGAIN, hold=0.01))
+        source.settle(arrivals[1], Settlement(instruction=Instruction.KEEP, hold=0.01))
         again = seen.next()
         source.settle(again, DONE)
         source.stop()
@@ -68,7 +68,7 @@ def test_so_much_waits_in_the_process_and_no_more(
     # No order is promised: RabbitMQ may give a queue back what it was sending as it was cancelled.
     assert sorted(int(one.body) for one in taken) == list(range(300))
     assert 200 < left < 300
-    assert (ready(amqp, "q"), line.in_hand, line._bytes) == (0, 0, 0)
+    assert (ready(amqp, "q"), line.in_flight, line._bytes) == (0, 0, 0)
 
 
 def test_what_was_not_begun_at_the_end_is_lost_and_counted(
@@ -78,7 +78,7 @@ def test_what_was_not_begun_at_the_end_is_lost_and_counted(
     with caplog.at_level(logging.WARNING, "django_rmq_retry"), consuming(broker_url, LINE) as (source, seen):
         arrivals = [seen.next() for _ in range(5)]
         source.settle(arrivals[0], DONE)
-        source.settle(arrivals[1], Settlement(tell=Tell.AGAIN, hold=60))
+        source.settle(arrivals[1], Settlement(instruction=Instruction.KEEP, hold=60))
         source.quiesce()
         source.give_back(arrivals[2:])
         source.stop()

@@ -6,12 +6,10 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.policies.carriers import DeadLetter
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark
+from django_rmq_retry.handlers import Subscription
 from tests.broker.declared import declare, ready
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -32,7 +30,7 @@ def looping(vhost: Vhost, **queue: Any) -> None:
         policy=RetryThenPark(via=via),
         park="parked",
     )
-    declare(vhost, layout(intakes([found])))
+    declare(vhost, topology_of(found))
 
 
 def published(channel: BlockingChannel, **properties: Any) -> None:

@@ -7,11 +7,9 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from django_rmq_retry.amqp import link
-from django_rmq_retry.amqp.address import Access
+from django_rmq_retry.amqp import BrokerUnreachable, link
 from django_rmq_retry.amqp.connection import LOGGERS
-from django_rmq_retry.amqp.refusals import BrokerUnreachable
-from django_rmq_retry.amqp.session import Session
+from tests.broker.declared import session_on
 from tests.broker.test_linking import gone, linked
 from tests.tooling.waiting import wait_until
 
@@ -39,7 +37,7 @@ def fail_to_connect() -> None:
 
 def test_a_failed_connect_is_told_by_us_alone(caplog: pytest.LogCaptureFixture) -> None:
     fail_to_connect()
-    with pytest.raises(BrokerUnreachable), Session(Access.parse(gone())):
+    with pytest.raises(BrokerUnreachable), session_on(gone()):
         pass
 
     assert pikas(caplog) == []

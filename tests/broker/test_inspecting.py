@@ -10,10 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from django_rmq_retry.amqp import inspection
-from django_rmq_retry.amqp.address import Secret
+from django_rmq_retry.amqp import BrokerUnreachable, Secret, inspection
 from django_rmq_retry.amqp.inspection import Inspector
-from django_rmq_retry.amqp.refusals import BrokerUnreachable
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.recreation import Move, Recreation
 from django_rmq_retry.amqp.session import Question, Session
 from tests.broker.anew import OLD, bodies, fill, recreate
-from tests.broker.declared import declare
+from tests.broker.declared import declare, session_on
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.contract
@@ -35,13 +34,13 @@ def test_killed_at_any_step_and_run_again_it_loses_nothing(
             raise Killed
         return ask(self, question)
 
-    with monkeypatch.context() as patch, Session(Access.parse(vhost.url)) as session:
+    with monkeypatch.context() as patch, session_on(vhost.url) as session:
         patch.setattr(Session, "ask", ask)
         try:
             recreate(session)
         except Killed:
             amqp.basic_publish("shop", "k", b"meanwhile")
-    with Session(Access.parse(vhost.url)) as session:
+    with session_on(vhost.url) as session:
         recreate(session)
 
     assert set(vhost.queues()) <= {"orders", "orders.trial"}
@@ -63,11 +62,11 @@ def test_killed_amid_a_move_and_run_again_it_loses_nothing(
             raise Killed
         copy(self, *got)
 
-    with monkeypatch.context() as patch, Session(Access.parse(vhost.url)) as session:
+    with monkeypatch.context() as patch, session_on(vhost.url) as session:
         patch.setattr(Move, "_copy", copy)
         with pytest.raises(Killed):
             recreate(session)
-    with Session(Access.parse(vhost.url)) as session:
+    with session_on(vhost.url) as session:
         recreate(session)
 
     assert set(vhost.queues()) == {"orders"}
@@ -85,7 +84,7 @@ def test_what_is_published_while_the_queue_is_away_is_kept(
         return fill_in(self)
 
     monkeypatch.setattr(Recreation, "_fill", fill_in)
-    with Session(Access.parse(vhost.url)) as session:
+    with session_on(vhost.url) as session:
         recreate(session)
 
     assert set(bodies(amqp)) == {b"0", b"1", b"2", b"in between"}

@@ -7,12 +7,13 @@ import pytest
 from pika import frame, spec
 from pika.exceptions import ChannelClosedByBroker
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.messages.message import Delivery, Tell
+from django_rmq_retry.messages import Instruction
 from tests.broker.offline import Wire, delivery, method, wire
 
-TAGS = {Tell.ACK: spec.Basic.Ack, Tell.REQUEUE: spec.Basic.Nack, Tell.REJECT: spec.Basic.Nack}
+TAGS = {Instruction.ACK: spec.Basic.Ack, Instruction.REQUEUE: spec.Basic.Nack, Instruction.REJECT: spec.Basic.Nack}
 
 
 class Owned:
@@ -28,10 +29,13 @@ class Owned:
     def arrived(self, arrival: Delivery) -> None:
         self.arrivals.append(arrival)
 
+    def opened(self, line: OpenLine) -> None:
+        raise AssertionError("only a quarantine queue waits for its turn")
+
     def subscribed(self, line: OpenLine) -> None:
         self.subscriptions += 1
 
-    def forgot(self, queue: str) -> None: ...
+    def message_lost(self, queue: str) -> None: ...
 
     def interrupted(self, line: OpenLine, reason: BaseException | str) -> None:
         self.interruptions.append(reason)
@@ -87,7 +91,7 @@ def test_a_line_sets_its_prefetch_before_it_subscribes(owned: Owned) -> None:
 def test_the_prefetch_is_asked_for_the_consumer_and_never_for_the_channel(owned: Owned) -> None:
     owned.hear(spec.Channel.OpenOk(), spec.Basic.QosOk())
     owned.hear(spec.Basic.ConsumeOk(owned.line._tag))
-    owned.line.when_heard(lambda _so: None)
+    owned.line.when_processed(lambda _so: None)
     asked = [one for one in owned.methods() if isinstance(one, spec.Basic.Qos)]
 
     assert [(one.prefetch_count, one.global_qos) for one in asked] == [(5, False)] * 2
@@ -105,7 +109,7 @@ def test_what_was_told_is_heard_when_the_channel_answers_and_one_answer_serves_m
     heard: list[tuple[str, bool]] = []
     owned.subscribe()
     for name in "abc":
-        owned.line.when_heard(lambda so, name=name: heard.append((name, so)))  # type: ignore[misc]  # bound early
+        owned.line.when_processed(lambda so, name=name: heard.append((name, so)))  # type: ignore[misc]  # bound early
     assert owned.said() == [("Basic.Qos", None)]
     assert heard == []
 
@@ -119,34 +123,34 @@ def test_a_channel_that_closes_was_not_heard(owned: Owned) -> None:
     heard: list[bool] = []
     owned.subscribe()
     for _ in range(2):
-        owned.line.when_heard(heard.append)
+        owned.line.when_processed(heard.append)
     owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0))
-    owned.line.when_heard(heard.append)
+    owned.line.when_processed(heard.append)
 
     assert heard == [False] * 3
 
 
 @pytest.mark.parametrize(
-    ("tell", "name"),
+    ("instruction", "name"),
     [
-        (Tell.ACK, "Basic.Ack"),
-        (Tell.REQUEUE, "Basic.Nack"),
-        (Tell.REJECT, "Basic.Nack"),
-        (Tell.COUNTED_REQUEUE, "Basic.Reject"),
+        (Instruction.ACK, "Basic.Ack"),
+        (Instruction.REQUEUE, "Basic.Nack"),
+        (Instruction.REJECT, "Basic.Nack"),
+        (Instruction.COUNTED_REQUEUE, "Basic.Reject"),
     ],
 )
-def test_each_word_is_told_as_its_method(owned: Owned, tell: Tell, name: str) -> None:
+def test_each_word_is_told_as_its_method(owned: Owned, instruction: Instruction, name: str) -> None:
     owned.subscribe().deliver(1)
-    owned.line.tell(owned.arrivals[0], tell)
+    owned.line.instruct(owned.arrivals[0], instruction)
 
     assert owned.said() == [(name, 1)]
-    assert owned.line.in_hand == 0
+    assert owned.line.in_flight == 0
 
 
 def test_nothing_is_told_once_the_channel_is_gone(owned: Owned) -> None:
     owned.subscribe().deliver(1)
     owned.hear(spec.Channel.Close(406, "PRECONDITION_FAILED - timed out", 0, 0)).said()
-    owned.line.tell(owned.arrivals[0], Tell.ACK)
+    owned.line.instruct(owned.arrivals[0], Instruction.ACK)
 
     assert owned.said() == []
     assert [type(reason) for reason in owned.interruptions] == [ChannelClosedByBroker]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp import link as linking
-from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.link import FIRST_WAIT, LONGEST_WAIT, Link
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, ConfigurationError, MessageUnsent
 from tests.broker.between import between

@@ -7,11 +7,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic
 
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.policies.policy import StopTheLine
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry import Queue, StopTheLine
+from django_rmq_retry.handlers import Subscription
 from tests.broker.declared import declare, has
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -22,7 +21,7 @@ def lined_up(vhost: Vhost, channel: BlockingChannel, **arguments: object) -> Non
     """A line of two messages."""
     queue = Queue("line", arguments={name.replace("_", "-"): value for name, value in arguments.items()})
     found = Subscription(name="test", run=lambda _: None, queue=queue, policy=StopTheLine(), park="parked")
-    declare(vhost, layout(intakes([found])))
+    declare(vhost, topology_of(found))
     channel.confirm_delivery()
     for body in (b"1", b"2"):
         channel.basic_publish("", "line", body, mandatory=True)

@@ -7,12 +7,11 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry import Queue, RetryThenPark
+from django_rmq_retry.handlers import Subscription
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import arguments, declare, has, ready
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.on_both]
 def declared(vhost: Vhost, amqp: BlockingChannel, **options: Any) -> AtHand:
     work = Queue("work", **options)
     found = Subscription(name="test", run=lambda _: None, queue=work, policy=RetryThenPark(), park="parked")
-    declare(vhost, layout(intakes([found])))
+    declare(vhost, topology_of(found))
     return AtHand(channel=amqp, subscription=found)
 
 

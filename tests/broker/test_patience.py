@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.amqp import Access, Line
 from django_rmq_retry.amqp import source as patience
-from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import Line
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.messages.message import DONE
+from django_rmq_retry.messages import DONE
 from tests.broker.live import Seen
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -23,7 +22,7 @@ LINES = [Line(queue="there", prefetch=10), Line(queue="missing", prefetch=10)]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LOOK_AGAIN", 0.3)
+    monkeypatch.setattr(patience, "TRY_AGAIN", 0.3)
 
 
 @contextmanager
@@ -96,7 +95,7 @@ def test_a_queue_that_may_not_be_read_holds_nobody_up(
 def test_connections_that_are_made_anew_do_not_look_more_often(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "LOOK_AGAIN", 600.0)
+    monkeypatch.setattr(patience, "TRY_AGAIN", 600.0)
     waits: list[float] = []
     later = IoThread.later
 

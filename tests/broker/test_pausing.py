@@ -4,8 +4,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.messages.message import DONE, Settlement, Tell
+from django_rmq_retry.amqp import Line
+from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.broker.live import consuming
 from tests.broker.test_consuming import depth, fill, queue, quiet
 from tests.tooling.waiting import wait_until
@@ -74,8 +74,9 @@ def test_a_single_message_is_taken_as_a_trial_and_then_all(broker_url: str, amqp
     queue(amqp)
     fill(amqp, *(str(number).encode() for number in range(6)))
     with consuming(broker_url, LINE) as (source, seen):
-        source.give_back([seen.next() for _ in range(3)])
+        unacked = [seen.next() for _ in range(3)]
         source.pause("q")
+        source.give_back(unacked)
         wait_until(lambda: depth(amqp) == 6)
         while not quiet(seen, 0.1):
             pass
@@ -99,9 +100,9 @@ def test_a_line_in_order_goes_on_in_its_order(broker_url: str, amqp: BlockingCha
     queue(amqp, ordered=True)
     fill(amqp, *(str(number).encode() for number in range(6)))
     with consuming(broker_url, line) as (source, seen):
-        in_hand = [seen.next() for _ in range(line.prefetch)]
+        in_flight = [seen.next() for _ in range(line.prefetch)]
         source.pause("q")
-        source.give_back(in_hand)
+        source.give_back(in_flight)
         wait_until(lambda: depth(amqp) == 6)
         source.resume("q")
         bodies = []
@@ -120,7 +121,7 @@ def test_what_waits_in_hand_for_its_next_attempt_goes_back_in_its_place(broker_u
     fill(amqp, b"1", b"2")
     with consuming(broker_url, ORDERED) as (source, seen):
         held = seen.next()
-        source.settle(held, Settlement(tell=Tell.AGAIN, hold=600))
+        source.settle(held, Settlement(instruction=Instruction.KEEP, hold=600))
         source.pause("q")
         wait_until(lambda: depth(amqp) == 2)
         source.resume("q")
@@ -139,7 +140,7 @@ def test_a_pause_outlives_the_connection(broker_url: str, amqp: BlockingChannel)
         source.pause("q")
         wait_until(lambda: not consumers(amqp))
         fill(amqp, b"1")
-        source._link.connection.close()  # type: ignore[union-attr]
+        source._io.call(source._link.connection.close)  # type: ignore[union-attr]
         wait_until(lambda: len(seen.servers) > 1)
         fill(amqp, b"2", name="other")
         assert seen.next().body == b"2"

@@ -9,15 +9,12 @@ from contextlib import contextmanager
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.contracts import Outcome
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Outcome, Publisher
 from django_rmq_retry.errors import MessageNacked, MessageReturned, MessageUnsent, PublishUnknown
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Headers, Properties
 from tests.broker.between import between
-from tests.broker.live import io_thread, publishing, to
+from tests.broker.live import io_thread, publisher_on, publishing, to
 from tests.tooling.node import Node, free_ports
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -335,7 +332,7 @@ def test_an_operator_who_cuts_the_connection_again_and_again_loses_nothing(
     failures: list[str] = []
     stop = threading.Event()
 
-    def publish(publisher: PikaPublisher, number: int) -> None:
+    def publish(publisher: Publisher, number: int) -> None:
         while not stop.is_set():
             for exchange in ("", f"missing-{number}"):
                 try:
@@ -369,7 +366,7 @@ def test_of_several_hosts_the_next_is_tried(broker_url: str, amqp: BlockingChann
 
 def test_nothing_is_opened_before_it_is_needed(broker_url: str) -> None:
     with between(broker_url) as line, io_thread() as io:
-        PikaPublisher(io, Access.parse(line.url))
+        publisher_on(io, line.url)
 
         assert line.accepted == 0
 
@@ -377,7 +374,7 @@ def test_nothing_is_opened_before_it_is_needed(broker_url: str) -> None:
 def test_when_its_thread_ends_whoever_waits_hears_of_it(broker_url: str, amqp: BlockingChannel) -> None:
     classic(amqp, "q")
     with between(broker_url) as line, io_thread() as io, ThreadPoolExecutor() as pool:
-        publisher = PikaPublisher(io, Access.parse(line.url))
+        publisher = publisher_on(io, line.url)
         publisher.publish(to("q"))
         line.silence()
         waits = pool.submit(publisher.publish, to("q"))

@@ -6,19 +6,19 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access, Secret
+from django_rmq_retry import Ladder, Queue, RetryThenPark
+from django_rmq_retry.amqp import Secret
 from django_rmq_retry.amqp.declarer import Declarer
 from django_rmq_retry.amqp.inspection import Inspector, WouldLose
 from django_rmq_retry.amqp.recreation import Recreated, Recreation, delete_queues, stale
 from django_rmq_retry.amqp.session import Session
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.policies.carriers import Carrier, Ladder
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import NO_LIMIT, Queue
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.policies import Carrier
+from django_rmq_retry.topology.declarations import NO_LIMIT
 from tests.broker.anew import NEW, OLD, SHOP, bodies, fill, recreate, yes
 from tests.broker.at_hand import AtHand
-from tests.broker.declared import declare, ready
+from tests.broker.declared import declare, ready, session_on
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.contract
 
 @pytest.fixture
 def session(broker_url: str) -> Iterator[Session]:
-    with Session(Access.parse(broker_url)) as session:
+    with session_on(broker_url) as session:
         yield session
 
 
@@ -106,7 +106,7 @@ def test_rejections_counted_by_the_broker_go_on_as_attempts_of_our_own(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
-    declare(vhost, layout((), extra=[SHOP, Queue("orders", arguments=back)]))
+    declare(vhost, topology_of(extra=[SHOP, Queue("orders", arguments=back)]))
     amqp.basic_publish("", "orders", b"")
     line = AtHand(channel=amqp, subscription=None)  # type: ignore[arg-type]  # only its hands are needed
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_message_in_a_hand_is_seen_through_the_management_api(
     vhost: Vhost, session: Session, amqp: BlockingChannel, inspector: Inspector
 ) -> None:
     # Quorum queues count a consumer for as long as it has a message; classic ones only until it is cancelled.
-    declare(vhost, layout((), extra=[Queue("orders", type="classic", bindings=[SHOP.bind()])]))
+    declare(vhost, topology_of(extra=[Queue("orders", type="classic", bindings=[SHOP.bind()])]))
     fill(amqp, 1)
     tag = amqp.basic_consume("orders", lambda *_: amqp.stop_consuming(tag))
     amqp.start_consuming()
@@ -158,9 +158,9 @@ def test_retries_that_would_miss_the_queue_while_it_is_away_hold_it_back(
 ) -> None:
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"}
     waiting = Queue("orders.retry.60s", type="classic", message_ttl=60, arguments=back)
-    declare(vhost, OLD + layout((), extra=[waiting]))
+    declare(vhost, OLD + topology_of(extra=[waiting]))
     amqp.basic_publish("", "orders.retry.60s", b"")
-    topology = NEW + layout((), extra=[waiting])
+    topology = NEW + topology_of(extra=[waiting])
 
     with pytest.raises(WouldLose, match=r"1 messages in 'orders\.retry\.60s' come back to it by at-most-once"):
         Recreation(Declarer(session), topology, "orders").run(yes)
@@ -171,7 +171,7 @@ def test_arguments_that_the_broker_refuses_are_found_out_before_anything_is_chan
 ) -> None:
     declare(vhost, OLD)
     fill(amqp)
-    wrong = layout((), extra=[Queue("orders", arguments={"x-max-length": "many"})])
+    wrong = topology_of(extra=[Queue("orders", arguments={"x-max-length": "many"})])
 
     with pytest.raises(Exception, match="x-max-length"):
         Recreation(Declarer(session), wrong, "orders").run(yes)
@@ -183,7 +183,7 @@ def test_arguments_that_the_broker_refuses_are_found_out_before_anything_is_chan
 def test_the_messages_can_be_moved_to_another_queue_for_good(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
-    declare(vhost, OLD + layout((), extra=[Queue("archive")]))
+    declare(vhost, OLD + topology_of(extra=[Queue("archive")]))
     fill(amqp)
 
     recreate(session, move_to="archive")
@@ -195,7 +195,7 @@ def test_the_messages_can_be_moved_to_another_queue_for_good(
 def test_a_target_that_refuses_stops_the_move_and_nothing_is_lost(
     vhost: Vhost, session: Session, amqp: BlockingChannel
 ) -> None:
-    declare(vhost, OLD + layout((), extra=[Queue("archive", type="classic", max_length=1)]))
+    declare(vhost, OLD + topology_of(extra=[Queue("archive", type="classic", max_length=1)]))
     fill(amqp)
 
     with pytest.raises(Exception, match="Moving 'orders' to 'archive' stopped: the queue there refuses a copy"):
@@ -220,7 +220,7 @@ def test_a_queue_with_messages_is_deleted_only_by_force(vhost: Vhost, session: S
 
 
 def test_waiting_queues_of_earlier_back_offs_are_known_by_their_names() -> None:
-    work = layout(intakes([subscribed("orders", Ladder([5]))]))
+    work = topology_of(subscribed("orders", Ladder([5])))
     there = ["orders", "orders.retry.5s", "orders.retry.30s", "other.retry.30s", "orders.retry.soon", "orders.parked"]
 
     assert stale(work, there) == ["orders.retry.30s"]

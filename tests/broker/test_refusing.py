@@ -2,7 +2,8 @@
 
 import pytest
 
-from django_rmq_retry.amqp.refusals import Refusal, Unequal
+from django_rmq_retry.amqp import Refusal
+from django_rmq_retry.amqp.refusals import Unequal
 
 UNEQUAL = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/': "
 
@@ -30,7 +31,7 @@ def test_the_value_on_the_broker_is_read_with_its_type(argument: str, words: str
 def test_a_sentence_that_was_cut_off_tells_the_argument_only() -> None:
     refusal = Refusal(406, UNEQUAL.format("x-message-ttl") + "received 'aaaaaaaaaaaaaaaaaaaaaaaaa")
 
-    assert refusal.unequal == Unequal(argument="x-message-ttl", told=False)
+    assert refusal.unequal == Unequal(argument="x-message-ttl", reported=False)
 
 
 @pytest.mark.parametrize(

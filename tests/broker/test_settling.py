@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry.amqp import CONFIRMED, Line, Outcome
 from django_rmq_retry.amqp import settler as room
-from django_rmq_retry.amqp.contracts import CONFIRMED, Line, Outcome
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import DONE, Settlement, Tell
+from django_rmq_retry.messages import DONE, Headers, Instruction, Settlement
 from tests.broker.between import between
 from tests.broker.live import Held, Seen, consuming, publishing, to
 from tests.broker.test_consuming import LINE, depth, fill, queue, quiet
@@ -22,7 +21,7 @@ from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.contract
 
-COPY = Settlement(tell=Tell.ACK, copy=to("waiting", b"copy"))
+COPY = Settlement(instruction=Instruction.ACK, copy=to("waiting", b"copy"))
 ALONE = Line(queue="quarantine", prefetch=1, alone=True)
 
 
@@ -37,8 +36,8 @@ def tell(source: PikaSource, held: Held, outcome: Outcome) -> None:
     source._io.call(lambda: done(OF_KIND[outcome]))
 
 
-def in_hand(source: PikaSource) -> int:
-    return sum(line.in_hand for line in source._lines.values())
+def in_flight(source: PikaSource) -> int:
+    return sum(line.in_flight for line in source._lines.values())
 
 
 def settled(source: PikaSource) -> None:
@@ -61,9 +60,9 @@ def test_a_message_is_acknowledged_only_when_its_copy_is_confirmed(broker_url: s
         source.settle(seen.next(), COPY)
         message, done = held.sent.get(timeout=5)
         settled(source)
-        assert in_hand(source) == 1
+        assert in_flight(source) == 1
         source._io.call(lambda: done(CONFIRMED))
-        wait_until(lambda: in_hand(source) == 0)
+        wait_until(lambda: in_flight(source) == 0)
         stop(source, seen)
 
     assert message.body == b"copy"
@@ -85,14 +84,14 @@ def test_what_may_end_the_process_is_handed_over_when_no_copy_is_under_way(
         source.settle(seen.next(), COPY)
         settled(source)
         amqp.basic_publish("", "quarantine", b"alone")
-        wait_until(lambda: source._lines["quarantine"].in_hand == 1)
+        wait_until(lambda: source._lines["quarantine"].in_flight == 1)
         fill(amqp, b"2")
         assert seen.next().body == b"2"
         assert seen.arrivals.empty()
         tell(source, held, outcome)
 
         assert seen.next().body == b"alone"
-        assert source._lines[LINE.queue].in_hand == (1 if outcome is Outcome.CONFIRMED else 2)
+        assert source._lines[LINE.queue].in_flight == (1 if outcome is Outcome.CONFIRMED else 2)
         if outcome is not Outcome.CONFIRMED:
             tell(source, held, Outcome.CONFIRMED)
 
@@ -110,7 +109,7 @@ def test_a_copy_that_follows_keeps_nobody_waiting(broker_url: str, amqp: Blockin
         source.settle(first, COPY)
         settled(source)
         amqp.basic_publish("", "quarantine", b"alone")
-        wait_until(lambda: source._lines["quarantine"].in_hand == 1)
+        wait_until(lambda: source._lines["quarantine"].in_flight == 1)
         settled(source)
         source.settle(second, COPY)
         tell(source, held, Outcome.CONFIRMED)
@@ -131,9 +130,9 @@ def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
         source.settle(seen.next(), COPY)
         for _ in range(3):
             tell(source, held, outcome)
-        assert in_hand(source) == 1
+        assert in_flight(source) == 1
         tell(source, held, Outcome.CONFIRMED)
-        wait_until(lambda: in_hand(source) == 0)
+        wait_until(lambda: in_flight(source) == 0)
         stop(source, seen)
 
     assert depth(amqp) == 0
@@ -174,7 +173,7 @@ def test_copies_that_failed_together_are_not_tried_again_together(
         source.settle(seen.next(), COPY)
         tell(source, held, Outcome.NACKED)
         tell(source, held, Outcome.CONFIRMED)
-        wait_until(lambda: in_hand(source) == 0)
+        wait_until(lambda: in_flight(source) == 0)
 
     assert asked == [room.FIRST_PAUSE]
 
@@ -200,7 +199,7 @@ def test_a_copy_too_large_stays_in_hand_where_a_rejection_would_harm_it(
         tell(source, held, Outcome.TOO_LARGE)
         wait_until(lambda: "it stays in hand" in caplog.text)
 
-        assert in_hand(source) == 1
+        assert in_flight(source) == 1
 
 
 def test_stopping_while_a_copy_is_on_its_way_waits_for_its_confirm(broker_url: str, amqp: BlockingChannel) -> None:
@@ -244,9 +243,9 @@ def test_stopping_waits_for_the_copy_of_what_was_acknowledged_first(broker_url: 
     fill(amqp, b"1")
     held = Held()
     with consuming(broker_url, LINE, publisher=held) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, copy=to("waiting"), ack_first=True))
         _, done = held.sent.get(timeout=5)
-        assert in_hand(source) == 0
+        assert in_flight(source) == 0
         source.stop()
         assert not seen.has_drained.wait(0.2)
         source._io.call(lambda: done(CONFIRMED))
@@ -260,7 +259,7 @@ def test_what_was_acknowledged_first_is_never_copied_twice(
     fill(amqp, b"1")
     held = Held()
     with consuming(broker_url, LINE, publisher=held) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, copy=to("waiting"), ack_first=True))
         tell(source, held, Outcome.UNKNOWN)
         wait_until(lambda: "is lost: AckFirst" in caplog.text)
 
@@ -276,7 +275,7 @@ def test_where_the_ack_never_arrived_no_copy_is_made_of_what_comes_again(
     with between(broker_url) as way, consuming(way.url, LINE, publisher=held) as (source, seen):
         first = seen.next()
         way.swallow()
-        source.settle(first, Settlement(tell=Tell.ACK, copy=to("waiting"), ack_first=True))
+        source.settle(first, Settlement(instruction=Instruction.ACK, copy=to("waiting"), ack_first=True))
         settled(source)
         assert held.sent.empty()
         way.cut()
@@ -290,20 +289,20 @@ def test_where_the_ack_never_arrived_no_copy_is_made_of_what_comes_again(
         assert "comes again, or is lost: AckFirst" in caplog.text
 
 
-@pytest.mark.parametrize("word", [Tell.REQUEUE, Tell.COUNTED_REQUEUE])
+@pytest.mark.parametrize("word", [Instruction.REQUEUE, Instruction.COUNTED_REQUEUE])
 def test_what_is_requeued_comes_back_and_is_counted_by_the_queue(
-    vhost: Vhost, amqp: BlockingChannel, word: Tell
+    vhost: Vhost, amqp: BlockingChannel, word: Instruction
 ) -> None:
     queue(amqp)
     fill(amqp, b"1")
     with consuming(vhost.url, LINE) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=word))
+        source.settle(seen.next(), Settlement(instruction=word))
         again = seen.next()
 
         # From 4.3 on a nack is no longer counted as a failed delivery.
         old = tuple(map(int, vhost.version.split(".")[:2])) < (4, 3)
         assert again.redelivered
-        assert again.headers.get("x-delivery-count") == (1 if old or word is Tell.COUNTED_REQUEUE else None)
+        assert again.headers.get("x-delivery-count") == (1 if old or word is Instruction.COUNTED_REQUEUE else None)
 
 
 def test_what_is_rejected_goes_where_its_queue_sends_it(broker_url: str, amqp: BlockingChannel) -> None:
@@ -312,7 +311,7 @@ def test_what_is_rejected_goes_where_its_queue_sends_it(broker_url: str, amqp: B
     amqp.queue_declare("q", durable=True, arguments=arguments)
     fill(amqp, b"1")
     with consuming(broker_url, LINE) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.REJECT))
+        source.settle(seen.next(), Settlement(instruction=Instruction.REJECT))
         wait_until(lambda: depth(amqp, "dead") == 1)
 
         assert quiet(seen, 0.1)
@@ -323,7 +322,7 @@ def test_a_message_is_held_for_its_time_and_blocks_no_other(broker_url: str, amq
     fill(amqp, b"1", b"2")
     with consuming(broker_url, LINE) as (source, seen):
         held = seen.next()
-        source.settle(held, Settlement(tell=Tell.REQUEUE, hold=0.3))
+        source.settle(held, Settlement(instruction=Instruction.REQUEUE, hold=0.3))
         source.settle(seen.next(), DONE)
         assert quiet(seen, 0.15)
 
@@ -336,7 +335,12 @@ def test_what_is_settled_after_the_stop_harms_nothing(broker_url: str, amqp: Blo
     with consuming(broker_url, LINE) as (source, seen):
         arrival = seen.next()
         stop(source, seen)
-        for settlement in (DONE, COPY, Settlement(tell=Tell.REQUEUE, hold=1), Settlement(tell=Tell.AGAIN)):
+        for settlement in (
+            DONE,
+            COPY,
+            Settlement(instruction=Instruction.REQUEUE, hold=1),
+            Settlement(instruction=Instruction.KEEP),
+        ):
             source.settle(arrival, settlement)
         settled(source)
 
@@ -349,7 +353,7 @@ def test_an_answer_that_nobody_takes_never_holds_its_message_up(
     queue(amqp)
     fill(amqp, b"1")
     with caplog.at_level(logging.WARNING), consuming(broker_url, LINE) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.ACK, answer=to("nobody")))
+        source.settle(seen.next(), Settlement(instruction=Instruction.ACK, answer=to("nobody")))
         wait_until(lambda: "An answer did not reach its caller" in caplog.text)
         stop(source, seen)
 
@@ -361,7 +365,7 @@ def test_a_halted_line_that_is_stopped_keeps_its_message_in_its_place(broker_url
     fill(amqp, b"1", b"2")
     line = Line(queue="q", prefetch=1, ordered=True)
     with consuming(broker_url, line) as (source, seen):
-        source.settle(seen.next(), Settlement(tell=Tell.AGAIN, hold=60))
+        source.settle(seen.next(), Settlement(instruction=Instruction.KEEP, hold=60))
         settled(source)
         stop(source, seen)
     with consuming(broker_url, line) as (source, seen):

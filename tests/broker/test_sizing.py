@@ -12,16 +12,14 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
 from django_rmq_retry.amqp.recreation import Move, MoveStopped, for_good
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.errors import MessageTooLarge
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.publishing import broker_connections
+from tests.broker.declared import session_on
 from tests.broker.live import calling, publishing, to
 from tests.broker.test_calling import answering, ask, echo, question
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.embedded.served import served
+from tests.tooling.brokers import using_broker
 
 LIMIT = 10_000
 LARGE = b"x" * 2 * LIMIT
@@ -105,10 +103,10 @@ def test_a_move_stops_before_what_is_too_large_and_doubles_nothing(broker: Broke
             at.basic_publish("", "from", body)
         broker.limit(LIMIT)
         stopped = pytest.raises(MoveStopped, match=r"raise max_message_size there\. No message was lost")
-        with Session(Access.parse(broker.url)) as session, stopped:
+        with session_on(broker.url) as session, stopped:
             Move(session, "from", "to", change=for_good("from")).run()
         broker.limit(16 * 2**20)
-        with Session(Access.parse(broker.url)) as session:
+        with session_on(broker.url) as session:
             assert Move(session, "from", "to", change=for_good("from")).run() == 2
 
         moved = [at.basic_get("to", auto_ack=True)[2] for _ in range(5)]
@@ -122,12 +120,10 @@ def test_publishing_tells_what_to_do(broker: Broker) -> None:
 
 
 def test_for_the_command_it_is_no_broker_that_is_away(broker: Broker, settings: Any, tmp_path: Path) -> None:
-    settings.RMQ_RETRY = {"URL": broker.url}
     broker.limit(LIMIT)
     (tmp_path / "body").write_bytes(LARGE)
-    broker_connections.close()
-    told = run("rmq_publish", "--queue", "payments.charge", "--raw", str(tmp_path / "body"))
-    broker_connections.close()
+    with using_broker(settings, broker.url):
+        told = run("rmq_publish", "--queue", "payments.charge", "--raw", str(tmp_path / "body"))
 
     assert (told.code, told.out) == (Exit.DRIFT, ""), told.err
     assert "20000 bytes are above the broker's 10000" in told.err

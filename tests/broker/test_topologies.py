@@ -6,15 +6,13 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.deaths import rejections
-from django_rmq_retry.policies.backoff import Exponential
-from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.policies.policy import Kind, RetryThenPark
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry import DeadLetter, Exchange, Exponential, Queue, RetryThenPark, WaitQueue
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.messages.history import rejections
+from django_rmq_retry.policies import Kind
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import Queues, arguments, declare, has, redeclare
+from tests.core.made import topology_of
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
@@ -40,7 +38,7 @@ class TestWorkAndRetryExchange:
         work = Exchange("WorkExchange", "fanout")
         policy = RetryThenPark(via=DeadLetter(exchange="RetryExchange", queue="RetryQueue", after=300))
         found = subscribed(Queue("WorkQueue", type=None, bindings=[work.bind()]), policy, "WorkQueue.parked")
-        declare(vhost, layout(intakes([found])))
+        declare(vhost, topology_of(found))
         return AtHand(channel=amqp, subscription=found)
 
     def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
@@ -84,7 +82,7 @@ class TestTimeline:
         via = DeadLetter(exchange=acme, key="timeline_retry10", queue="timeline_retry10", after=10, back_key="timeline")
         queue = Queue("timeline", type=None, bindings=[acme.bind("timeline")])
         found = subscribed(queue, RetryThenPark(attempts=6, via=via), "timeline_error")
-        declare(vhost, layout(intakes([found])))
+        declare(vhost, topology_of(found))
         return AtHand(channel=amqp, subscription=found)
 
     def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
@@ -141,7 +139,7 @@ class TestTransactions:
         via = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
         queue = Queue("main-queue", type=None, bindings=[main.bind("srvc.transact.cash")])
         found = subscribed(queue, RetryThenPark(attempts=4, via=via), "parking-queue")
-        declare(vhost, layout(intakes([found]), extra=[Queue("reply-queue", type=None)]))
+        declare(vhost, topology_of(found, extra=[Queue("reply-queue", type=None)]))
         return AtHand(channel=amqp, subscription=found)
 
     def test_it_is_declared_byte_for_byte(self, line: AtHand, vhost: Vhost) -> None:
@@ -186,7 +184,7 @@ class TestWaitExchange:
         backoff = Exponential(first, factor=3, jitter=0.5)
         policy = RetryThenPark(attempts=4, backoff=backoff, via=WaitQueue("wait-exchange", "wait-queue"))
         found = subscribed(queue, policy, "primary-queue.parked")
-        declare(vhost, layout(intakes([found])))
+        declare(vhost, topology_of(found))
         return AtHand(channel=amqp, subscription=found)
 
     def test_it_is_declared_byte_for_byte(self, vhost: Vhost, amqp: BlockingChannel) -> None:

@@ -7,16 +7,14 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Broadcast, Exchange, InPlace, Queue, RetryThenPark
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.amqp import source as room
-from django_rmq_retry.amqp.contracts import Line
-from django_rmq_retry.consumer.consumer import lines_of
+from django_rmq_retry.consumer.consumer import consumed_lines
 from django_rmq_retry.errors import QueueUnusable
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
 from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
-from django_rmq_retry.messages.message import DONE, Settlement, Tell
-from django_rmq_retry.policies.carriers import InPlace
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import Broadcast, Exchange, Queue
+from django_rmq_retry.messages import DONE, Instruction, Settlement
 from tests.broker.between import between
 from tests.broker.declared import declare
 from tests.broker.live import Seen, consuming
@@ -28,18 +26,18 @@ NEWS = Exchange("news", "topic")
 Tell_all = Callable[..., None]
 
 
-def joined(queue: Queue) -> Intake:
+def joined(queue: Queue) -> WorkQueue:
     made = Subscription(
         name="cache", run=lambda _: None, queue=queue, policy=RetryThenPark(via=InPlace()), park="cache.parked"
     )
-    return intakes([made])[0]
+    return work_queues([made])[0]
 
 
 def line_of(vhost: Vhost, queue: Queue, *, prefetch: int = 10) -> Line:
     """Its line, with declared all that is not its consumer's own."""
-    intake = joined(queue)
-    declare(vhost, layout([intake]))
-    [line] = lines_of(intake, prefetch)
+    work_queue = joined(queue)
+    declare(vhost, layout([work_queue]))
+    [line] = consumed_lines(work_queue, prefetch)
     return line
 
 
@@ -86,7 +84,7 @@ def test_a_copy_can_be_attempted_again_in_hand_and_given_back(vhost: Vhost, tell
         subscribed(source)
         tell(b"1")
         first = seen.next()
-        source.settle(first, Settlement(tell=Tell.AGAIN, hold=0.01))
+        source.settle(first, Settlement(instruction=Instruction.KEEP, hold=0.01))
         again = seen.next()
         assert (again, again.redelivered) == (first, False)
         source.give_back([again])
@@ -193,7 +191,7 @@ def test_one_that_was_declared_otherwise_is_told_at_once(vhost: Vhost, amqp: Blo
 
 
 def test_an_exchange_that_is_missing_is_told_at_once(vhost: Vhost) -> None:
-    [line] = lines_of(joined(copies("eur")), 1)
+    [line] = consumed_lines(joined(copies("eur")), 1)
     seen: Seen
     with consuming(vhost.url, line) as (_, seen):
         wait_until(lambda: seen.failures)

@@ -7,13 +7,13 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.channel import Channel
 from pika.exceptions import ConnectionClosedByClient
 
 from django_rmq_retry.amqp.connection import Connection
-from django_rmq_retry.amqp.frames import DeliverTo, RawProperties, marshal_publish
+from django_rmq_retry.amqp.frames import RawProperties, marshal_publish
+from django_rmq_retry.amqp.protocol import Channel
 from django_rmq_retry.errors import HeadersTooLarge, UndecodableHeaders
-from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry.messages import decode_properties
 from tests.broker.offline import HEARTBEAT
 from tests.tooling.vhosts import Vhost
 
@@ -85,7 +85,7 @@ class Session:
 
     def consume(self, channel: Channel) -> None:
         self.server = self.connection.server
-        channel.basic_consume("q", DeliverTo(self.receive), auto_ack=True)
+        channel.basic_consume("q", self.receive, auto_ack=True)
 
     def receive(self, *values: Any) -> None:
         *_, routing_key, raw, body = values
@@ -202,9 +202,7 @@ def test_a_bare_close_keeps_the_order_for_the_next_single_active_consumer(vhost:
     def wait(channel: Channel) -> None:
         channels.append(channel)
         channel.basic_qos(prefetch_count=1)
-        channel.basic_consume(
-            "q", DeliverTo(take), callback=lambda _: session.connection.close_channel_bare(channels[0])
-        )
+        channel.basic_consume("q", take, callback=lambda _: channels[0].close())
 
     def take(*values: Any) -> None:
         taken.append(values[6])
@@ -215,7 +213,7 @@ def test_a_bare_close_keeps_the_order_for_the_next_single_active_consumer(vhost:
     def start(channel: Channel) -> None:
         channels.append(channel)
         channel.basic_qos(prefetch_count=2)
-        channel.basic_consume("q", DeliverTo(hold))
+        channel.basic_consume("q", hold)
 
     session = Session(vhost, enough=0)
     session.consume = start  # type: ignore[method-assign]  # two consumers instead of one

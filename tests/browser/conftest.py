@@ -1,4 +1,4 @@
-"""A site in a process of its own, and people who sit before a browser."""
+"""A site in its own process, and users with a browser."""
 
 import importlib
 import os
@@ -18,7 +18,7 @@ Sit = Callable[..., Person]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever stands here needs the browser, and seconds."""
+    """Mark all tests here as slow tests that need the browser."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address."""
+    """The address of the site."""
     lack = no_browser()
     if lack:
         go_without(Unavailable(None, lack))
@@ -43,9 +43,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.communicate(timeout=60)
 
 
-# Of a module, for while it is there an event loop runs in this thread, and other tests need one of their own.
+# With module scope: while it runs, this thread has an event loop, and other tests need their own.
 @pytest.fixture(scope="module")
-def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - what it lacks is told first
+def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - a missing requirement is reported first
     """Debian's."""
     playwright = importlib.import_module("playwright.sync_api").sync_playwright()
     with playwright as started:
@@ -56,7 +56,7 @@ def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - what it lacks is tol
 
 @pytest.fixture
 def sit(chromium: Any, site: str) -> Iterator[Sit]:
-    """Somebody signs in: sit("lead", scheme="dark", width=320, scripts=False, cookies={"policy": "nonce"})."""
+    """Sign a user in: sit("lead", scheme="dark", width=320, scripts=False, cookies={"policy": "nonce"})."""
     contexts = []
 
     def down(

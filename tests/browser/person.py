@@ -1,4 +1,4 @@
-"""Somebody before a browser, whose clicks are counted and whose console is read."""
+"""A user with a browser; clicks are counted and the console is read."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWi
 
 
 class Person:
-    """What one can do at a page, and what one sees."""
+    """The actions of a user on a page, and the visible text."""
 
     def __init__(self, page: Any, site: str, axe: str) -> None:
         self.page = page
@@ -29,34 +29,34 @@ class Person:
         self.page.click("input[type=submit]")
 
     def go(self, address: str) -> None:
-        """By a link that somebody sent, or from the product's home."""
+        """Open a link, or the product's home."""
         self.page.goto(self._site + address)
         self.clicks = 0
 
     def click(self, words: str, *, within: str = "main") -> None:
-        """Press or follow what says so."""
+        """Press the button or follow the link with this text."""
         self.clicks += 1
         place = self.page.locator(within).first
         found = place.locator("button:visible, a:visible, summary:visible").filter(has_text=words)
         found.first.click()
 
     def type(self, place: str, words: str) -> None:
-        """Typing and Enter count as one."""
+        """Type and press Enter, which counts as one click."""
         self.clicks += 1
         self.page.fill(place, words)
         self.page.press(place, "Enter")
 
     def fill(self, place: str, words: str) -> None:
-        """Filling a field counts as nothing, as in the table of tasks."""
+        """Fill a field, which counts as no click."""
         self.page.fill(place, words)
 
     def sees(self, words: str) -> None:
-        """Wait until the page says so."""
+        """Wait until the page has this text."""
         self.page.locator("main").get_by_text(words).first.wait_for()
 
     def barriers(self) -> list[str]:
-        """What axe finds, and whether one has to scroll sideways."""
-        # By evaluation: a script element would be stopped by the policy, as it should.
+        """Return the findings of axe, and of horizontal scrolling."""
+        # By evaluation, because the policy blocks a script element.
         self.page.evaluate(self._axe)
         # At the end of the page no bar covers anything; what has the focus is scrolled out from under it.
         self.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")

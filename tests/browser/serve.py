@@ -1,4 +1,4 @@
-"""Serves the admin with some records, in a process of its own; a consumer of its own handles what is sent."""
+"""Serve the admin with some records, in its own process; a consumer handles sent messages."""
 
 import queue
 import sys
@@ -13,13 +13,12 @@ from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.core.wsgi import get_wsgi_application
 from django.utils import timezone
 
-from django_rmq_retry import handler
+from django_rmq_retry import Delivery, Message, handler
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.amqp.contracts import Done
+from django_rmq_retry.amqp import Done
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
     Action,
     ItemReason,
@@ -32,26 +31,25 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.audit import note
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.key_lists import look_up, store
-from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.topology.declarations import Role
+from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import Kept
 from tests.admin.standstills import blocked, outgoing
 from tests.browser.settings import asked
+from tests.tooling.brokers import replaced_by
 
 LATER = ("Nonce",)
-"""Causes that are made after everything else."""
+"""Error groups that are created last."""
 GROUPS = ("One", "All", "Canary", "Edit", "Discard", "Hold", "Plain", "Pause", "Stop")
 HEADERS: dict[str, object] = {"tenant": "north", "authorization": "Bearer x", "x-death": "y"}
 sent: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
 
 
 class Handled(Kept):
-    """A broker whose consumer is quick."""
+    """A broker whose consumer handles messages at once."""
 
     def send(self, message: Message, done: Done, *, timeout: float | None = None) -> None:
         super().send(message, done, timeout=timeout)
@@ -66,7 +64,7 @@ class Quiet(WSGIRequestHandler):
 
 
 def consume() -> None:
-    """What was sent is handled at once."""
+    """Handle sent messages at once."""
     while True:
         copy = sent.get()
         told = bearer(copy.routing_key, copy.properties.message_id, copy.body)
@@ -112,7 +110,7 @@ def fill() -> None:
 
 
 def fill_states(now: datetime) -> None:
-    """A message and a run in each state, with everything that is told only there; an act of each kind."""
+    """A message and a run in each state, with all texts that appear only there; an action of each kind."""
     ann = Actor(name="ann", source="cli")
     known = []
     for state in State:
@@ -139,24 +137,24 @@ def fill_states(now: datetime) -> None:
                 run=run, message=one, place=place, revision=1, state=kind, skip_code=ItemReason.LATE
             )
     for action in Action:
-        note(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
+        log_action(ann, action, message=edited.pk, reason="INC-553", facts={"difference": ["-1", "+2"], "rate": 20})
 
 
 def looked() -> broker_look.Look:
-    """A broker with troubles; away for those whose browser says so."""
+    """A broker with problems; unreachable for browsers that request it."""
     now = timezone.now()
     if getattr(asked, "broker", "") == "away":
         return broker_look.Look(at=now, away="connection refused", since=now)
     levels = (
-        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("nobody reads this queue",)),
+        Level(queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)),
         Level(queue="payments.main.parked", role=Role.PARKED, ready=3, consumers=1),
     )
-    blind = 'Unacked messages and rates are seen only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
+    blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
     return broker_look.Look(at=now, levels=levels, blind=blind)
 
 
 def serve() -> None:
-    """Tell the port, and serve until standard input ends: whoever started this has gone then."""
+    """Print the port, and serve until standard input ends with the parent process."""
     call_command("migrate", verbosity=0)
     fill()
     threading.Thread(target=consume, daemon=True).start()
@@ -167,7 +165,7 @@ def serve() -> None:
 
     broker_look.look = looked
     kept = Handled()
-    with broker_connections.replaced(kept, lambda _exclusive: kept):
+    with replaced_by(kept):
         server = ThreadedWSGIServer(("127.0.0.1", 0), Quiet)
         server.daemon_threads = True
         server.set_app(StaticFilesHandler(get_wsgi_application()))

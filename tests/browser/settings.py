@@ -1,4 +1,4 @@
-"""The project that the browser looks at: a database in a file, a policy that allows nothing inline."""
+"""Settings of the site: a database in a file, and a policy that allows no inline code."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ STATIC_URL = "/static/"
 TIME_ZONE = "UTC"
 INSTALLED_APPS = [*APPS, "django.contrib.staticfiles"]
 NONCES = importlib.util.find_spec("django.middleware.csp") is not None
-"""Whether this Django makes nonces; the admin's own files bear them from 6.1 on."""
+"""True if this Django creates nonces; the admin's own files have them from 6.1 on."""
 MIDDLEWARE = [
     "tests.browser.settings.strict",
     *(["django.middleware.csp.ContentSecurityPolicyMiddleware"] if NONCES else []),
@@ -67,7 +67,7 @@ BY_NONCE = (
     "connect-src 'self'",
 )
 asked = threading.local()
-"""How the broker is to look to whoever asks in this thread: "" or "away"."""
+"""The state of the broker for requests in this thread: "" or "away"."""
 
 
 def strict(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:

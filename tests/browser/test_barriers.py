@@ -1,4 +1,4 @@
-"""Nobody is kept out: no finding of axe, nothing that a strict policy blocks, in light and dark, wide and narrow."""
+"""Accessible pages: no finding of axe, nothing blocked by a strict policy, in light and dark, wide and narrow."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ SEEN = pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 3
 
 
 def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
-    """What keeps people out, by page."""
+    """Accessibility findings by page."""
     barriers = {}
     for name, address in addresses.items():
         person.go(address)
@@ -82,7 +82,7 @@ def found(person: Any, addresses: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_every_page_is_looked_at() -> None:
-    """A page that is new is to be put into the list above."""
+    """A new page must be added to the list above."""
     pages = [pages for model, pages in admin.site._registry.items() if model._meta.app_label == "rmq_retry"]
     ours = {str(url.name) for one in pages for url in one.get_urls() if url.name}
     looked = {resolve(address.partition("?")[0]).url_name for address in PAGES.values()}
@@ -156,11 +156,11 @@ def test_a_list_that_is_pasted_has_no_barriers(sit: Sit, scheme: str, width: int
     barriers = {}
     lead.go(PAGES["list of keys"])
     lead.fill("#rmq-keys", "PLAIN-0\nplain-1\nDISCARD-0 DISCARD-1\nACC-1\nprocessed\n" + "K" * 300)
-    lead.click("Look them up")
+    lead.click("Look up the keys")
     lead.page.locator("#rmq-missing").wait_for()
     barriers["answer"] = lead.barriers()
     lead.fill("#rmq-keys", ",".join(map(str, range(10_001))))
-    lead.click("Look them up")
+    lead.click("Look up the keys")
     lead.page.locator("#rmq-wrong").wait_for()
     barriers["too many"] = lead.barriers()
     for name, button in (("preview", "Requeue 3 messages"), ("discard", "Discard 3 messages")):

@@ -1,4 +1,4 @@
-"""From right to left: pages that are laid out the other way round, with arrows that point where reading goes."""
+"""From right to left: mirrored pages, with arrows in the reading direction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What people come for, in so many clicks from the product's home: the list of error groups."""
+"""The tasks of operators, with the number of clicks from the product's home, the list of error groups."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_a_message_is_discarded_and_taken_back(sit: Sit) -> None:
     lead.click("Discard 3…", within=card("Discard"))
     lead.page.select_option("#rmq-reason", "duplicate")
     lead.click("Discard 3 messages")
-    lead.sees("3 messages discarded (reason: Duplicate)")
+    lead.sees("3 messages were discarded (reason: Duplicate)")
     discarded = lead.clicks
     lead.go(LIST)
     lead.type("#searchbar", "DISCARD-0")
@@ -148,7 +148,7 @@ def test_a_page_says_that_it_updates_only_while_its_run_is_active(sit: Sit) -> N
     lead.click("Requeue…")
     lead.click("Requeue 1 message")
     lead.sees("Finished")
-    # It was there when the page was loaded.
+    # It existed when the page was loaded.
     pulse = lead.page.locator("[data-rmq-pulse]")
     pulse.wait_for(state="hidden")
 
@@ -200,7 +200,7 @@ def test_the_help_tells_what_one_may_and_why_not_what_not(sit: Sit, scheme: str,
     support.click("Close", within="dialog")
 
     assert "Can hold messages" in said
-    assert "You need the permission “Can discard and restore messages”. Ask: payments-oncall." in said
+    assert "You need the permission “Can discard and restore messages”. Contact: payments-oncall." in said
     assert (barriers, support.complaints) == ([], [])
 
 
@@ -208,7 +208,7 @@ def test_the_help_tells_what_one_may_and_why_not_what_not(sit: Sit, scheme: str,
 def test_the_help_is_a_page_for_those_without_scripts(sit: Sit, page: str) -> None:
     support = sit("support", scripts=False)
     support.go(page)
-    support.click("Keys and my permissions", within="footer")
+    support.click("Keyboard shortcuts and my permissions", within="footer")
     support.sees("You need the permission “Can discard and restore messages”.")
 
     assert support.clicks == 1
@@ -221,7 +221,7 @@ def test_new_messages_are_told_above_a_list_whose_rows_stay(sit: Sit, width: int
     # Other tests take messages of single groups away; the queue keeps several.
     lead.go(f"{LIST}?queue=payments.main")
     live = lead.page.locator("[data-rmq-live]")
-    # As if the list had been opened before they were parked, and asked now.
+    # Like a list that was opened before they were parked, and refreshes now.
     live.evaluate(
         "one => { one.dataset.rmqLive = one.dataset.rmqLive.replace(/since=[^&]*/, 'since=2020-01-01T00:00Z'); }"
     )

@@ -1,4 +1,4 @@
-"""What a telephone shows: tables without heads, whose values keep their names."""
+"""Pages on a phone: tables without headers, whose values keep their labels."""
 
 from tests.browser.conftest import Sit
 from tests.browser.test_barriers import PAGES
@@ -17,7 +17,7 @@ LISTS = ("messages", "group", "message", "runs", "audit", "status", "blocked key
 
 
 def seen(sit: Sit, script: str) -> dict[str, list[str]]:
-    """What the script finds on a telephone, by page."""
+    """Findings of the script on a phone, by page."""
     lead = sit(width=390)
     found = {}
     for name in LISTS:

@@ -20,15 +20,15 @@ from tests.chaos.storm import timed
 from tests.tooling.services import Unavailable
 
 EVERY = ("storm", "mariadb", "sweep", "cluster")
-"""The parts that a version gets which was asked for by name."""
+"""The parts that run on a version that is named on the command line."""
 LONG_PARTS = (("storm", ""), ("mariadb", ""), ("sweep", ""), ("storm", "4.0"), ("storm", "4.3"), ("cluster", ""))
 SHORT_PARTS = (("storm", ""),)
 IN_TURN = (("sweep", ""), ("mariadb", ""), ("storm", "4.0"), ("storm", "4.3"))
-"""Of these the short form has one, by its seed."""
+"""The short form runs one of these, chosen by the seed."""
 SHARES = {("storm", ""): 0.36, ("mariadb", ""): 0.12, ("sweep", ""): 0.12, ("cluster", ""): 0.2}
 SHARE = 0.1
 Chosen = tuple[str, str]
-"""A part, and the version of RabbitMQ; without one the first that there is."""
+"""A part and the RabbitMQ version; an empty version stands for the first one installed."""
 FOUND, UNABLE, TOO_FEW = 1, 2, 3
 MILLION = 1_000_000
 LONG, SHORT = 15.0, 3.0
@@ -38,7 +38,7 @@ PLANTS = ("ack_first", "not_once", "no_breaker", "deaf", "no_rate", "host_clock"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if nothing was found, 1 if something was, 2 without a broker to do it to, 3 if too few messages were sent."""
+    """Return 0 if all invariants hold, 1 if one is violated, 2 if a part cannot run, 3 for too few messages."""
     asked = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNABLE))
     seed = asked.seed if asked.seed is not None else secrets.randbelow(1_000_000)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["CHAOS_LANES"] = ",".join(asked.lanes)
     report.say(f"seed {seed}")
     with timed("in all"), tempfile.TemporaryDirectory(prefix="rmq-chaos-totals-") as folder:
-        # One that runs a part of several writes where the one that started it looks.
+        # Each part runs in its own process and appends its totals to this file.
         totals = Path(os.environ.setdefault("CHAOS_TOTALS", str(Path(folder, "totals"))))
         try:
             codes = run_all(asked, seed)
@@ -65,25 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 SAID = {
-    0: "nothing was found",
-    FOUND: "FOUND, see BROKEN above",
-    UNABLE: "it could not be run to its end",
-    TOO_FEW: "nothing was found, but fewer than {least:,} messages went through: the machine was too busy or too slow",
+    0: "no invariant was violated",
+    FOUND: "invariants were violated, see BROKEN above",
+    UNABLE: "a part could not be run to its end",
+    TOO_FEW: "no invariant was violated, but fewer than {least:,} messages were confirmed: the machine was too slow",
 }
 
 
 def worst(codes: Sequence[int]) -> int:
-    """What was found counts most, then what could not be run; a signal is such an end as well."""
+    """Return the worst exit code: violations first, then parts that could not run or were ended by a signal."""
     return FOUND if FOUND in codes else UNABLE if any(codes) else 0
 
 
 def restricted(asked: argparse.Namespace) -> bool:
-    """Whether it is less than the long form."""
+    """Return True if less than the long form was requested."""
     return bool(asked.short or asked.minutes or asked.only or asked.nemeses or asked.lanes or asked.plant)
 
 
 def summed(totals: Path) -> int:
-    """What all parts have said, once more and together; how many were confirmed."""
+    """Print the summary lines of all parts again; return the number of confirmed messages."""
     lines = totals.read_text().splitlines() if totals.exists() else []
     for line in lines if len(lines) > 1 else ():
         report.say(line.partition(" ")[2])
@@ -94,12 +94,12 @@ def summed(totals: Path) -> int:
 
 
 def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
-    """Each part on each version; what time is left is shared by those that are to come."""
+    """Run each part on each version; the remaining time is divided among the remaining parts."""
     minutes = asked.minutes or (SHORT if asked.short else LONG)
     turns = chosen(asked, seed)
     if [len(turn) for turn in turns] == [1]:
         name, version = turns[0][0]
-        # The soak is over when its payments are booked.
+        # The soak ends when all payments are booked.
         bounded = math.inf if name == "soak" and not asked.minutes else minutes
         return [run_one(asked, name, seed, bounded, version)]
     codes = []
@@ -113,9 +113,9 @@ def run_all(asked: argparse.Namespace, seed: int) -> list[int]:
 
 
 def chosen(asked: argparse.Namespace, seed: int) -> list[list[Chosen]]:
-    """What is run, in turns of one time each: a turn for each version that was asked for, else a single one.
+    """Return the parts to run: one list for each requested version, else a single list. Each list gets the full time.
 
-    Of the parts that nobody asked for by name, those that this machine cannot run are left out, and said.
+    Parts that were not requested by name and cannot run on this machine are skipped, with a line in the report.
     """
     named = asked.broker or os.environ.get("RMQ_TEST_BROKERS", "")
     versions = [name for name in named.split(",") if name]
@@ -136,7 +136,7 @@ def chosen(asked: argparse.Namespace, seed: int) -> list[list[Chosen]]:
 
 
 def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float, version: str) -> int:
-    """One part, in this process: Django is set up once, for one broker and one database."""
+    """Run one part in this process, because Django is set up once, for one broker and one database."""
     why = lack(name, version)
     if why:
         print(why, file=sys.stderr)
@@ -158,7 +158,7 @@ def run_one(asked: argparse.Namespace, name: str, seed: int, minutes: float, ver
 
 
 def in_a_process(name: str, seed: int, version: str, minutes: float) -> int:
-    """One part of several; the later words win over those that we were given."""
+    """Run one of several parts in its own process; the appended options override the given ones."""
     words = ["--only", name, "--seed", str(seed), "--minutes", f"{minutes:.2f}", "--broker", version]
     words += ["--at-least", "0"]
     command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "tests.chaos", *sys.argv[1:], *words]
@@ -167,33 +167,37 @@ def in_a_process(name: str, seed: int, version: str, minutes: float) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill everything, and count.")
-    made.add_argument("--seed", type=int, help="the same load and the same nemeses as in another run")
+    made = argparse.ArgumentParser(prog="python -m tests.chaos", description="Inject faults, and count the messages.")
+    made.add_argument("--seed", type=int, help="repeat the load and the nemeses of an earlier run")
     made.add_argument(
-        "--minutes", type=float, help=f"about how long it takes (default: {LONG:g}; the soak: as long as it takes)"
+        "--minutes",
+        type=float,
+        help=f"about how long the run takes (default: {LONG:g}; the soak: until it has finished)",
     )
-    made.add_argument("--short", action="store_true", help=f"the form for every change, {SHORT:g} minutes")
+    made.add_argument("--short", action="store_true", help=f"the short form, for every change: {SHORT:g} minutes")
     made.add_argument("--only", type=words(tuple(PARTS)), help=f"some of {','.join(PARTS)} (default: all but the soak)")
     made.add_argument(
-        "--broker", metavar="VERSIONS", help="RabbitMQ such as 4.0, or 3.10,4.0,4.3 one after the other: `make brokers`"
+        "--broker", metavar="VERSIONS", help="RabbitMQ versions, such as 4.0 or 3.10,4.0,4.3; see `make brokers`"
     )
     made.add_argument("--nemeses", type=words(tuple(ONE_NODE)), help=f"some of {','.join(ONE_NODE)}")
     made.add_argument("--lanes", type=words(LANES), help=f"some of {','.join(LANES)}")
-    made.add_argument("--rate", type=float, default=5000, help="messages a second of the flood, at most")
-    made.add_argument("--plant", default="", help=f"bugs to plant, to see them caught: {','.join(PLANTS)}")
-    made.add_argument("--at-least", type=int, metavar="N", help=f"messages (default: {MILLION:,} for the long form)")
-    made.add_argument("--payments", type=int, default=PAYMENTS, help="how many the soak books")
+    made.add_argument("--rate", type=float, default=5000, help="the most messages a second of the lane flood")
+    made.add_argument("--plant", default="", help=f"planted bugs, to check that they are found: {','.join(PLANTS)}")
+    made.add_argument(
+        "--at-least", type=int, metavar="N", help=f"fail with fewer messages (default: {MILLION:,} for the long form)"
+    )
+    made.add_argument("--payments", type=int, default=PAYMENTS, help="the number of payments that the soak books")
     return made
 
 
 def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """A list of some of the known ones."""
+    """Return a parser for a comma-separated list of known words."""
 
     def some(text: str) -> tuple[str, ...]:
         found = tuple(text.split(","))
         unknown = [word for word in found if word not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not known; there are {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is unknown; choose from {', '.join(known)}")
         return found
 
     return some

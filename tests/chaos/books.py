@@ -1,4 +1,4 @@
-"""What a run has left behind, read from the ledger, the database and the broker: all that the judge looks at."""
+"""The results of a run, read from the ledger, the database and the broker: the judge's only input."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from tests.chaos.processes import Exit
 
 
 class Note(NamedTuple):
-    """One line about one attempt; `at` is in milliseconds. There are millions of them."""
+    """One ledger line about an attempt; `at` is in milliseconds. A run has millions of them."""
 
     name: str
     attempt: int
@@ -22,7 +22,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the product has written about one parked message."""
+    """The product's record of a parked message."""
 
     state: str
     attempts: int = 0
@@ -31,7 +31,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """One nemesis: from when to when, in milliseconds."""
+    """One nemesis, with its start and end in milliseconds."""
 
     name: str
     began: int
@@ -40,7 +40,7 @@ class Harm:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """When a queue was paused for certain, in milliseconds."""
+    """The time in which a queue was certainly paused, in milliseconds."""
 
     queue: str
     began: int
@@ -49,44 +49,44 @@ class Pause:
 
 @dataclass(slots=True, kw_only=True)
 class Books:
-    """Everything; names are those of ``naming``."""
+    """All results of a run; messages are named as in ``naming``."""
 
     lanes: Mapping[str, Lane]
     attempted: set[str] = field(default_factory=set)
     confirmed: set[str] = field(default_factory=set)
     rolled: set[str] = field(default_factory=set)
-    """Their transaction was rolled back."""
+    """Messages of transactions that were rolled back."""
     began: Sequence[Note] = ()
     failed: Sequence[Note] = ()
     did: Sequence[Note] = ()
-    """Of the lanes without a database."""
+    """Completed attempts of the lanes without a database."""
     effects: Sequence[str] = ()
-    """Of those with one, in their order."""
+    """Effects of the lanes with a database, in their order."""
     down: Sequence[Note] = ()
-    """Runs that failed because what they needed was down."""
+    """Attempts that failed because their dependency was down."""
     pauses: Sequence[Pause] = ()
     records: Mapping[str, Record] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
-    """Waiting in the database behind one of their key that waits for a person."""
+    """Messages that wait in the database behind a blocked key."""
     discarded: set[str] = field(default_factory=set)
     harms: Sequence[Harm] = ()
     left: Mapping[str, int] = field(default_factory=dict)
-    """Queues that were not empty in the end, and rows that wait."""
+    """Queues that were not empty at the end, and waiting rows, with their counts."""
     vanished: Sequence[str] = ()
-    """History that was there and is not, or is another."""
+    """Rows of the history that were changed or deleted."""
     exits: Sequence[Exit] = ()
     last: Mapping[str, int] = field(default_factory=dict)
-    """Exit codes of those that were asked to end when all was over."""
+    """Exit codes of the processes that were stopped at the end."""
     began_at: int = 0
     quiet_until: int = 0
-    """When the first nemesis came."""
+    """The time of the first nemesis."""
 
     def handled(self) -> Counter[str]:
-        """How often each came to its end."""
+        """Return how often each message was handled."""
         return Counter([note.name for note in self.did]) + Counter(self.effects)
 
     def lane(self, name: str) -> Lane:
-        """The lane of a message; one that nobody knows holds it to nothing."""
+        """Return the lane of a message; the lane of an unknown one has no invariants."""
         return self.lanes.get(lane_of(name), NO_LANE)
 
 
@@ -94,7 +94,7 @@ NO_LANE = Lane(name="", share=0, attempts=None, innocent=False)
 
 
 def read(folder: Path, lanes: Mapping[str, Lane]) -> Books:
-    """The part that stands in the ledger."""
+    """Return the results that are in the ledger."""
     return Books(
         lanes=lanes,
         attempted=set(ledger.names(folder, ledger.ATTEMPTED)),
@@ -111,7 +111,7 @@ def read(folder: Path, lanes: Mapping[str, Lane]) -> Books:
 
 
 def pauses(folder: Path) -> list[Pause]:
-    """Each until its own end, or until somebody began to resume its queue."""
+    """Return the pauses; each lasts until its own end or until an operator began to resume the queue."""
     resumed = [(queue, int(at)) for queue, at in ledger.lines(folder, ledger.RESUMED)]
     found = []
     for queue, began, until in ledger.lines(folder, ledger.PAUSED):

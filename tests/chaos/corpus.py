@@ -1,12 +1,11 @@
-"""Hostile messages: each body, header or property has ended some consumer somewhere. All of them must be parked."""
+"""Hostile messages: each body, header or property has crashed a consumer in the field. All must be parked."""
 
 import random
 import struct
 from dataclasses import replace
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry import Message
+from django_rmq_retry.messages import Headers, Properties
 from tests.tooling.tables import entry, nested
 
 DEEP = 5000
@@ -47,14 +46,14 @@ PLAIN = Properties(content_type="application/json", delivery_mode=2)
 PROPERTIES = {
     "a content type of pickle": replace(PLAIN, content_type="application/python-pickle"),
     "an encoding that is none": replace(PLAIN, content_encoding="gzip"),
-    "an answer to somebody's queue": replace(PLAIN, reply_to="chaos.flood"),
+    "a reply_to that names another queue": replace(PLAIN, reply_to="chaos.flood"),
     "a type with control characters": replace(PLAIN, type="\x1b[31m\r\n\x00<script>"),
     "the highest priority": replace(PLAIN, priority=255),
 }
 
 
 def message(name: str, queue: str, chance: random.Random) -> Message:
-    """One of the corpus, under that name."""
+    """Return a message of the corpus, with the given name."""
     body, properties = b'{"id": "hostile"}', PLAIN
     kind = chance.choice(("body", "headers", "properties"))
     if kind == "body":

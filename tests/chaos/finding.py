@@ -1,4 +1,4 @@
-"""What is wrong, as the rules of the judge say it."""
+"""A violated invariant, as the judge's rules report it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An invariant that was broken, by its letter in TRAPS or its number in FAULTS."""
+    """A violated invariant, named by the letters and numbers of its rules."""
 
     rule: str
     said: str
 
 
-def told(said: str, names: Iterable[str]) -> Iterator[Finding]:
-    """One finding for all of a kind, with a few of them."""
+def finding_of(said: str, names: Iterable[str]) -> Iterator[Finding]:
+    """Yield one finding for all messages of a kind, with the first few names."""
     some = sorted(names)
     if some:
         rule, _, words = said.partition(": ")

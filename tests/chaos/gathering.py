@@ -1,4 +1,4 @@
-"""Reads what the product has written, once all is over, and looks meanwhile whether its history is ever changed."""
+"""Read the results at the end of a run, and check during the run that no history row changes."""
 
 import json
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ SEEN_AT_MOST = 20_000
 
 
 class Historian:
-    """Remembers a digest of each row of history that it has ever seen."""
+    """Keeps a digest of each history row that it has read."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], str] = {}
 
     def look(self) -> None:
-        """Those that are new since the last time."""
+        """Read the rows that are new since the last call."""
         connection.close()
         for table in TABLES:
             known = sum(name == table for name, _ in self._seen)
@@ -30,7 +30,7 @@ class Historian:
                 self._seen.update(self._rows(table, f"id > {last} ORDER BY id LIMIT {SEEN_AT_MOST - known}"))
 
     def vanished(self) -> list[str]:
-        """What is not there any more, or says something else."""
+        """Return the rows that were deleted or changed."""
         there = {key: digest for table in TABLES for key, digest in self._rows(table, "true").items()}
         return [
             f"{table} {pk} {'is gone' if (table, pk) not in there else 'says something else'}"
@@ -43,8 +43,8 @@ class Historian:
             whole = "t::text"
             if connection.vendor == "mysql":
                 columns = [one.name for one in connection.introspection.get_table_description(cursor, table)]
-                told = ", ".join(f"IFNULL(HEX(t.`{name}`), '-')" for name in columns)
-                whole = f"CONCAT_WS('|', {told})"
+                values = ", ".join(f"IFNULL(HEX(t.`{name}`), '-')" for name in columns)
+                whole = f"CONCAT_WS('|', {values})"
             cursor.execute(f"SELECT t.id, md5({whole}) FROM {table} t WHERE {where}")  # noqa: S608 - our own words
             return {(table, pk): digest for pk, digest in cursor.fetchall()}
 
@@ -53,9 +53,9 @@ TABLES = ("rmq_retry_attempt", "rmq_retry_operatoraction")
 
 
 def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Books:
-    """Ledger, database and broker."""
+    """Return the results from ledger, database and broker."""
     from django_rmq_retry.models import ParkedMessage  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.parked.audit import verify  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.operators import verify  # noqa: PLC0415 - as above
     from tests.chaos.project.models import Effect  # noqa: PLC0415 - as above
 
     found = read(stage.folder, lanes)
@@ -73,13 +73,13 @@ def books(stage: Stage, lanes: Mapping[str, Lane], historian: Historian) -> Book
 
 
 def left(stage: Stage) -> dict[str, int]:
-    """What is still on its way: messages in queues, and rows that wait to be sent."""
+    """Return the messages in queues and the rows that wait to be sent, with their counts."""
     return {**stage.depths(), **{name: count for name, count in waiting_rows().items() if count}}
 
 
 def waiting_rows() -> dict[str, int]:
-    """Rows of the outbox, and messages that wait behind one which waits for no person."""
-    # Its own connection may have been cut as well, whenever it was used last.
+    """Return outbox rows, and messages that wait behind one that needs no operator."""
+    # A nemesis may have closed this connection as well since its last use.
     connection.close()
     outbox = model("OutboxMessage")._default_manager.filter(failed_at=None).count()
     waiting = model("BlockedMessage")._default_manager.filter(block__parked=False).count()
@@ -91,7 +91,7 @@ def model(name: str) -> type[models.Model]:
 
 
 def settle(stage: Stage, seconds: float, *, looks: int = 10) -> float | None:
-    """Until nothing is on its way for longer than statistics are old; how long it took, or None where it never came."""
+    """Wait until all queues stay empty for longer than statistics lag; return the seconds, None at the timeout."""
     began, quiet = now(), 0
     while (now() - began) < seconds * 1000:
         try:

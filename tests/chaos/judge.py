@@ -1,4 +1,4 @@
-"""Says what became of every message, and whether each invariant held. It looks at books only and touches nothing."""
+"""Determine the end of every message and check each invariant, from the collected books alone."""
 
 import signal
 from collections import Counter, defaultdict
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages import Reason
 from tests.chaos.books import Books, Note
-from tests.chaos.finding import Finding, told
+from tests.chaos.finding import Finding, finding_of
 from tests.chaos.gates import pacing, pausing, unburned
 from tests.chaos.lanes import LINE_WAIT, WAITS, Lane
 from tests.chaos.naming import NOT_TO_BE_HANDLED, lane_of, read
 
 PROCESSED, DISCARDED = "processed", "discarded"
 CLOCKS = 5
-"""Milliseconds by which two clocks of one machine may be told apart."""
+"""Milliseconds of clock difference allowed on one machine."""
 QUIET_SLACK = 20_000
-"""Milliseconds later than asked that a retry may come before anything is done, on a machine with no core to spare."""
+"""Milliseconds by which a retry may be late before the first nemesis, on a busy machine."""
 IMPATIENCE = "impatience"
-"""The nemesis after which the broker takes back what is in hand for longer than a second."""
+"""The nemesis that makes the broker requeue messages unacked for longer than a second."""
 IN_ORDER = (0, -signal.SIGTERM)
 
 
 @dataclass(slots=True, kw_only=True)
 class Judgement:
-    """The line of the report, and what is wrong."""
+    """The summary line of the report, and the violations."""
 
     attempted: int
     confirmed: int
@@ -38,12 +38,12 @@ class Judgement:
     transport_duplicates: int
     recovered: int
     twofold: int
-    """Handled, and parked or discarded besides: two lives of one message ended differently, which may be."""
+    """Messages handled, and also parked or discarded: two copies ended differently, which is allowed."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def line(self) -> str:
-        """As Jepsen writes it."""
+        """The summary in the form that Jepsen uses."""
         return (
             f"attempted {self.attempted} confirmed {self.confirmed} handled {self.handled} parked {self.parked}"
             f" discarded {self.discarded} lost {self.lost} unexpected {self.unexpected}"
@@ -53,7 +53,7 @@ class Judgement:
 
 
 def judge(books: Books) -> Judgement:
-    """Everything at once."""
+    """Check all invariants."""
     handled = books.handled()
     closed = {name for name, record in books.records.items() if record.state == DISCARDED} - handled.keys()
     settled = {name for name, record in books.records.items() if record.state == PROCESSED}
@@ -77,20 +77,20 @@ def judge(books: Books) -> Judgement:
         twofold=len((books.records.keys() - settled) & handled.keys()),
     )
     found = [
-        *told("A, I1, I3: confirmed, and neither handled nor in a record", lost),
-        *told("I2: nobody has published it", unexpected),
-        *told("D, I4: handled more than once with once=True", twice),
-        *told("I1: its record says processed, and no handler has done it", settled - handled.keys()),
+        *finding_of("A, I1, I3: confirmed, but neither handled nor in a record", lost),
+        *finding_of("I2: handled or recorded, but never published", unexpected),
+        *finding_of("D, I4: handled more than once with once=True", twice),
+        *finding_of("I1: recorded as processed, but not handled", settled - handled.keys()),
     ]
     verdict.findings = [*found, *(finding for rule in RULES for finding in rule(books))]
     return verdict
 
 
 def order(books: Books) -> Iterator[Finding]:
-    """B, I12: what was confirmed later took effect later. What was discarded was resolved: a copy may come after."""
+    """B, I12: messages take effect in the order of their confirms, except discarded ones."""
     ordered = {name for name, lane in books.lanes.items() if lane.by_life or lane.by_key}
     handled = chain((note.name for note in books.did), books.effects)
-    # A dict keeps the order in which each came first.
+    # A dict keeps the order of first occurrence.
     first = dict.fromkeys(name for name in handled if lane_of(name) in ordered)
     latest: dict[tuple[str, ...], tuple[int, str]] = {}
     wrong = []
@@ -105,11 +105,11 @@ def order(books: Books) -> Iterator[Finding]:
             wrong.append(f"{name} after {before}")
         else:
             latest[line] = (plan.number, name)
-    yield from told("B, I12: out of order", wrong)
+    yield from finding_of("B, I12: out of order", wrong)
 
 
 def passing(books: Books) -> Iterator[Finding]:
-    """B: nothing of a key is handled behind one that waits for a person in an open record."""
+    """B: no message is handled while an earlier one with its ordering key is in an open record."""
     stuck: dict[tuple[str, str, str], int] = {}
     for name, record in books.records.items():
         lane = books.lane(name)
@@ -123,22 +123,22 @@ def passing(books: Books) -> Iterator[Finding]:
         for name, plan in plans
         if name in books.confirmed and plan.number > stuck.get((plan.lane, plan.life, plan.key), plan.number)
     ]
-    yield from told("B: handled although one before it is parked", wrong)
+    yield from finding_of("B: handled although an earlier message of its key is parked", wrong)
 
 
 def attempts(books: Books) -> Iterator[Finding]:
-    """I7: never more than the policy says."""
+    """I7: no message has more attempts than its policy allows."""
     most = {name: lane.attempts for name, lane in books.lanes.items()}
     wrong = {
         note.name
         for note in books.began
         if (limit := most.get(lane_of(note.name))) is not None and note.attempt > limit
     }
-    yield from told("I7: attempted more often than its policy allows", wrong)
+    yield from finding_of("I7: attempted more often than its policy allows", wrong)
 
 
 def delays(books: Books) -> Iterator[Finding]:
-    """C, I8: never earlier than asked; later only by the bound while nothing is done to the system."""
+    """C, I8: no retry is early; before the first nemesis, none is later than the bound."""
     ended: dict[tuple[str, int], list[Note]] = defaultdict(list)
     for note in books.failed:
         ended[note.name, note.attempt].append(note)
@@ -149,71 +149,71 @@ def delays(books: Books) -> Iterator[Finding]:
             continue
         lane = books.lane(note.name)
         wait = wait_of(lane, note.attempt - 1)
-        # A message that was copied twice has two lives: any of them may be the one that goes on.
+        # A message that was copied twice has two copies, and either may be the one that is retried.
         if note.at - min(before) < wait - CLOCKS:
             early.append(f"{note.name} attempt {note.attempt} after {note.at - min(before)} ms")
         if note.at <= books.quiet_until and not lane.waits and note.at - max(before) > wait + QUIET_SLACK:
             late.append(f"{note.name} attempt {note.attempt} after {note.at - max(before)} ms")
-    yield from told("C, I8: earlier than asked", early)
-    yield from told("C, I8: later than its bound, before anything was done to the system", late)
+    yield from finding_of("C, I8: retried before its delay was over", early)
+    yield from finding_of("C, I8: retried too late, before the first nemesis", late)
 
 
 def wait_of(lane: Lane, attempt: int) -> float:
-    """Milliseconds that a lane asks for after an attempt."""
+    """Return the retry delay of a lane after an attempt, in milliseconds."""
     return 1000 * (LINE_WAIT if lane.by_life else WAITS[min(attempt, len(WAITS)) - 1])
 
 
 def innocents(books: Books) -> Iterator[Finding]:
-    """I20: only what was made to fail is parked, where no database is needed to handle it."""
+    """I20: in lanes without a database, only messages that are meant to fail are parked."""
     impatient = any(harm.name == IMPATIENCE for harm in books.harms)
     wrong = [
         name
         for name, record in books.records.items()
         if books.lane(name).innocent
         and not NOT_TO_BE_HANDLED & {read(name).plan}
-        # What waits for its turn waits in hand, for longer than a broker without patience allows: it came back.
+        # A message that waits for its rate stays unacked, so this broker requeues it, which looks like a crash.
         and not (impatient and books.lane(name).rate is not None and record.reason == Reason.CRASHED)
     ]
-    yield from told("I20: parked, and nothing was wrong with it", wrong)
+    yield from finding_of("I20: parked although its handler does not fail", wrong)
 
 
 def transactions(books: Books) -> Iterator[Finding]:
-    """I13: what was rolled back is nowhere."""
+    """I13: a message of a rolled-back transaction is neither handled nor recorded."""
     there = books.handled().keys() | books.records.keys()
-    yield from told("I13: published out of a transaction that was rolled back", books.rolled & there)
+    yield from finding_of("I13: published from a transaction that was rolled back", books.rolled & there)
 
 
 def decisions(books: Books) -> Iterator[Finding]:
-    """I6: what a person has discarded stays so, unless it was handled after all."""
+    """I6: a discarded message stays discarded, unless it was handled later."""
     handled = books.handled()
     wrong = [
         name
         for name in books.discarded
         if name not in handled and (name not in books.records or books.records[name].state not in FINAL_OR_AGAIN)
     ]
-    yield from told("I6: discarded by the operator, and its record is gone", wrong)
+    yield from finding_of("I6: discarded by the operator, but its record is gone", wrong)
 
 
 FINAL_OR_AGAIN = (DISCARDED, PROCESSED, "parked", "on_hold", "requeueing", "requeued")
 
 
 def ends(books: Books) -> Iterator[Finding]:
-    """I18: no process says that all is well unless it was asked to end; those that were do so in good order.
+    """I18: a process exits with 0 only after a stop request, and every stopped process exits cleanly.
 
-    One that SIGTERM itself has ended had not begun: it heeds the signal from then on.
+    A process that SIGTERM killed had not yet installed its signal handler.
     """
-    unasked = Counter(one.role for one in books.exits if one.code == 0 and not one.told)
-    yield from told("I18: ended with 0 although nobody had asked it to", unasked)
+    unasked = Counter(one.role for one in books.exits if one.code == 0 and not one.requested)
+    yield from finding_of("I18: exited with 0 without a stop request", unasked)
     badly = (f"{name} with {code}" for name, code in books.last.items() if code not in IN_ORDER)
-    yield from told("I18: did not end in good order", badly)
+    yield from finding_of("I18: did not exit cleanly", badly)
 
 
 def quiescence(books: Books) -> Iterator[Finding]:
-    yield from told("I1: not empty when all was over", (f"{name} holds {count}" for name, count in books.left.items()))
+    yield from finding_of("I1: not empty at the end", (f"{name} holds {count}" for name, count in books.left.items()))
 
 
 def history(books: Books) -> Iterator[Finding]:
-    yield from told("E, I21: history was changed", books.vanished)
+    yield from finding_of("E, I21: rows of the history were changed or deleted", books.vanished)
 
 
 RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
@@ -223,8 +223,8 @@ RULES: Sequence[Callable[[Books], Iterator[Finding]]] = (
 )
 
 
-def lanes_told(books: Books) -> Mapping[str, tuple[int, int]]:
-    """Of each lane how many were confirmed and how many handled."""
+def lane_counts(books: Books) -> Mapping[str, tuple[int, int]]:
+    """Return for each lane the numbers of confirmed and handled messages."""
     confirmed = Counter(map(lane_of, books.confirmed))
     handled = Counter(map(lane_of, books.handled()))
     return {name: (confirmed[name], handled[name]) for name in books.lanes}

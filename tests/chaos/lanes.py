@@ -1,4 +1,4 @@
-"""The lanes of the load: each queue with what the judge holds its messages to. A new feature is one lane more."""
+"""The lanes of the load: each is a queue with the invariants that the judge checks. A new feature gets a new lane."""
 
 import os
 import random
@@ -15,7 +15,7 @@ LINE_WAIT = 0.2
 SLOWNESS = 3.0
 KEYS = 40
 METERED = 20.0
-"""Runs a second."""
+"""Attempts per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +24,28 @@ class Lane:
 
     name: str
     share: int
-    """Messages a second; the flood takes what is left of the machine."""
+    """Messages per second; the lane flood uses the rest of the machine."""
     database: bool = False
-    """Handled is what has an effect in the database; else what the ledger has."""
+    """True if a message counts as handled by its effect in the database, else by the ledger."""
     once: bool = False
-    """No effect may be there twice."""
+    """True if no message may have two effects."""
     by_life: bool = False
-    """The messages of one life of a producer take effect in their order."""
+    """True if the messages of one producer process take effect in the order of publishing."""
     by_key: bool = False
-    """The messages of one key take effect in their order, those that a person discards left out."""
+    """True if the messages of an ordering key take effect in their order, except discarded ones."""
     attempts: int | None = ATTEMPTS
     innocent: bool = True
-    """Only what was made to fail may be parked."""
+    """True if only messages that are meant to fail may be parked."""
     counted: bool = False
-    """Every run is noted, and no attempt may be counted without a handler that failed."""
+    """True if every attempt is written to the ledger, and only attempts of failed handlers may be counted."""
     leans: bool = False
-    """Its handler needs something that goes down and up, and has a breaker."""
+    """True if its handler needs a dependency that goes down and up, and has a breaker."""
     gated: bool = False
-    """Operators pause and resume its queue."""
+    """True if operators pause and resume its queue."""
     rate: float | None = None
-    """The most runs a second of all processes together."""
+    """The most attempts per second, over all processes."""
     needs: str = ""
-    """The module of the product that must be there."""
+    """The module of the product that this lane requires."""
 
     @property
     def queue(self) -> str:
@@ -53,7 +53,7 @@ class Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether a retry may wait for something else than its time."""
+        """True if a retry may wait for more than its delay."""
         return self.leans or self.gated or self.rate is not None
 
 
@@ -73,23 +73,23 @@ ALL = (
 
 
 def landed(module: str) -> bool:
-    """Whether the product has it."""
+    """Return True if the product has this module."""
     return not module or find_spec(f"django_rmq_retry.{module}") is not None
 
 
 def lanes() -> Mapping[str, Lane]:
-    """Those that this product can do, and this part of the run wants."""
+    """Return the lanes that this product supports and this part of the run uses."""
     wanted = os.environ.get("CHAOS_LANES", "").split(",")
     return {lane.name: lane for lane in ALL if landed(lane.needs) and (wanted == [""] or lane.name in wanted)}
 
 
 def planted(word: str) -> bool:
-    """Whether this run is to have that bug, to see that it is caught."""
+    """Return True if this bug is planted in the run, to check that it is found."""
     return word in os.environ.get("CHAOS_PLANT", "").split(",")
 
 
 def plan_for(lane: Lane, chance: random.Random) -> str:
-    """What its handler shall do with the next message of a lane."""
+    """Return the plan of the next message of a lane: how its handler behaves."""
     roll = chance.random()
     if lane.name == "poison":
         return POISON
@@ -105,7 +105,7 @@ def plan_for(lane: Lane, chance: random.Random) -> str:
 
 
 def _of_the_flood(roll: float, chance: random.Random) -> str:
-    """Most are cheap: a million of them go through two cores beside everything else."""
+    """Return the plan of a message of the lane flood; most succeed at once, because there are a million of them."""
     share = 0.5 if planted("ack_first") else 0.002
     if roll < share:
         return f"f{chance.randint(1, 2)}"
@@ -113,6 +113,6 @@ def _of_the_flood(roll: float, chance: random.Random) -> str:
 
 
 def named(lane: Lane, life: str, number: int, chance: random.Random) -> Name:
-    """The next message of a lane."""
+    """Return the name of the next message of a lane."""
     plan = plan_for(lane, chance)
     return Name(lane.name, life, number, plan, f"k{chance.randrange(KEYS)}" if lane.by_key else "")

@@ -1,6 +1,6 @@
-"""The ledger of a run, outside the system under test: files that are only added to, one for each process and word.
+"""The ledger of a run, outside the system under test: append-only files, one for each process and word.
 
-A line that was written is in the kernel's hands: neither SIGKILL nor a broker or database that dies takes it back.
+A written line is in the page cache of the kernel: it survives SIGKILL, and the end of broker and database.
 """
 
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 
 ATTEMPTED, CONFIRMED, ROLLED = "attempted", "confirmed", "rolled"
 BEGAN, FAILED, DID = "began", "failed", "did"
-DISCARDED, MENDED, HARM = "discarded", "mended", "harm"
+DISCARDED, REPAIRED, HARM = "discarded", "repaired", "harm"
 DOWN, PAUSED, RESUMED = "down", "paused", "resumed"
 
 
 def now() -> int:
-    """Milliseconds of a clock that all processes of the machine share and that never goes back."""
+    """Return milliseconds of a monotonic clock that all processes of the machine share."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Ledger:
-    """What one process writes."""
+    """The ledger files of one process."""
 
     def __init__(self, folder: Path, writer: str) -> None:
         self._folder = folder / "ledger"
@@ -29,11 +29,11 @@ class Ledger:
         self._open: dict[str, int] = {}
 
     def note(self, word: str, *parts: object) -> None:
-        """One line."""
+        """Write one line."""
         self._write(word, " ".join(map(str, parts)) + "\n")
 
     def note_all(self, word: str, names: Iterable[str]) -> None:
-        """A line for each, in one go."""
+        """Write a line for each, in one write."""
         self._write(word, "".join(f"{name}\n" for name in names))
 
     def _write(self, word: str, text: str) -> None:
@@ -45,7 +45,7 @@ class Ledger:
 
 
 class Counting:
-    """How many lines all processes wrote under one word so far; what was counted is not read again."""
+    """Counts the lines that all processes wrote under one word; counted lines are not read again."""
 
     def __init__(self, folder: Path, word: str) -> None:
         self._folder = folder / "ledger"
@@ -64,7 +64,7 @@ class Counting:
 
 
 def lines(folder: Path, word: str) -> Iterator[list[str]]:
-    """What all processes wrote under one word; a line cut off by a kill is no line."""
+    """Yield the lines that all processes wrote under one word; a line cut off by a kill is ignored."""
     for path in sorted((folder / "ledger").glob(f"{word}-*")):
         whole, _, _being_written = path.read_text().rpartition("\n")
         for line in whole.splitlines():
@@ -72,5 +72,5 @@ def lines(folder: Path, word: str) -> Iterator[list[str]]:
 
 
 def names(folder: Path, word: str) -> Iterator[str]:
-    """The first word of each line."""
+    """Yield the first word of each line."""
     return (line[0] for line in lines(folder, word))

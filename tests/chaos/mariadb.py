@@ -1,4 +1,4 @@
-"""A MariaDB of the run's own, which a nemesis kills and starts again with its data."""
+"""A MariaDB server for one run, which a nemesis kills and starts again with its data."""
 
 import signal
 from contextlib import closing, suppress
@@ -10,11 +10,11 @@ from tests.tooling.databases import MARIADB
 from tests.tooling.servers import SERVERS
 
 DURABLE = "--innodb-flush-log-at-trx-commit=2"
-"""What is committed is in the kernel's hands, so a SIGKILL of the server takes nothing back."""
+"""Committed data are in the page cache of the kernel, so they survive a SIGKILL of the server."""
 
 
 class Mariadb(Postgres):
-    """The same acts on the other server."""
+    """The methods of ``Postgres``, for MariaDB."""
 
     server = SERVERS[MARIADB]
     own = (DURABLE,)
@@ -31,14 +31,14 @@ class Mariadb(Postgres):
                 "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
             )
             for (number,) in cursor.fetchall():
-                # One that has ended meanwhile is no thread any more.
+                # A connection that has ended meanwhile has no thread any more.
                 with suppress(self._driver().OperationalError):
                     cursor.execute(f"KILL CONNECTION {int(number)}")
 
     def settings(self, port: int | None = None) -> dict[str, Any]:
-        told = super().settings(port)
+        inherited = super().settings(port)
         options = {"charset": "utf8mb4", "connect_timeout": CONNECT}
-        return {**told, "ENGINE": "django.db.backends.mysql", "USER": "root", "OPTIONS": options}
+        return {**inherited, "ENGINE": "django.db.backends.mysql", "USER": "root", "OPTIONS": options}
 
     def _driver(self) -> Any:
         return import_module("pymysql")

@@ -1,16 +1,16 @@
-"""The names of messages: each says itself which lane it is on and what its handler shall do with it."""
+"""The names of messages: each holds its lane and the plan for its handler."""
 
 from dataclasses import dataclass
 
 HOPELESS, STUBBORN, POISON, SLOW, HOSTILE = "h", "x", "p", "s", "w"
 NOT_TO_BE_HANDLED = frozenset({HOPELESS, STUBBORN, POISON, HOSTILE})
-"""Who is named so may be parked; nobody else may, where no database is needed."""
+"""Plans with which a message may be parked; in lanes without a database, no other message may be."""
 PLAIN_DOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``lane.life.number``, then the plan where there is one, then the key where order counts."""
+    """``lane.life.number``, then the plan if there is one, then the ordering key in ordered lanes."""
 
     lane: str
     life: str
@@ -20,7 +20,7 @@ class Name:
 
     @property
     def fails(self) -> int:
-        """How many attempts fail before one succeeds."""
+        """Return the number of attempts that fail before one succeeds."""
         return int(self.plan[1:]) if self.plan[:1] == "f" else 0
 
     def __str__(self) -> str:
@@ -31,14 +31,14 @@ class Name:
 
 
 def read(text: str) -> Name:
-    """What a name says; ValueError where it is none of ours."""
+    """Parse a name. Raise ValueError for a message of another publisher."""
     lane, life, number, *rest = text.split(".")
     plan = rest[0] if rest and rest[0] != "-" else ""
     return Name(lane, life, int(number), plan, rest[1] if rest[1:] else "")
 
 
 def plain(text: str) -> bool:
-    """Whether it has no plan; asked a million times."""
+    """Return True if a name has no plan; called a million times."""
     return text.count(".") == PLAIN_DOTS
 
 

@@ -1,4 +1,4 @@
-"""What is done to the system: each nemesis harms, yields for how long, and heals. The seed says which and whom."""
+"""The nemeses: each injects a fault, yields its duration in seconds, and ends it. The seed chooses fault and target."""
 
 import random
 import signal
@@ -18,7 +18,7 @@ from tests.tooling.proxy import Mode
 
 Nemesis = Callable[[Stage, random.Random], Iterator[float]]
 NETWORK = tuple(mode for mode in Mode if mode not in {Mode.PASS, Mode.CORRUPT_TO_CLIENT, Mode.CORRUPT_TO_SERVER})
-"""A single byte that is changed may fall into a body, and nobody could know: TCP has its checksum against that."""
+"""Without corruption: a changed byte in a body cannot be detected; in production the TCP checksum prevents it."""
 SET = "application:set_env(rabbit, "
 JUMPS = (200.0, 4000.0, DAY, 300 * DAY, 8 * YEAR)
 RESTARTED = 0.7
@@ -26,7 +26,7 @@ ALL = ("consumer", "producer", "relay", "operator", "steering")
 
 
 def kill(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """SIGKILL, whoever it is."""
+    """Send SIGKILL to any process."""
     stage.fleet.pick(chance, *ALL).signal(signal.SIGKILL)
     yield 0.0
 
@@ -37,14 +37,14 @@ def kill_consumer(stage: Stage, chance: random.Random) -> Iterator[float]:
 
 
 def deploy(stage: Stage, _chance: random.Random) -> Iterator[float]:
-    """Every consumer and relay in turn is asked to end, and comes back."""
+    """Restart every consumer and relay in turn by SIGTERM."""
     for actor in stage.fleet.of("consumer", "relay"):
         actor.signal(signal.SIGTERM)
         yield 1.0
 
 
 def freeze(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """SIGSTOP, for less or more than the broker waits for heartbeats."""
+    """Stop a process by SIGSTOP, for less or more than the heartbeat timeout."""
     actor = stage.fleet.pick(chance, "consumer", "relay", "producer")
     actor.signal(signal.SIGSTOP)
     yield chance.uniform(1, 12)
@@ -52,14 +52,14 @@ def freeze(stage: Stage, chance: random.Random) -> Iterator[float]:
 
 
 def clock_jumps(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """Of some hosts, by minutes to years, ahead or back; most of their processes begin anew with it."""
+    """Set the clocks of some hosts wrong, by minutes to years; most of their processes are restarted."""
     everybody = [*stage.fleet.of("consumer"), *stage.fleet.of(*ALL)]
     actors = dict.fromkeys(chance.choices(everybody, k=3))
     for actor in actors:
         stage.turn_clock(actor.role, chance.choice((-1, 1)) * chance.choice(JUMPS))
         if chance.random() < RESTARTED:
             actor.signal(signal.SIGKILL)
-    # Long enough to begin anew with it, and to delete what is old.
+    # Long enough for a restart with the wrong clock, and for deleting old rows.
     yield chance.uniform(8, 15)
     for actor in actors:
         stage.turn_clock(actor.role, 0.0)
@@ -97,21 +97,21 @@ def disk_alarm(stage: Stage, chance: random.Random) -> Iterator[float]:
 
 
 def amqp_network(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """Between some of the fleet and the broker."""
+    """Disturb the network between some processes and the broker."""
     stage.amqp.set(chance.choice(NETWORK))
     yield chance.uniform(2, 10)
     stage.amqp.set(Mode.PASS)
 
 
 def sql_network(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """Between some of the fleet and the database. Nothing is garbled there on its way in: SQL has no checksum."""
+    """Disturb the network between some processes and the database, without corruption, because SQL has no checksum."""
     stage.sql.set(chance.choice([mode for mode in NETWORK if mode is not Mode.GARBLE_TO_SERVER]))
     yield chance.uniform(2, 8)
     stage.sql.set(Mode.PASS)
 
 
 def refused(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """Nobody listens, for those who come through a proxy."""
+    """Refuse connections at the proxies."""
     proxy = chance.choice([stage.amqp, stage.sql])
     proxy.refuse()
     yield chance.uniform(1, 5)
@@ -147,14 +147,14 @@ def permit(stage: Stage, what: str) -> None:
 
 
 def impatience(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """The broker takes back what is in hand for longer than a second."""
+    """Make the broker requeue messages that are unacked for longer than a second."""
     stage.node.ctl("eval", f"{SET}consumer_timeout, 1000), {SET}channel_tick_interval, 1000).")
     yield chance.uniform(4, 8)
     stage.node.ctl("eval", f"{SET}consumer_timeout, 1800000), {SET}channel_tick_interval, 60000).")
 
 
 def queue_deleted(stage: Stage, chance: random.Random) -> Iterator[float]:
-    """Under its consumers, while nothing is in it; then they must find the new one by themselves."""
+    """Delete an empty queue under its consumers, and declare it again; they must consume the new one."""
     lane = lanes().get("idle")
     if lane is None:
         return
@@ -170,12 +170,12 @@ def queue_deleted(stage: Stage, chance: random.Random) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One nemesis at its turn."""
+    """One scheduled nemesis."""
 
     number: int
     name: str
     pause: float
-    """Seconds after the one before."""
+    """Seconds after the previous one."""
     chance: random.Random
 
 
@@ -189,11 +189,11 @@ ONE_NODE: Mapping[str, Nemesis] = {
     )
 }
 OFTEN = ("kill", "kill_consumer", "amqp_network", "kill")
-"""These come more often than the others."""
+"""Nemeses that run more often than the others."""
 
 
 def schedule(seed: int, known: Mapping[str, Nemesis], *, shortest: float, longest: float) -> Iterator[Strike]:
-    """Without end, and the same for the same seed: each comes once before any comes again."""
+    """Yield nemeses without end, the same for the same seed; each runs once before any runs again."""
     chance = random.Random(f"{seed}/schedule")
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""The operator in a process of its own: looks at what is parked, and requeues or discards it, until SIGTERM."""
+"""The operator process: requeues or discards parked messages until SIGTERM."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from zlib import crc32
 
 import django
 
-from tests.chaos.ledger import DISCARDED, MENDED, Ledger
+from tests.chaos.ledger import DISCARDED, REPAIRED, Ledger
 
 PAUSE = 1.0
 AT_ONCE = 20
@@ -20,14 +20,14 @@ DISCARD_SHARE, MEND_SHARE = 0.3, 0.7
 
 
 def left_alone(name: str) -> bool:
-    """Some stay open to the end, always the same ones."""
+    """Return True for messages that stay parked to the end, the same ones in each round."""
     return crc32(name.encode()) % LEFT_ALONE == 0
 
 
 def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
-    """Some of what is open: mostly it is mended and requeued, sometimes requeued in vain, sometimes discarded."""
-    from django_rmq_retry.models import ParkedMessage, State  # noqa: PLC0415 - Django must be set up first
-    from django_rmq_retry.parked.actions import Category, discard  # noqa: PLC0415 - as above
+    """Resolve some parked messages: most are repaired and requeued, some requeued without a repair, some discarded."""
+    from django_rmq_retry.models import DiscardCategory, ParkedMessage, State  # noqa: PLC0415 - Django must be set up first
+    from django_rmq_retry.parked.actions import discard  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.operators import Actor  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.requeue import requeue  # noqa: PLC0415 - as above
     from django_rmq_retry.parked.selection import Selection  # noqa: PLC0415 - as above
@@ -37,13 +37,13 @@ def decide(ledger: Ledger, chance: random.Random, folder: Path) -> None:
     rows = [row for row in found if not share or not left_alone(row.message_id)]
     given_up = [row for row in rows if chance.random() < share]
     if given_up:
-        discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), category=Category.TEST)
+        discard(Selection.of_ids(row.pk for row in given_up), Actor.of_code("chaos"), category=DiscardCategory.TEST)
         ledger.note_all(DISCARDED, (row.message_id for row in given_up))
     others = [row for row in rows if row not in given_up and row.queue not in {"chaos.hostile", "chaos.poison"}]
     for row in others:
         if chance.random() < MEND_SHARE:
-            (folder / "mended" / (row.message_id or "-")).touch()
-            ledger.note(MENDED, row.message_id)
+            (folder / "repaired" / (row.message_id or "-")).touch()
+            ledger.note(REPAIRED, row.message_id)
     if others:
         requeue(others, by="chaos", include=INCLUDED, confirmed_permanent=True)
 

@@ -22,10 +22,10 @@ from tests.tooling.node import Node
 from tests.tooling.services import Services
 
 CLUSTER_LANES = ("flood", "line", "once", "sale", "keyed", "fragile", "gated", "metered")
-"""A classic queue lives on one node and is away with it."""
+"""The lanes of the cluster: a classic queue is on one node, and is unavailable with it."""
 SWEPT_LANES = ("flood", "line", "once", "sale", "keyed")
 SWEPT_RATE = 500.0
-"""What a process has in hand when it ends itself comes again: more would be nothing but that."""
+"""The prefetch in the sweep: unacked messages of an ended process are redelivered, so a larger one only adds these."""
 BESIDE_SWEEP = ("kill", "connections_closed", "backends_terminated", "clock_jumps")
 MINUTE = 60.0
 REJOIN = 60.0
@@ -34,7 +34,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What was asked for."""
+    """The options of a run."""
 
     seed: int
     version: str | None
@@ -46,7 +46,7 @@ class Order:
     began: float = field(default_factory=time.monotonic)
 
     def weather(self, known: Mapping[str, Nemesis]) -> Weather:
-        """Its time divided into phases; what starting took is taken from the chaos."""
+        """Divide the time into phases; the start counts as a part of the chaos phase."""
         chosen = {name: known[name] for name in self.nemeses if name in known} or known
         return Weather(
             warm_up=min(15.0, 8 + self.minutes * 3),
@@ -57,39 +57,39 @@ class Order:
 
 
 def storming(order: Order) -> bool:
-    """Everything at once, on one node."""
+    """Run all lanes and nemeses on one node."""
     with staged(one_node(order.version), seed=order.seed, rate=order.rate, plant=order.plant) as stage:
         return storm(f"storm on RabbitMQ {stage.node.version}", stage, order.weather(ONE_NODE))
 
 
 def on_mariadb(order: Order) -> bool:
-    """The same on the other database."""
-    told: dict[str, Any] = {"seed": order.seed, "rate": order.rate / 2, "plant": order.plant}
-    with staged(one_node(order.version), server=Mariadb, **told) as stage:
+    """Run the storm on MariaDB."""
+    options: dict[str, Any] = {"seed": order.seed, "rate": order.rate / 2, "plant": order.plant}
+    with staged(one_node(order.version), server=Mariadb, **options) as stage:
         return storm(f"storm on MariaDB and RabbitMQ {stage.node.version}", stage, order.weather(ONE_NODE))
 
 
 def swept(order: Order) -> bool:
-    """Each process ends itself in a function that the seed chooses, and a few other things are done to it."""
+    """Let each process kill itself in a function that the seed chooses, with a few nemeses besides."""
     asked = os.environ.get("CHAOS_LANES", "")
     os.environ["CHAOS_LANES"] = asked or ",".join(SWEPT_LANES)
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "seed": order.seed,
         "rate": min(order.rate, SWEPT_RATE),
         "plant": order.plant,
     }
     try:
-        with staged(one_node(order.version), sweep=True, **told) as stage:
+        with staged(one_node(order.version), sweep=True, **options) as stage:
             weather = order.weather({name: ONE_NODE[name] for name in BESIDE_SWEEP})
             good = storm(f"sweep on RabbitMQ {stage.node.version}", stage, weather, lanes())
-            report.say(f"  {sweeping.told(stage.folder)}")
+            report.say(f"  {sweeping.summary(stage.folder)}")
             return good
     finally:
         os.environ["CHAOS_LANES"] = asked
 
 
 def clustered(order: Order) -> bool:
-    """Three nodes with quorum queues; each minute, or five times where there is less time, one dies or is cut off."""
+    """Run three nodes with quorum queues; each minute, or five times in a short run, one is killed or partitioned."""
     every = min(MINUTE, order.minutes * MINUTE / 5)
 
     def node_dies(stage: Stage, chance: random.Random) -> Iterator[float]:
@@ -97,7 +97,7 @@ def clustered(order: Order) -> bool:
         node.kill()
         yield chance.uniform(5, every / 3)
         node.start()
-        # Two of three must be whole at any time: that is what a quorum queue rests on.
+        # A quorum queue needs two of three replicas at any time.
         stage.wait(lambda: complete(stage.node), REJOIN)
         yield every / 2
 
@@ -121,7 +121,7 @@ def clustered(order: Order) -> bool:
 
 
 def complete(node: Node) -> bool:
-    """Whether all nodes run, and every replica is at work."""
+    """Return True if all nodes run and all replicas are online."""
     try:
         return running(node) == SIZE and whole(node)
     except OSError:
@@ -129,7 +129,7 @@ def complete(node: Node) -> bool:
 
 
 def soaked(order: Order) -> bool:
-    """Exactly once, to the cent."""
+    """Run the soak: each payment has its effect exactly once, to the cent."""
     with staged(one_node(order.version), seed=order.seed, rate=0, plant=order.plant) as stage:
         title = f"soak on RabbitMQ {stage.node.version}"
         return soak(title, stage, order.payments, until=order.began + order.minutes * MINUTE * 0.85)
@@ -152,7 +152,7 @@ PARTS: Mapping[str, Callable[[Order], bool]] = {
 
 
 def lack(part: str, version: str) -> str:
-    """Why a part cannot be run on this machine, as a sentence; empty where it can."""
+    """Return the reason that a part cannot run on this machine; empty if it can."""
     why = postgres.lack(MARIADB if part == "mariadb" else POSTGRESQL)
     if not why and version and install_for(version) is None:
         why = f"RabbitMQ {version} is not on this machine. Run `make brokers` as root on a Debian."

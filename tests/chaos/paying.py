@@ -1,4 +1,4 @@
-"""Payments, made up from the seed; and their producer, which writes each in one transaction with its message."""
+"""Payments generated from the seed, and their producer, which writes each in one transaction with its message."""
 
 import random
 import sys
@@ -11,7 +11,7 @@ MOST_CENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """One payment as it was made up; the same for the same seed."""
+    """Return a payment; the same seed always gives the same."""
 
     account: int
     cents: int
@@ -23,7 +23,7 @@ def made_up(seed: int | str, payment: int) -> Money:
 
 
 def pay(seed: str, total: int, stopping: Event) -> None:
-    """Batch after batch, each tried until it is known to be committed; then wait to be stopped."""
+    """Write batch after batch, each repeated until its commit is certain; then wait for SIGTERM."""
     from django.db import DatabaseError, connection, transaction  # noqa: PLC0415 - Django must be set up first
     from django.db.models import Max  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the run's own that can be stopped without any order and started again with its data."""
+"""A PostgreSQL server for one run, which can be killed and started again with its data."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ CONNECT = 3
 
 
 def lack(kind: str = POSTGRESQL) -> str:
-    """Why there can be none, as a sentence; empty where there can."""
+    """Return the reason that no server can be started; empty if one can."""
     server = SERVERS[kind]
     if not server.programs:
         return f"{server.title} is not on this machine. Install {server.package}; no system service is needed."
@@ -24,14 +24,14 @@ def lack(kind: str = POSTGRESQL) -> str:
 
 
 class Postgres:
-    """One server; whoever starts it must live as long as it, in one thread: the kernel ends it with that thread."""
+    """One server. The kernel ends it with the thread that started it, so that thread must outlive its use."""
 
     server = SERVERS[POSTGRESQL]
     own: Sequence[str] = ()
-    """Words of this run's beside those of every test's."""
+    """Server options of the run, in addition to those of every test."""
     stopped_by = signal.SIGQUIT
     first = "postgres"
-    """The database that is there from the beginning."""
+    """The database that exists from the start."""
 
     def __init__(self) -> None:
         self.port = free_ports(1)[0]
@@ -40,7 +40,7 @@ class Postgres:
         self._running: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
-        """Its files, itself, and a database."""
+        """Create the files, start the server and create a database."""
         words = self.server.words(self.server.made_by, self._folder, self.port)
         making = subprocess.run(words, cwd=self._folder, capture_output=True, text=True, check=False)
         if making.returncode:
@@ -49,7 +49,7 @@ class Postgres:
         self.execute(f"CREATE DATABASE {NAME}", database=self.first)
 
     def start(self) -> None:
-        """Until it takes connections."""
+        """Wait until the server accepts connections."""
         log = self._folder / "log"
         with log.open("w") as said:
             words = [*self.server.words(self.server.run_by, self._folder, self.port), *self.own]
@@ -66,47 +66,47 @@ class Postgres:
             raise Broken(f"{self.server.title} did not start: {log.read_text(errors='replace')[-1000:]}")
 
     def stop_at_once(self) -> None:
-        """As ``pg_ctl stop -m immediate`` does, or a kill: no checkpoint, every connection cut."""
+        """Stop like ``pg_ctl stop -m immediate`` or a kill: no checkpoint, every connection closed."""
         if self._running is not None:
             self._running.send_signal(self.stopped_by)
             self._running.wait(30)
 
     def heal(self) -> None:
-        """Running, whatever was done to it."""
+        """Make the server run again, whatever its state."""
         if self._running is None or self._running.poll() is not None:
             self.start()
 
     def terminate_backends(self) -> None:
-        """Cut every connection but this one."""
+        """Terminate every connection except this one."""
         self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
 
     def execute(self, statement: str, *, database: str = NAME) -> None:
-        """Outside of any transaction."""
-        import psycopg  # noqa: PLC0415 - one who lacks it is told so before this
+        """Connect in autocommit mode."""
+        import psycopg  # noqa: PLC0415 - a missing driver is reported before this
 
         address = f"host=127.0.0.1 port={self.port} user=rmq_retry dbname={database} connect_timeout={CONNECT}"
         with psycopg.connect(address, autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def settings(self, port: int | None = None) -> dict[str, Any]:
-        """As Django's DATABASES wants it; another port is that of a proxy."""
+        """Return an entry for Django's DATABASES; another port is that of a proxy."""
         return {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": NAME,
             "USER": "rmq_retry",
             "HOST": "127.0.0.1",
             "PORT": str(port or self.port),
-            # Half of the consumers keep their connections, the other half opens one for each message.
+            # Half of the consumers keep their connections; the other half opens one for each message.
             "CONN_MAX_AGE": 0 if port else None,
             "CONN_HEALTH_CHECKS": not port,
             "OPTIONS": {"connect_timeout": CONNECT},
         }
 
     def close(self) -> None:
-        """Gone, with its data."""
+        """Stop the server and delete its data."""
         if self._running is not None and self._running.poll() is None:
             end(self._running, self.server)
         self._made.cleanup()

@@ -1,4 +1,4 @@
-"""The processes under fire: each is started anew whenever it ends, as systemd would do it, until it is stopped."""
+"""The processes under test: each is restarted when it exits, like under systemd, until it is stopped."""
 
 import os
 import random
@@ -16,33 +16,33 @@ AGAIN = 0.5
 GRACE = 40.0
 STEP = 0.1
 BOUND_TO_US = ("setpriv", "--pdeathsig", "KILL")
-"""Nothing of the fleet outlives the run, not even what stands still."""
+"""Kill the process with its parent, even if it is stopped by SIGSTOP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What a process is for, and how it is started."""
+    """The purpose of a process, and its command line."""
 
     name: str
     words: Sequence[str]
     kind: str
-    """consumer, producer, relay or operator."""
+    """One of consumer, producer, relay, operator."""
     proxied: bool = False
-    """Whether it reaches broker and database through the proxies."""
+    """True if it connects to broker and database through the proxies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """One process that ended."""
+    """One process exit."""
 
     role: str
     code: int
-    told: bool
-    """Whether we had asked it to, or killed it."""
+    requested: bool
+    """True if the run had stopped or killed it."""
 
 
 class Actor:
-    """One role, played by one process after another."""
+    """One role, run by one process after another."""
 
     def __init__(self, role: Role, folder: Path, environment: Callable[[Role], Mapping[str, str]]) -> None:
         self.role = role
@@ -52,7 +52,7 @@ class Actor:
         self._process: subprocess.Popen[bytes] | None = None
         self._lives = 0
         self._wanted = False
-        self._told = False
+        self._requested = False
         self._due = self._started = 0.0
 
     @property
@@ -61,14 +61,14 @@ class Actor:
 
     @property
     def age(self) -> float:
-        """Seconds since it was started last."""
+        """Return the seconds since the last start."""
         return time.monotonic() - self._started if self.running else 0.0
 
     def start(self) -> None:
-        self._wanted, self._told, self._started = True, False, time.monotonic()
+        self._wanted, self._requested, self._started = True, False, time.monotonic()
         self._lives += 1
         own = {"CHAOS_NAME": self.role.name, "CHAOS_LIFE": str(self._lives), "PYTHONPATH": str(ROOT)}
-        # Who is killed every few seconds must not compile everything anew each time.
+        # A process that is killed every few seconds must not compile all modules at each start.
         own["PYTHONDONTWRITEBYTECODE"] = ""
         env = {**os.environ, **self._environment(self.role), **own}
         command = [*BOUND_TO_US, sys.executable, "-m", *self.role.words]
@@ -78,7 +78,7 @@ class Actor:
             )
 
     def keep(self) -> None:
-        """Note that it ended, and start it anew a moment later."""
+        """Record an exit, and restart the process a moment later."""
         if not self._wanted or self.running:
             return
         if self._process is not None:
@@ -88,19 +88,19 @@ class Actor:
             self.start()
 
     def signal(self, sign: signal.Signals) -> None:
-        """A signal that ends it is one it was told to end by."""
+        """Send a signal; an exit after a terminating signal counts as requested."""
         if self._process is not None and self.running:
-            self._told = self._told or sign in {signal.SIGKILL, signal.SIGTERM}
+            self._requested = self._requested or sign in {signal.SIGKILL, signal.SIGTERM}
             self._process.send_signal(sign)
 
     def ask(self) -> None:
-        """To end, and not to come back."""
+        """Send SIGTERM, and do not restart the process."""
         self._wanted = False
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
 
     def ended(self) -> int:
-        """Its exit code after `ask`; killed where it does not end."""
+        """Return the exit code after `ask`; kill the process if it does not exit."""
         if self._process is None:
             return 0
         try:
@@ -115,12 +115,12 @@ class Actor:
         assert self._process is not None
         code = self._process.wait()
         self._process = None
-        self.exits.append(Exit(role=self.role.name, code=code, told=self._told))
+        self.exits.append(Exit(role=self.role.name, code=code, requested=self._requested))
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All of them."""
+    """All processes of a run."""
 
     actors: list[Actor] = field(default_factory=list)
 
@@ -135,14 +135,14 @@ class Fleet:
             actor.keep()
 
     def rest(self, seconds: float) -> None:
-        """Let time pass while every process is kept alive."""
+        """Wait, and restart processes that exit meanwhile."""
         deadline, pause = time.monotonic() + seconds, Event()
         while (left := deadline - time.monotonic()) > 0:
             self.keep()
             pause.wait(min(STEP, left))
 
     def stop(self, *kinds: str) -> dict[str, int]:
-        """Ask those of a kind to end; their exit codes."""
+        """Stop the processes of the given kinds; return their exit codes."""
         actors = [actor for actor in self.of(*kinds) if actor.running]
         for actor in self.of(*kinds):
             actor.ask()

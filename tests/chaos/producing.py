@@ -1,4 +1,4 @@
-"""A producer in a process of its own: ``python -m tests.chaos.producing flood|mixed``, until SIGTERM."""
+"""A producer process: ``python -m tests.chaos.producing flood|mixed``, until SIGTERM."""
 
 import os
 import random
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 DEEPEST = 30_000
-"""So many messages may wait before the flood does."""
+"""Messages that may wait in the queue before the flood pauses."""
 PACE = 0.1
 POISONED_EVERY = 120.0
 BURST, BURST_EVERY = 240, 24.0
-"""Half of what its rate allows, and all at once."""
+"""Messages per burst: half of what the rate allows, published at once."""
 ROLLED_SHARE, TWICE_SHARE = 0.1, 0.3
 LATER, LATER_SHARE = 8.0, 0.2
 
 
 class Rollback(Exception):
-    """Ends a transaction on purpose."""
+    """Raised to roll a transaction back on purpose."""
 
 
 class Producer:
-    """Notes each name before it publishes, and again once that is confirmed or committed."""
+    """Writes each name to the ledger before publishing, and again after the confirm or commit."""
 
     def __init__(self) -> None:
         self.life = os.environ["CHAOS_LIFE"]
@@ -50,7 +50,7 @@ class Producer:
         self.chance = random.Random(f"{os.environ['CHAOS_SEED']}/{name}/{self.life}")
         self.stopping = Event()
         self.earlier: deque[tuple[float, str]] = deque()
-        """When each message was published that may come again."""
+        """Messages that may be published again, with their first publishing time."""
         self._numbers: Counter[str] = Counter()
         signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
 
@@ -60,18 +60,18 @@ class Producer:
 
     @contextmanager
     def noted(self, *names: str) -> Iterator[None]:
-        """Whatever goes wrong between: they were attempted, and nobody was told that they are stored."""
+        """Note an attempt before the block; after an error the messages count as attempted, not as confirmed."""
         self.ledger.note_all(ATTEMPTED, names)
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - a producer under fire goes on
+        except Exception as error:  # noqa: BLE001 - a producer continues after any error
             print(f"{names[0]} and {len(names) - 1} more: {error!r}"[:300], file=sys.stderr, flush=True)
             return
         self.ledger.note_all(CONFIRMED, names)
 
 
 def flood(producer: Producer) -> None:
-    """As many as the machine takes, in batches."""
+    """Publish as many messages as the machine can handle, in batches."""
     from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
     from tests.chaos.project import handlers  # noqa: PLC0415 - as above
 
@@ -94,7 +94,7 @@ def flood(producer: Producer) -> None:
 
 
 def deep(queue: str) -> bool:
-    """Whether too many wait there already; nobody knows while the broker is away, and then nothing can be sent."""
+    """Return True if too many messages wait; also while the broker is unreachable, when none can be sent."""
     try:
         with pika.BlockingConnection(pika.URLParameters(os.environ["CHAOS_LOOK"])) as connection:
             return bool(connection.channel().queue_declare(queue, passive=True).method.message_count > DEEPEST)
@@ -103,11 +103,11 @@ def deep(queue: str) -> bool:
 
 
 def mixed(producer: Producer) -> None:
-    """A little of everything else, several times a second."""
+    """Publish to all other lanes, several times a second."""
     ways = {name: way for name, way in WAYS.items() if name in lanes()}
     owed: dict[str, float] = dict.fromkeys(ways, 0.0)
     poisoned = time.monotonic() - POISONED_EVERY / 2
-    # The first process begins with one; those that come after kills must not make it more than the rate allows.
+    # Only the first process starts with a burst, so that restarts after kills do not exceed the allowed rate.
     burst = time.monotonic() - (BURST_EVERY if producer.life == "1" else BURST_EVERY / 2)
     while not producer.stopping.wait(PACE):
         for name, way in ways.items():
@@ -124,14 +124,14 @@ def mixed(producer: Producer) -> None:
 
 
 def plainly(producer: Producer, lane: Lane) -> None:
-    """One, confirmed."""
+    """Publish one message and wait for its confirm."""
     name = str(producer.name(lane))
     with producer.noted(name):
         handler_of(lane).publish({"id": name}, message_id=name)
 
 
 def at_once(producer: Producer, lane: Lane) -> None:
-    """More than its rate allows."""
+    """Publish more messages than the rate of the lane allows."""
     from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
 
     names = [str(producer.name(lane)) for _ in range(BURST)]
@@ -140,7 +140,7 @@ def at_once(producer: Producer, lane: Lane) -> None:
 
 
 def twice(producer: Producer, lane: Lane) -> None:
-    """Some come again with the same id, at once or a while later, from a client that is not ours."""
+    """Publish some messages again with the same id, at once or later, by another client."""
     name = str(producer.name(lane))
     with producer.noted(name):
         handler_of(lane).publish({"id": name}, message_id=name)
@@ -150,13 +150,13 @@ def twice(producer: Producer, lane: Lane) -> None:
     while time.monotonic() - producer.earlier[0][0] > LATER:
         _, old = producer.earlier.popleft()
         if producer.chance.random() < LATER_SHARE:
-            # Published before, and confirmed or not: nothing new is promised.
+            # This message was published before; a second confirm changes no expectation.
             with suppress(pika.exceptions.AMQPError, OSError):
                 raw(lane.queue, old)
 
 
 def raw(queue: str, name: str) -> None:
-    """Bare pika, confirmed and mandatory."""
+    """Publish with bare pika, confirmed and mandatory."""
     body = JSON.encode({"id": name})
     said = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=name)
     with pika.BlockingConnection(pika.URLParameters(os.environ["CHAOS_LOOK"])) as connection:
@@ -166,7 +166,7 @@ def raw(queue: str, name: str) -> None:
 
 
 def in_a_transaction(producer: Producer, lane: Lane) -> None:
-    """A row and its message, or neither: confirmed is what was committed."""
+    """Write a row and its message in one transaction; a commit counts as the confirm."""
     from django.db import transaction  # noqa: PLC0415 - Django must be set up first
 
     from tests.chaos.project.models import Sale  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""What a run has found, for people."""
+"""The report of a run, for engineers."""
 
 import os
 import shutil
@@ -11,35 +11,37 @@ from statistics import median
 
 from tests.chaos.books import Books, Harm
 from tests.chaos.gates import WINDOW, allowed, busiest
-from tests.chaos.judge import Judgement, lanes_told
+from tests.chaos.judge import Judgement, lane_counts
 
 SECOND = 1000
 ENOUGH = 0.5
-"""Recovered is who handles at least this share of what was usual before anything was done."""
+"""Recovered means that handlers complete at least this share of the usual rate before the first nemesis."""
 
 
 BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    """With the seconds since the beginning."""
+    """Print a line with the seconds since the start."""
     print(f"{time.monotonic() - BEGAN:6.1f} {text}", flush=True)
 
 
 def judged(part: str, books: Books, verdict: Judgement, *, settled: float | None) -> None:
-    """The whole report of one part."""
+    """Print the report of one part."""
     say("")
     say(f"{part}: {verdict.line}")
-    for name, (confirmed, handled) in lanes_told(books).items():
+    for name, (confirmed, handled) in lane_counts(books).items():
         say(f"  {name:<10} confirmed {confirmed:>9,}  handled {handled:>9,}")
-    say(f"  {verdict.twofold} were handled and are in a record besides: two lives of one message")
-    for line in gates_told(books):
+    say(f"  {verdict.twofold} messages were handled and are also in a record (two copies ended differently)")
+    for line in gate_lines(books):
         say(f"  {line}")
-    say(f"  processes that ended by themselves: {ended(books) or 'none'}")
-    say(f"  all queues empty after {settled:.1f} s" if settled is not None else "  the queues were never empty")
+    say(f"  processes that exited without being stopped: {ended(books) or 'none'}")
+    say(
+        f"  all queues were empty after {settled:.1f} s" if settled is not None else "  the queues did not become empty"
+    )
     table = recoveries(books)
     if table:
-        say("  nemesis                times   recovered after, median   longest")
+        say("  nemesis                times     recovery time, median   longest")
         for name, (times, middle, longest) in sorted(table.items()):
             say(f"  {name:<22} {times:>5}   {middle:>22.1f} s {longest:>7.1f} s")
     for finding in verdict.findings:
@@ -47,29 +49,29 @@ def judged(part: str, books: Books, verdict: Judgement, *, settled: float | None
     total(part, verdict)
 
 
-def gates_told(books: Books) -> Iterator[str]:
-    """How often something stood before the handlers: a gate that never shut has proven nothing."""
-    yield f"{len(books.down):,} runs met a dependency that was down; {len(books.pauses)} pauses"
+def gate_lines(books: Books) -> Iterator[str]:
+    """Yield how often each gate was used: a gate that never closed proves nothing."""
+    yield f"{len(books.down):,} attempts failed because a dependency was down; {len(books.pauses)} pauses of queues"
     for name, lane in books.lanes.items():
         for quiet, (count, _) in busiest(books, name).items() if lane.rate is not None else ():
-            when, most = "before anything was done" if quiet else "from then on", allowed(lane.rate or 0, quiet=quiet)
-            yield f"{name}: at most {count} runs in {WINDOW // SECOND} s {when}, {most} are allowed"
+            when, most = "before the first nemesis" if quiet else "after it", allowed(lane.rate or 0, quiet=quiet)
+            yield f"{name}: at most {count} attempts in {WINDOW // SECOND} s {when}, {most} are allowed"
 
 
 def total(part: str, verdict: Judgement) -> None:
-    """For the summary at the end, written where several processes each have a part."""
+    """Append the totals of one part to the file for the final summary, if there is one."""
     if "CHAOS_TOTALS" in os.environ:
         with Path(os.environ["CHAOS_TOTALS"]).open("a") as file:
             file.write(f"{verdict.confirmed} {part}: {verdict.line}\n")
 
 
 def ended(books: Books) -> str:
-    counts = Counter((one.role, one.code) for one in books.exits if not one.told)
+    counts = Counter((one.role, one.code) for one in books.exits if not one.requested)
     return ", ".join(f"{role} with {code} ({times} times)" for (role, code), times in sorted(counts.items()))
 
 
 def recoveries(books: Books) -> Mapping[str, tuple[int, float, float]]:
-    """Of each nemesis: how often it came, and how long after it the usual pace was back, in seconds."""
+    """Return for each nemesis how often it ran, and the median and longest recovery time in seconds."""
     pace = Counter(note.at // SECOND for note in books.did)
     seconds = range(books.began_at // SECOND + 1, books.quiet_until // SECOND)
     before = [pace[second] for second in seconds if pace[second]]
@@ -83,7 +85,7 @@ def recoveries(books: Books) -> Mapping[str, tuple[int, float, float]]:
 
 
 def recovered(harm: Harm, pace: Mapping[int, int], enough: float, last: int) -> float:
-    """Seconds from the end of one nemesis until the usual pace."""
+    """Return the seconds from the end of a nemesis until the usual rate is reached again."""
     for second in range(harm.healed // SECOND, last + 1):
         if pace.get(second, 0) >= enough:
             return max(0.0, second - harm.healed / SECOND)
@@ -91,8 +93,8 @@ def recovered(harm: Harm, pace: Mapping[int, int], enough: float, last: int) -> 
 
 
 def keep(folder: Path) -> None:
-    """Ledger and logs stay where something was found, for whoever looks."""
+    """Keep a copy of ledger and logs after a violation."""
     kept = Path(tempfile.mkdtemp(prefix="rmq-chaos-found-"))
     for name in ("ledger", "logs"):
         shutil.copytree(folder / name, kept / name)
-    say(f"  ledger and logs are kept in {kept}")
+    say(f"  ledger and logs: {kept}")

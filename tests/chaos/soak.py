@@ -1,4 +1,4 @@
-"""The soak: money that is moved exactly once, queue to database to queue, while somebody dies every two seconds."""
+"""The soak: payments pass from queue to database to queue exactly once, while a process is killed every two seconds."""
 
 import math
 import os
@@ -21,10 +21,10 @@ from tests.chaos.storm import consumer
 KILL_EVERY = 2.0
 LOOK_EVERY = 10.0
 START, FINISH = 180.0, 240.0
-LEGS = {"book": "booked", "tell": "told"}
+LEGS = {"book": "booked", "report": "reported"}
 EXAMPLES = 5
 ROLES = (
-    *(consumer(f"bank-{number}", "chaos.book", "chaos.tell", proxied=False, prefetch=50) for number in (1, 2, 3)),
+    *(consumer(f"bank-{number}", "chaos.book", "chaos.report", proxied=False, prefetch=50) for number in (1, 2, 3)),
     *(Role(name=f"relay-{number}", words=("django", "rmq_relay"), kind="relay") for number in (1, 2)),
     Role(name="producer-payments", words=("tests.chaos.producing", "payments"), kind="producer"),
     Role(name="operator", words=("tests.chaos.operating",), kind="operator"),
@@ -32,10 +32,10 @@ ROLES = (
 
 
 def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
-    """Kill until every payment is booked and told of, or until then; whether every sum is right in the end."""
+    """Kill processes until every payment is booked and reported, or until a time; return True if every sum is right."""
     from tests.chaos.project.models import Account  # noqa: PLC0415 - Django must be set up first
 
-    # Killed that often, an innocent may be taken for what kills its worker: the operator sends it again, always.
+    # With this many kills a harmless message may be quarantined and parked, so the operator always requeues it.
     os.environ.update({"CHAOS_PAYMENTS": str(payments), "CHAOS_DISCARDS": "0"})
     Account.objects.bulk_create(Account(pk=number) for number in range(1, ACCOUNTS + 1))
     began = time.monotonic()
@@ -50,7 +50,7 @@ def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
     found = [
         *wrong(stage.seed, payments),
         *(f"{name} ended with {code}" for name, code in last.items() if code not in IN_ORDER),
-        *(["the queues were never empty"] if settled is None else []),
+        *(["the queues did not become empty"] if settled is None else []),
     ]
     report.say(f"{title}: {payments:,} payments, {kills} kills, {took:.0f} s, {payments / took:.0f} payments a second")
     for sentence in found:
@@ -62,7 +62,7 @@ def soak(title: str, stage: Stage, payments: int, *, until: float) -> bool:
 
 @dataclass(slots=True)
 class Progress:
-    """How many bookings there are, and whether there are ever more."""
+    """The number of bookings, and the time since it last grew."""
 
     bookings: int
     done: int = 0
@@ -73,7 +73,7 @@ class Progress:
         return self.done >= self.bookings
 
     def over(self) -> bool:
-        """Whether nothing more is to come: all are there, or for a long time no other one came."""
+        """Return True if all bookings are there, or if none was added for ``FINISH`` seconds."""
         now_there = booked()
         if now_there > self.done:
             self.done, self._grew = now_there, time.monotonic()
@@ -81,7 +81,7 @@ class Progress:
 
 
 def reap(stage: Stage, progress: Progress, *, until: float, grown_up: float) -> int:
-    """Kill one every two seconds, of those that had the time to begin; how many."""
+    """Kill one process every two seconds, except those that are still starting; return the number of kills."""
     looked, kills = time.monotonic(), 0
     while time.monotonic() < until:
         stage.rest(KILL_EVERY)
@@ -105,16 +105,16 @@ def booked() -> int:
 
 
 def wrong(seed: int, payments: int) -> Iterator[str]:
-    """What the database says, against what was made up."""
+    """Compare the database with the generated payments."""
     from tests.chaos.project.models import Account, Booking  # noqa: PLC0415 - Django must be set up first
 
     expected = {payment: made_up(seed, payment) for payment in range(1, payments + 1)}
-    rows = list(Account.objects.values_list("pk", "cents", "told"))
+    rows = list(Account.objects.values_list("pk", "cents", "reported"))
     yield from audit(
         expected,
         Booking.objects.values_list("payment", "leg").iterator(),
         cents={pk: cents for pk, cents, _ in rows},
-        told={pk: told for pk, _, told in rows},
+        reported={pk: reported for pk, _, reported in rows},
     )
 
 
@@ -123,9 +123,9 @@ def audit(
     bookings: Iterable[tuple[int, str]],
     *,
     cents: Mapping[int, int],
-    told: Mapping[int, int],
+    reported: Mapping[int, int],
 ) -> Iterator[str]:
-    """Every account to the cent; every payment booked once and told of once."""
+    """Check the sum of every account, and that every payment is booked once and reported once."""
     sums: Counter[int] = Counter()
     for money in expected.values():
         sums[money.account] += money.cents
@@ -133,13 +133,11 @@ def audit(
     for leg, done in LEGS.items():
         yield from some(f"D: {done} more than once", (pk for pk, by in times if by == leg and times[pk, by] > 1))
         yield from some(f"A: never {done}", (pk for pk in expected if not times[pk, leg]))
-        yield from some(
-            f"I2: {done}, and nobody has paid", (pk for pk, by in times if by == leg and pk not in expected)
-        )
-    for what, there in (("booked", cents), ("told", told)):
+        yield from some(f"I2: {done}, but never paid", (pk for pk, by in times if by == leg and pk not in expected))
+    for what, there in (("booked", cents), ("reported", reported)):
         yield from some(f"D: the wrong sum is {what} for account", (pk for pk in there if there[pk] != sums[pk]))
         if sum(there.values()) != sum(sums.values()):
-            yield f"D: {sum(there.values())} cents are {what} in all, and {sum(sums.values())} were paid"
+            yield f"D: {sum(there.values())} cents are {what} in total, but {sum(sums.values())} were paid"
 
 
 def some(said: str, which: Iterable[int]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a run stands on: a broker, a database, the proxies before them, a folder, and the fleet."""
+"""The environment of a run: broker, database, their proxies, a folder and the processes."""
 
 import io
 import json
@@ -31,7 +31,7 @@ SWEPT = ("consumer", "relay", "producer")
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Everything of one run; the nodes are one, or a cluster."""
+    """The environment of one run, on one node or a cluster."""
 
     folder: Path
     seed: int
@@ -42,7 +42,7 @@ class Stage:
     rate: float
     plant: str = ""
     sweep: bool = False
-    """Whether each process ends itself in a function that the seed chooses."""
+    """True if each process kills itself in a function that the seed chooses."""
     fleet: Fleet = field(default_factory=Fleet)
 
     @property
@@ -54,7 +54,7 @@ class Stage:
         return Ledger(self.folder, "stage")
 
     def environment(self, role: Role | None = None) -> Mapping[str, str]:
-        """What tells a process where everything is; without a role, the run itself."""
+        """Return the environment variables of a role, or of the run itself."""
         proxied = role is not None and role.proxied
         urls = [node.url() for node in self.nodes]
         if proxied:
@@ -73,8 +73,8 @@ class Stage:
         }
 
     def turn_clock(self, role: Role, seconds: float) -> None:
-        """Set one role's clock wrong by so much, from now on and in all processes that play it; 0 sets it right."""
-        # At once: who reads a file that is being written would see another time.
+        """Set the clock of a role wrong by `seconds`, for all its processes from now on; 0 makes it right."""
+        # Replace the file atomically, because a process that reads a half-written one would get another time.
         fresh = self._clock(role).with_suffix(".new")
         fresh.write_text(str(seconds))
         fresh.replace(self._clock(role))
@@ -83,7 +83,7 @@ class Stage:
         return self.folder / "clocks" / role.name
 
     def prepare(self) -> None:
-        """Django in this process, the tables, and the queues."""
+        """Set up Django in this process, and create the tables and queues."""
         os.environ.update({**self.environment(), "CHAOS_NAME": "stage", "CHAOS_LIFE": "0"})
         django.setup()
         call_command("migrate", run_syncdb=True, verbosity=0)
@@ -92,7 +92,7 @@ class Stage:
             node.flush()
 
     def declare(self) -> None:
-        """As a deploy does."""
+        """Declare the topology like a deployment."""
         call_command("rmq_declare", stdout=io.StringIO())
 
     def man(self, roles: Sequence[Role]) -> None:
@@ -106,7 +106,7 @@ class Stage:
         self.fleet.rest(seconds)
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
-        """Whether it became true in time; the fleet is kept meanwhile."""
+        """Wait until a fact is true, restarting processes meanwhile; return True if it was in time."""
         deadline = now() + seconds * 1000
         while not fact():
             if now() >= deadline:
@@ -115,7 +115,7 @@ class Stage:
         return True
 
     def heal(self) -> None:
-        """Everything whole again, whatever was done to it."""
+        """End all faults."""
         for proxy in (self.amqp, self.sql):
             proxy.accept()
             proxy.set(Mode.PASS)
@@ -127,36 +127,36 @@ class Stage:
             clock.unlink()
 
     def harmed(self, name: str, began: int) -> None:
-        """Note that a nemesis is over."""
+        """Write the end of a nemesis to the ledger."""
         self.ledger.note(HARM, name, began, now())
 
     def depths(self) -> dict[str, int]:
-        """Messages in each queue; those of empty queues are left out.
+        """Return the messages in each queue, without the empty queues.
 
-        What is in hand is told by statistics, which for quorum queues are up to five seconds old; what is not, exactly.
+        Unacked messages are from statistics, which for quorum queues are up to five seconds old; ready ones are exact.
         """
         rows: list[dict[str, Any]] = self.node.management.call("GET", "queues?columns=name,messages")
-        told = {row["name"]: row.get("messages", 1) for row in rows}
+        depths = {row["name"]: row.get("messages", 1) for row in rows}
         try:
             with pika.BlockingConnection(pika.URLParameters(self.node.url())) as connection:
                 channel = connection.channel()
-                for name, depth in list(told.items()):
+                for name, depth in list(depths.items()):
                     ready = channel.queue_declare(name, passive=True).method.message_count
-                    told[name] = max(depth, ready)
+                    depths[name] = max(depth, ready)
         except AMQPError as error:
-            raise OSError(f"The broker does not tell how deep its queues are: {error!r}") from error
-        return {name: depth for name, depth in told.items() if depth}
+            raise OSError(f"The queue depths could not be read from the broker: {error!r}") from error
+        return {name: depth for name, depth in depths.items() if depth}
 
 
 @contextmanager
 def staged(
     make: Callable[[Services, ExitStack], Sequence[Node]], *, server: type[Postgres] = Postgres, **options: Any
 ) -> Iterator[Stage]:
-    """A stage around the nodes that `make` starts; all of it ends, whatever happens."""
+    """Create a stage with the nodes that `make` starts; everything is removed at the end."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rmq-chaos-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name in ("logs", "ledger", "mended", "nodes", "clocks", "census"):
+        for name in ("logs", "ledger", "repaired", "nodes", "clocks", "census"):
             (folder / name).mkdir()
         database = server()
         stack.callback(database.close)
@@ -176,7 +176,7 @@ def staged(
 
 
 def one_node(version: str | None) -> Callable[[Services, ExitStack], Sequence[Node]]:
-    """A broker of one node."""
+    """Return a function that starts a broker of one node."""
 
     def make(services: Services, stack: ExitStack) -> Sequence[Node]:
         node = services.private(version, advanced=SOON)

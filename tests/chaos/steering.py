@@ -1,5 +1,4 @@
-"""The world around, in a process of its own until SIGTERM: something that handlers need goes down and up, and an
-operator pauses and resumes a queue."""
+"""A process that until SIGTERM takes a dependency of handlers down and up, and pauses and resumes a queue."""
 
 import io
 import os
@@ -20,18 +19,18 @@ from tests.chaos.ledger import PAUSED, RESUMED, Ledger, now
 STEP = 0.1
 AGAIN = 0.5
 FIRST_PAUSE = 14.0
-"""So long that something of it can be judged before anything is done to the system."""
+"""Seconds of the first pause, long enough to be judged before the first nemesis."""
 PATIENCE = 60.0
 NOTHING_TO_DO = 6
 PAUSES, FLOWS = (5.0, 12.0), (6.0, 15.0)
 OUTAGES, WELL = (2.0, 6.0), (4.0, 12.0)
 LEAST = 0.3
 BY_ITSELF = 0.3
-"""Of the pauses, those that end at a time which was told."""
+"""The share of pauses with an end time."""
 
 
 class Dependency:
-    """Something that handlers need: a file that is there while it is down, whoever looks."""
+    """A dependency of handlers: it is down while a file exists."""
 
     def __init__(self, folder: Path) -> None:
         self._down = folder / "down"
@@ -47,7 +46,7 @@ class Dependency:
         self._down.unlink(missing_ok=True)
 
     def turn(self, chance: random.Random) -> float:
-        """The other way; seconds until the next time."""
+        """Switch the state; return the seconds until the next switch."""
         if self.down:
             self.mend()
             return chance.uniform(*WELL)
@@ -56,7 +55,7 @@ class Dependency:
 
 
 class Gate:
-    """One queue, paused and resumed by the operators' command. The ledger claims a pause only while it is sure."""
+    """A queue paused and resumed by the command. The ledger has only the time in which the pause is certain."""
 
     def __init__(self, queue: str, ledger: Ledger, *, first: float | None = None) -> None:
         self._queue = queue
@@ -65,7 +64,7 @@ class Gate:
         self._paused = False
 
     def turn(self, chance: random.Random) -> float:
-        """The other way; seconds until the next time."""
+        """Switch the state; return the seconds until the next switch."""
         if self._paused:
             self.resume()
             return chance.uniform(*FLOWS)
@@ -88,7 +87,7 @@ class Gate:
 
 
 def command(act: str, *words: str) -> None:
-    """What an operator types; that a queue flows already is no failure."""
+    """Run the command of an operator; resuming a queue that is not paused is no failure."""
     try:
         call_command("rmq_queue", act, *words, stdout=io.StringIO(), stderr=io.StringIO())
     except SystemExit as end:
@@ -97,7 +96,7 @@ def command(act: str, *words: str) -> None:
 
 
 def release(folder: Path, ledger: Ledger) -> bool:
-    """Everything up and flowing, whatever was done before; whether it was done in time."""
+    """Bring the dependency up and resume all queues; return True if that succeeded in time."""
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 
     Dependency(folder).mend()

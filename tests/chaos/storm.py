@@ -1,4 +1,4 @@
-"""The storm: everything at once, on one node or on a cluster. Warm-up, chaos, heal, quiescence, judgement."""
+"""The storm: all lanes and nemeses, on one node or a cluster. Warm-up, chaos, repair, quiescence, judgement."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ START = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """How long each phase lasts, and what may happen in it."""
+    """The duration of each phase, and the nemeses that may run."""
 
     warm_up: float
     until: float
-    """When the chaos ends, by the monotonic clock; it lasts some seconds whatever went before."""
+    """The end of the chaos phase, by the monotonic clock; the phase lasts at least ``AT_LEAST`` seconds."""
     patience: float
-    """Seconds until all must be quiet."""
+    """Seconds after which all queues must be empty."""
     nemeses: Mapping[str, Nemesis]
     shortest: float = 1.0
     longest: float = 5.0
@@ -39,7 +39,7 @@ def consumer(name: str, *queues: str, proxied: bool, prefetch: int = 10) -> Role
 
 
 def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
-    """Two consumers of the flood, two of the rest, one of each pair through the proxies; and those around them."""
+    """Two consumers each for the flood and the rest, one of each behind the proxies; relay, producers, operator."""
     flood, others = ["chaos.flood"], [lane.queue for lane in known.values() if lane.name != "flood"]
     relay = (
         [Role(name="relay", words=("django", "rmq_relay"), kind="relay")]
@@ -60,27 +60,27 @@ def roles(known: Mapping[str, Lane]) -> Sequence[Role]:
 
 
 def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] | None = None) -> bool:
-    """All phases; whether nothing was found."""
+    """Run all phases; return True if no invariant was violated."""
     known = lanes() if known is None else known
     historian = Historian()
     began = now()
     report.say(f"{title}")
     stage.man(roles(known))
     if not stage.wait(lambda: warm(stage), START):
-        report.say(f"  BROKEN: no message was handled within {START:g} s; nothing was done to the system yet")
+        report.say(f"  BROKEN: no message was handled within {START:g} s, before the first nemesis")
         report.keep(stage.folder)
         return False
     stage.rest(weather.warm_up)
     quiet_until = now()
     rage(stage, weather, historian)
-    report.say("  healed, and waiting until all is quiet")
+    report.say("  all nemeses have ended; waiting for empty queues")
     stage.heal()
     stage.fleet.stop("producer", "steering")
     if not steering.release(stage.folder, stage.ledger):
-        report.say("  queues that were paused could not be resumed")
+        report.say("  paused queues could not be resumed")
     settled = settle(stage, weather.patience)
     stage.fleet.stop("operator")
-    # What the operator sent back last must end as well.
+    # The messages that the operator requeued last must be handled as well.
     again = settle(stage, weather.patience) if settled is not None else None
     last = stage.fleet.stop("consumer", "relay")
     found = books(stage, known, historian)
@@ -93,12 +93,12 @@ def storm(title: str, stage: Stage, weather: Weather, known: Mapping[str, Lane] 
 
 
 def warm(stage: Stage) -> bool:
-    """Whether messages come to handlers, whatever lanes there are."""
+    """Return True once any handler has started an attempt."""
     return any((stage.folder / "ledger").glob("began-*"))
 
 
 def rage(stage: Stage, weather: Weather, historian: Historian) -> None:
-    """One nemesis after the other, until the time is over."""
+    """Run one nemesis after the other until the time is over."""
     deadline, looked = max(weather.until, time.monotonic() + AT_LEAST), 0.0
     confirmed = Counting(stage.folder, CONFIRMED)
     for strike in schedule(stage.seed, weather.nemeses, shortest=weather.shortest, longest=weather.longest):

@@ -1,6 +1,6 @@
-"""Processes that end themselves: each at the entry or the return of one function of the package that the seed chooses.
+"""Processes that kill themselves, at the entry or return of a function of the package that the seed chooses.
 
-A process chooses among the functions that it and others of its kind have executed before; every few seconds anew.
+Every few seconds a process chooses one of the functions that processes of its kind have executed before.
 """
 
 import os
@@ -20,54 +20,54 @@ from tests.chaos.ledger import Ledger, lines
 PACKAGE = str(Path(__file__).parents[2] / "django_rmq_retry") + os.sep
 ENTRY, RETURN = "entry", "return"
 MOST = 3
-"""It ends there the first, second or third time."""
+"""The process ends at the first, second or third call."""
 MONITORED = sys.version_info >= (3, 12)
-"""Python 3.11 has only profiling, which costs each call of anything."""
+"""Python 3.11 has only profiling, which slows down every call."""
 FATE, ENDED = "fate", "ended"
 CALM = "calm"
-"""A file that is there when nobody is to end any more."""
+"""A file that exists when no process may end itself any more."""
 PATIENCE = 4.0
-"""Seconds after which a process chooses anew."""
+"""Seconds after which a process chooses another function."""
 WATCHED = 20
-"""Functions that must be known before anybody chooses."""
+"""Functions that must be known before a process chooses one."""
 
 
 def named(code: CodeType) -> str:
-    """A function of the package; empty for any other."""
+    """Return the name of a function of the package; empty for any other."""
     if not code.co_filename.startswith(PACKAGE):
         return ""
     return f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
 
 
 def drawn(known: set[str], seed: str) -> tuple[str, str, int]:
-    """The function, where in it, and at which time; the same for the same seed, whatever else is known besides."""
-    # By a number of its own for each: one function more changes nobody's choice but its own.
+    """Return the function, entry or return, and the number of the call; the same for the same seed."""
+    # Each function gets its own random number, so that a new function does not change other choices.
     function = min(known, key=lambda name: random.Random(f"{seed}/{name}").random())
     chance = random.Random(f"{seed}/where")
     return function, chance.choice((ENTRY, RETURN)), chance.randint(1, MOST)
 
 
 def begin() -> None:
-    """In this process, from now on; what it will come to is noted in the ledger before."""
+    """Start the sweep in this process; the choice is written to the ledger first."""
     folder, name, life = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"], os.environ["CHAOS_LIFE"]
     Sweep(folder, name, seed=f"{os.environ['CHAOS_SEED']}/sweep/{name}/{life}").start()
 
 
-def told(folder: Path) -> str:
-    """What came of it, for the report."""
+def summary(folder: Path) -> str:
+    """Return the summary for the report."""
     ended = [" ".join(line) for line in lines(folder, ENDED)]
     known = {name for census in (folder / "census").iterdir() for name in census.read_text().split()}
     return (
-        f"{len(ended)} processes ended themselves at {len(set(ended))} places; "
+        f"{len(ended)} processes killed themselves at {len(set(ended))} places; "
         f"{len(known)} functions of the package were executed"
     )
 
 
 class Sweep:
-    """One process's end."""
+    """The end of one process."""
 
     def __init__(self, folder: Path, name: str, *, seed: str) -> None:
-        # Names such as others-1 and others-2 are of one kind.
+        # Names such as others-1 and others-2 belong to one kind.
         census = folder / "census" / name.partition("-")[0]
         self._calm = folder / CALM
         self._ledger = Ledger(folder, f"sweep-{name}.{os.getpid()}")
@@ -79,13 +79,13 @@ class Sweep:
         self.draw()
 
     def draw(self) -> None:
-        """Choose; what is not executed for a while is given up for another."""
+        """Choose a function; one that is not executed for a while is replaced by another."""
         if len(self._known) >= WATCHED:
             self._draws += 1
             self.aim(*drawn(set(self._known), f"{self._seed}/{self._draws}"))
 
     def aim(self, function: str, where: str, left: int) -> None:
-        """End in this function, after it was met so many times there."""
+        """End at the `left`-th entry or return of this function."""
         self._function, self._where, self._left = function, where, left
         self._ledger.note(FATE, self._name, function, where, left)
         self._anew()
@@ -103,7 +103,7 @@ class Sweep:
             self.draw()
 
     def met(self, function: str, where: str) -> None:
-        """It may be the last that this process does."""
+        """Count a call, and kill the process if it is the chosen one."""
         if function not in self._known:
             self._known.add(function)
             os.write(self._census, f"{function}\n".encode())
@@ -114,7 +114,7 @@ class Sweep:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _monitor(self, monitoring: Any) -> None:
-        """Each function is looked at once, but the chosen one each time."""
+        """Report each function once, and the chosen one at each call."""
         tool, events = monitoring.PROFILER_ID, monitoring.events
         monitoring.use_tool_id(tool, "chaos")
         self._anew = monitoring.restart_events
@@ -126,7 +126,7 @@ class Sweep:
             if function != self._function or not function:
                 return monitoring.DISABLE
             if self._where == RETURN:
-                # It stays so when another one is chosen; that one's end is told by its name.
+                # The local event stays active when another function is chosen; `met` compares the names.
                 monitoring.set_local_events(tool, code, events.PY_RETURN)
                 return monitoring.DISABLE
             return None

@@ -1,4 +1,4 @@
-"""The suite itself: its short form finds nothing, and what is planted is found."""
+"""The suite itself: its short form finds no violation, and finds each planted bug."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(services: Services) -> Iterator[Run]:
-    """Runs the suite in a process of its own, one at a time: each is a whole fleet."""
+    """Run the suite in its own process, one at a time, because each starts many processes."""
     seed = os.environ.get("RMQ_TEST_SEED") or str(secrets.randbelow(1_000_000))
 
     def run(*words: str) -> tuple[int, str]:
@@ -58,13 +58,13 @@ def test_an_ack_before_the_copy_is_caught_as_lost_and_a_handler_without_once_as_
     )
 
     assert code == 1, said
-    assert "BROKEN A, I1, I3: confirmed, and neither handled nor in a record: flood." in said
+    assert "BROKEN A, I1, I3: confirmed, but neither handled nor in a record: flood." in said
     assert "BROKEN D, I4: handled more than once with once=True: once." in said
 
 
 @pytest.mark.long
 def test_a_purge_by_the_clock_of_a_host_is_caught_as_doubled(run: Run) -> None:
-    # By this seed a consumer begins anew years ahead, and soon.
+    # With this seed a consumer is soon restarted with a clock years ahead.
     code, said = run(
         *("--only", "storm", "--minutes", "2.5", "--rate", "200", "--lanes", "flood,once", "--seed", "1354"),
         *("--nemeses", "clock_jumps", "--plant", "host_clock"),
@@ -81,7 +81,7 @@ def test_the_sweep_catches_an_ack_before_the_copy_and_a_handler_without_once(run
     )
 
     assert code == 1, said
-    assert "BROKEN A, I1, I3: confirmed, and neither handled nor in a record: flood." in said
+    assert "BROKEN A, I1, I3: confirmed, but neither handled nor in a record: flood." in said
     assert "BROKEN D, I4: handled more than once with once=True: once." in said
 
 
@@ -104,6 +104,6 @@ def test_a_handler_without_its_breaker_a_consumer_deaf_to_pauses_and_a_rate_nobo
     )
 
     assert code == 1, said
-    assert "BROKEN I7: an attempt was burned, and no handler had failed: fragile." in said
-    assert "BROKEN I6: begun although its queue was paused: gated." in said
-    assert "BROKEN I16: more runs than its rate allows: metered " in said
+    assert "BROKEN I7: an attempt was counted although no handler had failed: fragile." in said
+    assert "BROKEN I6: an attempt started although the queue was paused: gated." in said
+    assert "BROKEN I16: more attempts than the rate allows: metered " in said

@@ -1,4 +1,4 @@
-"""The judge's rules for breakers, pauses and rates, on books that were made up; and how pauses are read."""
+"""The judge's rules for breakers, pauses and rates, with invented results; and reading pauses."""
 
 import random
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_an_attempt_that_was_counted_although_no_handler_failed_is_found() -> No
 
     assert broken(*began, failed=[Note(name, 1, 0)]) == []
     assert broken(*began, down=[Note(name, 1, 0)]) == [
-        ("I7", "an attempt was burned, and no handler had failed: fragile.1.1 attempt 2")
+        ("I7", "an attempt was counted although no handler had failed: fragile.1.1 attempt 2")
     ]
 
 
@@ -46,7 +46,7 @@ def test_an_attempt_that_comes_again_and_again_while_something_is_down_is_none_m
 )
 def test_what_begins_while_its_queue_is_paused_is_found_some_seconds_after_it_was(at: int, found: bool) -> None:
     paused = [Pause("chaos.gated", 11_000, 30_000)]
-    expected = [("I6", "begun although its queue was paused: gated.1.1")] if found else []
+    expected = [("I6", "an attempt started although the queue was paused: gated.1.1")] if found else []
 
     assert broken(Note("gated.1.1", 1, at), pauses=paused) == expected
     assert broken(Note("fragile.1.1", 1, at), pauses=paused) == []
@@ -60,14 +60,14 @@ def test_more_runs_than_a_rate_allows_are_found() -> None:
     assert broken(*runs(400, every=50)) == []
     assert broken(*runs(151, every=1)) == []
     assert broken(*runs(152, every=1, at=500)) == [
-        ("I16", "more runs than its rate allows: metered 152 within 5000 ms from 500, at most 151")
+        ("I16", "more attempts than the rate allows: metered 152 within 5000 ms from 500, at most 151")
     ]
 
 
 def test_two_processes_may_each_keep_the_whole_rate_once_harm_is_done_and_no_more() -> None:
     assert broken(*runs(302, every=1, at=QUIET)) == []
     assert broken(*runs(303, every=1, at=QUIET)) == [
-        ("I16", "more runs than its rate allows: metered 303 within 5000 ms from 60000, at most 302")
+        ("I16", "more attempts than the rate allows: metered 303 within 5000 ms from 60000, at most 302")
     ]
 
 

@@ -1,11 +1,11 @@
-"""The judge, on books that were made up: each broken invariant is found, and nothing is found where all is well."""
+"""The judge, with invented results: it finds each violated invariant, and nothing if all hold."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry.messages.deaths import Reason
+from django_rmq_retry.messages import Reason
 from tests.chaos.books import Books, Harm, Note, Record
 from tests.chaos.judge import judge
 from tests.chaos.lanes import ALL
@@ -51,7 +51,7 @@ def test_what_was_confirmed_and_is_nowhere_is_lost() -> None:
     found = books(*FLOOD, did=did(*FLOOD[:3]))
 
     assert judge(found).lost == 2
-    assert broken(found) == [("A, I1, I3", "confirmed, and neither handled nor in a record: flood.1.3, flood.1.4")]
+    assert broken(found) == [("A, I1, I3", "confirmed, but neither handled nor in a record: flood.1.3, flood.1.4")]
 
 
 def test_what_was_never_confirmed_is_not_missed() -> None:
@@ -62,7 +62,7 @@ def test_what_was_never_confirmed_is_not_missed() -> None:
 
 
 def test_what_nobody_has_published_is_unexpected() -> None:
-    assert broken(books(did=did("flood.9.9"))) == [("I2", "nobody has published it: flood.9.9")]
+    assert broken(books(did=did("flood.9.9"))) == [("I2", "handled or recorded, but never published: flood.9.9")]
 
 
 def test_a_record_that_says_processed_without_a_handler_is_found_and_its_message_is_lost() -> None:
@@ -107,7 +107,7 @@ def test_what_passes_a_parked_message_of_its_key_is_found_and_what_passes_a_disc
 
     assert broken(books(*names, effects=names[1:], records={names[0]: Record("discarded")})) == []
     assert broken(books(*names, effects=names[1:], records={names[0]: Record("parked")})) == [
-        ("B", "handled although one before it is parked: keyed.1.2.-.k1")
+        ("B", "handled although an earlier message of its key is parked: keyed.1.2.-.k1")
     ]
 
 
@@ -175,7 +175,7 @@ def test_an_innocent_that_is_parked_is_found_where_no_database_can_be_to_blame()
     names = ["flood.1.1", "once.1.1", "poison.1.1.p", "hostile.1.1.w"]
 
     assert broken(books(*names, records={name: Record("parked") for name in names})) == [
-        ("I20", "parked, and nothing was wrong with it: flood.1.1")
+        ("I20", "parked although its handler does not fail: flood.1.1")
     ]
 
 
@@ -187,10 +187,10 @@ def test_what_a_rate_made_wait_longer_than_the_broker_has_patience_may_be_parked
     records = {name: Record("parked", reason=reason) for name, reason in zip(names, reasons, strict=True)}
     patient, impatient = (books(*names, records=records, harms=[Harm(one, 1, 2)]) for one in ("kill", "impatience"))
     for found in (patient, impatient):
-        # Their attempts are no matter here.
+        # Their attempts do not matter here.
         found.lanes = {name: replace(lane, counted=False) for name, lane in LANES.items()}
 
-    said = "parked, and nothing was wrong with it: "
+    said = "parked although its handler does not fail: "
     assert broken(patient) == [("I20", said + "flood.1.1, metered.1.1, metered.1.2")]
     assert broken(impatient) == [("I20", said + "flood.1.1, metered.1.2")]
 
@@ -198,26 +198,30 @@ def test_what_a_rate_made_wait_longer_than_the_broker_has_patience_may_be_parked
 def test_what_was_rolled_back_must_be_nowhere() -> None:
     found = books("sale.1.1", effects=["sale.1.1"], rolled={"sale.1.1"})
 
-    assert broken(found) == [("I13", "published out of a transaction that was rolled back: sale.1.1")]
+    assert broken(found) == [("I13", "published from a transaction that was rolled back: sale.1.1")]
 
 
 def test_a_discard_without_a_record_is_found() -> None:
     found = books("flood.1.1.h", discarded={"flood.1.1.h"})
 
-    assert ("I6", "discarded by the operator, and its record is gone: flood.1.1.h") in broken(found)
+    assert ("I6", "discarded by the operator, but its record is gone: flood.1.1.h") in broken(found)
 
 
 def test_a_process_that_says_all_is_well_unasked_is_found_and_one_that_ends_badly_when_asked() -> None:
-    exits = [Exit(role="a", code=0, told=False), Exit(role="b", code=0, told=True), Exit(role="c", code=1, told=False)]
+    exits = [
+        Exit(role="a", code=0, requested=False),
+        Exit(role="b", code=0, requested=True),
+        Exit(role="c", code=1, requested=False),
+    ]
 
     assert broken(books(exits=exits, last={"a": 0, "b": 1})) == [
-        ("I18", "ended with 0 although nobody had asked it to: a"),
-        ("I18", "did not end in good order: b with 1"),
+        ("I18", "exited with 0 without a stop request: a"),
+        ("I18", "did not exit cleanly: b with 1"),
     ]
 
 
 def test_what_is_left_in_a_queue_and_history_that_changes_are_found() -> None:
     assert broken(books(left={"chaos.flood": 3}, vanished=["rmq_retry_attempt 7 is gone"])) == [
-        ("I1", "not empty when all was over: chaos.flood holds 3"),
-        ("E, I21", "history was changed: rmq_retry_attempt 7 is gone"),
+        ("I1", "not empty at the end: chaos.flood holds 3"),
+        ("E, I21", "rows of the history were changed or deleted: rmq_retry_attempt 7 is gone"),
     ]

@@ -1,4 +1,4 @@
-"""What the command makes of its parts: exit codes, the sum of all messages, and what it is started with."""
+"""The command: exit codes, the sum of all messages, and its options."""
 
 import signal
 from pathlib import Path
@@ -41,8 +41,8 @@ def test_only_the_whole_long_form_has_a_million_to_send(words: list[str], less: 
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command, in this process, with nothing around it."""
-    # Set and deleted, so that it is gone afterwards too.
+    """Run the command in this process, without its environment."""
+    # Set and deleted, so that monkeypatch removes it afterwards.
     monkeypatch.setenv("CHAOS_TOTALS", "")
     monkeypatch.delenv("CHAOS_TOTALS")
     monkeypatch.setattr(postgres, "lack", lambda: "")

@@ -1,4 +1,4 @@
-"""What comes when: from the seed alone."""
+"""The schedule of nemeses depends on the seed alone."""
 
 from itertools import islice
 

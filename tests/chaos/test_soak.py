@@ -1,4 +1,4 @@
-"""The audit of the soak, on sums that were made up."""
+"""The audit of the soak, with invented sums."""
 
 from itertools import product
 
@@ -11,25 +11,25 @@ BOOKED = list(product(PAID, LEGS))
 
 
 def test_what_is_booked_and_told_once_is_right() -> None:
-    assert list(audit(PAID, BOOKED, cents=SUMS, told=SUMS)) == []
+    assert list(audit(PAID, BOOKED, cents=SUMS, reported=SUMS)) == []
 
 
 def test_a_payment_that_is_booked_twice_is_found_and_so_is_its_cent() -> None:
-    assert list(audit(PAID, [*BOOKED, (3, "book")], cents={1: 150, 2: 14}, told=SUMS)) == [
+    assert list(audit(PAID, [*BOOKED, (3, "book")], cents={1: 150, 2: 14}, reported=SUMS)) == [
         "D: booked more than once: 3",
         "D: the wrong sum is booked for account: 2",
-        "D: 164 cents are booked in all, and 157 were paid",
+        "D: 164 cents are booked in total, but 157 were paid",
     ]
 
 
 def test_a_payment_that_is_missing_and_one_that_nobody_made_are_found() -> None:
-    booked = [one for one in BOOKED if one != (2, "tell")] + [(9, "tell")]
+    booked = [one for one in BOOKED if one != (2, "report")] + [(9, "report")]
 
-    assert list(audit(PAID, booked, cents=SUMS, told={1: 100, 2: 7})) == [
-        "A: never told: 2",
-        "I2: told, and nobody has paid: 9",
-        "D: the wrong sum is told for account: 1",
-        "D: 107 cents are told in all, and 157 were paid",
+    assert list(audit(PAID, booked, cents=SUMS, reported={1: 100, 2: 7})) == [
+        "A: never reported: 2",
+        "I2: reported, but never paid: 9",
+        "D: the wrong sum is reported for account: 1",
+        "D: 107 cents are reported in total, but 157 were paid",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Processes that end themselves: the seed chooses where, and it is a function that was executed."""
+"""Processes that kill themselves: the seed chooses the place, among the functions that were executed."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.ledger import lines
-from tests.chaos.sweeping import ENDED, ENTRY, MONITORED, RETURN, drawn, told
+from tests.chaos.sweeping import ENDED, ENTRY, MONITORED, RETURN, drawn, summary
 
 KNOWN = {f"policies/backoff.py:f{number}" for number in range(400)}
 SEEDS = [f"{seed}/sweep/others-1/2/1" for seed in range(200)]
@@ -51,7 +51,7 @@ def test_a_process_ends_itself_in_its_function_at_its_time(tmp_path: Path, where
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "0\n1\n2\n")
     assert list(lines(tmp_path, ENDED)) == [["policies/backoff.py:Fixed.nominal", where]]
     assert "policies/backoff.py:Fixed.nominal" in (tmp_path / "census" / "others").read_text().splitlines()
-    assert told(tmp_path).startswith("1 processes ended themselves at 1 places; ")
+    assert summary(tmp_path).startswith("1 processes killed themselves at 1 places; ")
 
 
 def test_nobody_ends_itself_any_more_once_all_is_healed(tmp_path: Path) -> None:

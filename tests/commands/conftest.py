@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.messages.message import Delivery
-from tests.commands.running import run
+from django_rmq_retry import Delivery, Exchange, Exponential, Queue, RetryThenPark, handler
+from django_rmq_retry.testing import isolated_handlers
+from tests.commands.running import Exit, run
 
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 

@@ -2,10 +2,26 @@
 
 import json
 from dataclasses import dataclass
+from enum import IntEnum
 from io import StringIO
 from typing import Any
 
 from django.core.management import CommandError, call_command
+
+
+class Exit(IntEnum):
+    """The exit codes in docs/operating.md."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    DRIFT = 4
+    PARTLY = 5
+    NOTHING = 6
+    UNCONFIRMED = 7
+    UNHEALTHY = 8
+    INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

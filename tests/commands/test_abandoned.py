@@ -7,14 +7,12 @@ import pytest
 from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Exchange, Exponential, Queue, RetryThenPark, handler
+from django_rmq_retry import Delivery, Exchange, Exponential, Queue, RetryThenPark, handler
 from django_rmq_retry.admin import broker_look
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import Declared
 from django_rmq_retry.parked.declared import rows
-from tests.commands.running import run
+from django_rmq_retry.testing import isolated_handlers
+from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -40,7 +38,7 @@ def named() -> Iterator[Named]:
     def name(queue: Queue | str, **options: Any) -> None:
         if stages:
             stages.pop().__exit__(None, None, None)
-        stages.append(registry.isolated())
+        stages.append(isolated_handlers())
         stages[-1].__enter__()
 
         @handler(queue, policy=POLICY, **options)
@@ -82,7 +80,7 @@ def test_a_renamed_queue_keeps_its_messages_in_sight_until_they_are_moved(amqp: 
     put(amqp, "shop.broken", 3)
     amqp.basic_consume("shop.mended", lambda *_: None)
     checked = run("rmq_status", "--check")
-    said = "abandoned, 3 messages, nobody consumes it: manage.py rmq_declare --recreate shop.broken --move-to NEW"
+    said = "abandoned, 3 messages, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW"
 
     assert (checked.code, checked.out) == (Exit.UNHEALTHY, f"FAIL shop.broken: {said}\n")
     assert ["shop.broken", "work", "3", "0", f"✕ {said}"] in run("rmq_status").lines
@@ -107,7 +105,7 @@ def test_an_empty_one_is_a_remark_with_the_command_that_deletes_it_whole(vhost: 
     remark = "! abandoned, empty: manage.py rmq_delete shop.broken"
 
     assert [line[4] for line in ran.lines if line[0] in OLD] == [remark] * 4
-    assert (ran.lines[-1], run("rmq_status", "--check").out) == (["No problem."], "OK\n")
+    assert (ran.lines[-1], run("rmq_status", "--check").out) == (["No problems."], "OK\n")
     assert run("rmq_delete", "shop.broken", "--yes").code == Exit.DONE
     assert (set(vhost.queues()), known()) == (NEW, NEW)
     assert [line for line in run("rmq_status").lines if line[0] in OLD] == []
@@ -136,7 +134,7 @@ def test_a_wait_that_is_not_known_any_more_ends_before_its_queue_goes(
     named(Queue("shop.broken"))
     run("rmq_declare")
     put(amqp, "shop.broken.retry.10s")
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler("shop.mended", policy=RetryThenPark(attempts=2, backoff=Exponential(99)))
         def mend(message: Delivery) -> None:
@@ -171,7 +169,7 @@ def test_nothing_more_arrives_there_while_it_is_moved(named: Named, amqp: Blocki
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--recreate", "shop.broken"], "No handler has the queue 'shop.broken' any more. Name where its messages go"),
+        (["--recreate", "shop.broken"], "No handler uses the queue 'shop.broken'. Pass the queue for its messages"),
         (["--recreate", "shop.broken", "--move-to", "nowhere"], "There is no queue 'nowhere'."),
         (["--recreate", "shop.never", "--move-to", "shop.mended"], "There is no queue 'shop.never'."),
         (["--recreate", "shop.broken", "--move-to", "shop.mended.parked"], "'shop.mended.parked' is a parked queue"),
@@ -190,7 +188,7 @@ def test_what_was_declared_before_a_refusal_is_named(renamed: Named, amqp: Block
     ran = run("rmq_declare", "--recreate", "shop.broken", "--move-to", "shop.fresh", "--yes")
 
     assert ran.code != Exit.DONE
-    assert "Declared before this, and kept: shop.fresh, " in ran.err
+    assert "Created before this error, and kept: shop.fresh, " in ran.err
 
 
 @pytest.mark.usefixtures("renamed")
@@ -211,7 +209,7 @@ def test_a_parked_queue_whose_work_queue_others_read_is_moved_alone(amqp: Blocki
     put(amqp, "shop.broken.parked")
     amqp.basic_consume("shop.broken", lambda *_: None)
     move = ("rmq_declare", "--recreate", "shop.broken.parked", "--move-to")
-    said = f"abandoned, 1 message, nobody consumes it: manage.py {' '.join(move)} NEW"
+    said = f"abandoned, 1 message, no consumer: manage.py {' '.join(move)} NEW"
 
     assert run("rmq_status", "--check").out == f"FAIL shop.broken.parked: {said}\n"
     assert run(*move, "shop.mended", "--yes").code == Exit.DONE
@@ -234,7 +232,7 @@ def test_all_leaves_a_former_queue_to_its_new_consumers(more: list[str], amqp: B
     ran = run("rmq_delete", "--all", *more, "--yes")
     assert (ran.code, set(vhost.queues()), known()) == (Exit.PARTLY, OLD, OLD)
     assert (
-        "Queue 'shop.broken.parked' was kept: no handler of this project has it, and 'shop.broken' is consumed. "
+        "Queue 'shop.broken.parked' was kept: no handler of this project uses it, but 'shop.broken' has a consumer. "
         "Delete it by name: manage.py rmq_delete shop.broken.parked --force\n"
     ) in ran.out
 
@@ -247,7 +245,7 @@ def test_all_leaves_a_former_queue_to_its_new_consumers(more: list[str], amqp: B
 def test_old_waiting_queues_are_pruned_without_a_management_api(
     named: Named, amqp: BlockingChannel, vhost: Vhost
 ) -> None:
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler("shop.mended", policy=RetryThenPark(attempts=4, backoff=Exponential(10, factor=3)))
         def mend(message: Delivery) -> None:
@@ -334,12 +332,16 @@ def test_a_database_without_its_tables_costs_a_sentence_only(
 
     assert (declared.code, set(vhost.queues())) == (Exit.DONE, NEW)
     assert declared.err == (
-        "What was declared is not remembered in the database: the tables are missing in 'default': manage.py migrate\n"
+        "The declared objects are not recorded in the database: "
+        "the tables are missing in 'default': manage.py migrate\n"
     )
     deleted = run("rmq_delete", "shop.mended.parked", "--yes")
     assert (deleted.code, deleted.err) == (
         Exit.DONE,
-        "What was declared before cannot be looked up: the tables are missing in 'default': manage.py migrate\n",
+        (
+            "Earlier declarations cannot be read from the database: "
+            "the tables are missing in 'default': manage.py migrate\n"
+        ),
     )
     url.RMQ_RETRY = {**url.RMQ_RETRY, "RECORDS": False}
     assert run("rmq_declare").err == ""
@@ -358,7 +360,7 @@ def test_the_admin_sees_it_as_well(amqp: BlockingChannel) -> None:
     empty = ((), "abandoned, empty: manage.py rmq_delete shop.broken")
     assert told == {
         "shop.broken": (
-            ("abandoned, 1 message, nobody consumes it: manage.py rmq_declare --recreate shop.broken --move-to NEW",),
+            ("abandoned, 1 message, no consumer: manage.py rmq_declare --recreate shop.broken --move-to NEW",),
             "",
         ),
         "shop.broken.retry.10s": empty,

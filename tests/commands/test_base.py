@@ -13,7 +13,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 
-from django_rmq_retry.amqp.refusals import BrokerUnreachable, Refusal
+from django_rmq_retry.amqp import BrokerUnreachable, Refusal
 from django_rmq_retry.errors import BrokerRefused, RmqRetryError
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, check_known, printable
 from tests.commands.running import Terminal

@@ -10,12 +10,12 @@ from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import router
 
-from django_rmq_retry.management.command import Exit, pinned
+from django_rmq_retry.management.command import pinned
 from django_rmq_retry.models import OperatorAction, ParkedMessage
-from django_rmq_retry.publishing import broker_connections
 from tests.broker.between import between
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.operating.made import record
+from tests.tooling.brokers import using_broker
 
 NO_BROKER = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
 WITH_TIMEOUT = {
@@ -41,11 +41,9 @@ def test_a_broker_that_says_nothing_is_not_waited_for_longer(
     words = WITH_TIMEOUT[command].format(file=tmp_path / "it", id=record().pk)
     with between(broker_url) as line:
         line.swallow()
-        settings.RMQ_RETRY = {"URL": line.url}
-        broker_connections.close()
         began = time.monotonic()
-        told = run(command, *words.split(), "--timeout", "0.5")
-        broker_connections.close()
+        with using_broker(settings, line.url):
+            told = run(command, *words.split(), "--timeout", "0.5")
 
     assert told.code == Exit.UNREACHABLE, told
     assert time.monotonic() - began < 8

@@ -68,21 +68,24 @@ def install(stream: io.StringIO, *, verbosity: int = 1, json_logs: bool = False)
 
 def test_a_verdict_is_one_line() -> None:
     assert line(**VERDICT) == (
-        "✕ payments.transfer PAY-88121 try 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout"
+        "✕ payments.transfer PAY-88121 attempt 5/5 30.0 s → parked: Gave up after 5 attempts: GatewayTimeout"
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"event": "ack", "detail": "", "seconds": 0.0004}, "✓ payments.transfer PAY-88121 try 5/5 0.4 ms"),
-        ({"event": "retry", "detail": "E: x", "after": 1200.04}, "E: x → again in 1200 s"),
+        ({"event": "ack", "detail": "", "seconds": 0.0004}, "✓ payments.transfer PAY-88121 attempt 5/5 0.4 ms"),
+        ({"event": "retry", "detail": "E: x", "after": 1200.04}, "E: x → next attempt in 1200 s"),
         (
             {"event": "discard", "detail": "too old"},
-            "○ payments.transfer PAY-88121 try 5/5 30.0 s → discarded: too old",
+            "○ payments.transfer PAY-88121 attempt 5/5 30.0 s → discarded: too old",
         ),
-        ({"event": "halt", "detail": "E: x", "after": 0.25, "attempts": None}, "try 5 30.0 s E: x → again in 0.2 s"),
-        ({"handler": "-", "message_id": None}, "✕ payments try 5/5"),
+        (
+            {"event": "halt", "detail": "E: x", "after": 0.25, "attempts": None},
+            "attempt 5 30.0 s E: x → next attempt in 0.2 s",
+        ),
+        ({"handler": "-", "message_id": None}, "✕ payments attempt 5/5"),
     ],
 )
 def test_each_verdict_says_what_becomes_of_the_message(changed: dict[str, Any], said: str) -> None:
@@ -92,20 +95,20 @@ def test_each_verdict_says_what_becomes_of_the_message(changed: dict[str, Any], 
 def test_a_business_key_stands_where_the_id_would() -> None:
     said = line(**{**VERDICT, "message_id": "0e6f", "key": "PAY-7"})
 
-    assert said.startswith("✕ payments.transfer PAY-7 try 5/5 30.0 s → parked: ")
+    assert said.startswith("✕ payments.transfer PAY-7 attempt 5/5 30.0 s → parked: ")
 
 
 def test_where_no_handler_was_run_there_was_no_try() -> None:
     said = line(**{**VERDICT, "handler": "-", "attempt": 0, "attempts": None, "reason": "no_handler"})
 
-    assert said.startswith("✕ payments PAY-88121 no try 30.0 s → parked: ")
+    assert said.startswith("✕ payments PAY-88121 no attempt 30.0 s → parked: ")
 
 
 def test_where_the_signs_are_unknown_ascii_stands_for_them() -> None:
     said = line(plain=True, **VERDICT)
 
     assert said.isascii()
-    assert said.startswith("x payments.transfer PAY-88121 try 5/5 30.0 s -> parked: ")
+    assert said.startswith("x payments.transfer PAY-88121 attempt 5/5 30.0 s -> parked: ")
 
 
 def test_of_several_processes_each_line_says_which() -> None:

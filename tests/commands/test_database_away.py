@@ -9,7 +9,8 @@ from django.db import DatabaseError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
-from django_rmq_retry.management.command import Exit, Options, RmqCommand
+from django_rmq_retry.management.command import Options, RmqCommand
+from tests.commands.running import Exit
 from tests.shop.running import Shop
 from tests.tooling import databases
 from tests.tooling.filled import Own

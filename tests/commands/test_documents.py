@@ -13,15 +13,13 @@ from django_rmq_retry import management
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import OutboxMessage, State
 from django_rmq_retry.parked.controls import pause
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.policies import Circuit
 from django_rmq_retry.publishing.outbox_rows import insert
 from django_rmq_retry.publishing.publish import message_of
 from tests.admin.made import attempt, blocked_key
 from tests.commands.running import run
 from tests.commands.shapes import DOCUMENTS, TIME, Each, misfits, wrong
-from tests.operating.made import ANN, QUEUE, record
+from tests.operating.made import ANN, QUEUE, record, requeue_run
 
 Prepared = Callable[[], int | str]
 
@@ -42,7 +40,7 @@ def in_state(state: State) -> Prepared:
 
 
 def running() -> int:
-    return start(Selection.of_ids([record().pk]), ANN, planned=True, max_depth=100, stop_at=20).pk
+    return requeue_run([record().pk], planned=True, max_depth=100, stop_at=20).pk
 
 
 def stopped() -> int:

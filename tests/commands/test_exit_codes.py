@@ -10,11 +10,9 @@ from django.db import connection
 
 from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import State
-from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
+from tests.commands import running
 from tests.commands.running import run
-from tests.operating.made import ANN, record
+from tests.operating.made import discard_messages, record, requeue_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("charge")]
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -41,7 +39,7 @@ def records(settings: Any) -> dict[str, int]:
     settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "CONNECT_TIMEOUT": 1}
     record()
     gone = record(state=State.REQUEUED)
-    discard(Selection.of_ids([record().pk]), ANN, category="test")
+    discard_messages([record().pk])
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'made up'")
     return {"gone": gone.pk}
@@ -58,7 +56,7 @@ def test_a_broker_without_our_queues_is_not_healthy() -> None:
 
 
 def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = start(Selection.of_ids([record().pk]), ANN)
+    made = requeue_run([record().pk])
 
     def interrupted(_drive: object) -> None:
         raise KeyboardInterrupt
@@ -72,7 +70,7 @@ def test_ctrl_c_while_a_run_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
     times: int, noted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = start(Selection.of_ids([record().pk]), ANN)
+    made = requeue_run([record().pk])
     done: list[str] = []
 
     def step(_drive: object) -> None:
@@ -84,7 +82,7 @@ def test_only_a_second_ctrl_c_breaks_off_what_is_being_sent(
     told = run("rmq_parked", "requeue-run", str(made.pk))
 
     assert (told.code, done) == (Exit.INTERRUPTED, noted)
-    assert told.err.startswith("Finishing what is being sent. Ctrl-C again stops at once.\n")
+    assert told.err.startswith("Stopping after the messages in flight. Press Ctrl-C again to stop at once.\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -94,3 +92,7 @@ def test_every_code_is_documented_and_tested() -> None:
     assert {int(found) for found in re.findall(r"^\| (\d+) \|", codes, re.MULTILINE)} == {code.value for code in Exit}
     assert set(COMMANDS) | set(ELSEWHERE) == set(Exit)
     assert all(name in globals() for name in ELSEWHERE.values())
+
+
+def test_the_codes_that_other_tests_expect_are_those_of_the_commands() -> None:
+    assert {one.name: one.value for one in running.Exit} == {one.name: one.value for one in Exit}

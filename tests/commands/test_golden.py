@@ -9,9 +9,8 @@ from django.utils import timezone, translation
 
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, RequeueRun, RunState
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.policies.breaker import Circuit
+from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, outgoing
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
 from tests.operating.made import QUEUE, group, record
@@ -87,9 +86,11 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     _stopped()
     _held()
     _outgoing()
-    note(Actor(name="ann", source="admin", ip="10.0.0.7"), Action.DISCARD, reason="duplicate", message=812, group=41)
+    log_action(
+        Actor(name="ann", source="admin", ip="10.0.0.7"), Action.DISCARD, reason="duplicate", message=812, group=41
+    )
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
-    note(shell, Action.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
+    log_action(shell, Action.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
 
 
 def _named(number: int, **fields: Any) -> dict[str, Any]:
@@ -198,8 +199,8 @@ def test_colours_are_left_out_where_they_are_not_wanted(name: str, value: str, m
     monkeypatch.setenv(name, value)
     plain = on_terminal("rmq_audit", "verify")
 
-    assert coloured == "\\e[32;1mThe log is whole: 2 rows.\\e[0m\n[exit 0]\n"
-    assert plain == "The log is whole: 2 rows.\n[exit 0]\n"
+    assert coloured == "\\e[32;1mThe audit log is complete: 2 rows.\\e[0m\n[exit 0]\n"
+    assert plain == "The audit log is complete: 2 rows.\n[exit 0]\n"
     for words in (("--force-color", "verify"), ("verify", "--force-color")):
         assert on_terminal("rmq_audit", *words) == coloured
 
@@ -209,6 +210,8 @@ def test_djangos_own_options_may_stand_before_and_behind_the_act() -> None:
     plain = on_terminal("rmq_audit", "--no-color", "verify")
 
     assert (
-        on_terminal("rmq_audit", "verify", "--no-color", "-v", "2") == plain == "The log is whole: 2 rows.\n[exit 0]\n"
+        on_terminal("rmq_audit", "verify", "--no-color", "-v", "2")
+        == plain
+        == "The audit log is complete: 2 rows.\n[exit 0]\n"
     )
     assert into_pipes("rmq_parked", "list", "--settings", "tests.settings", "--traceback").endswith("[exit 0]\n")

@@ -25,7 +25,7 @@ def test_the_answer_is_one_command_away(tmp_path: Path) -> None:
     told = parked("keys", written(tmp_path, "PAY-2,PAY-1;pay-1"))
 
     assert told.lines == [
-        ["KEY", "ANSWER", "ID", "STATE", "RUN", "DIFFERS IN CASE"],
+        ["KEY", "RESULT", "ID", "STATE", "RUN", "DIFFERS IN CASE"],
         ["PAY-2", "not open", str(two.pk), "processed", "-", "-"],
         ["PAY-1", "found", str(one.pk), "parked", "-", "-"],
         ["pay-1", "not found", "-", "-", "-", "PAY-1"],
@@ -77,7 +77,7 @@ def test_a_key_that_keeps_nothing_out_is_told_and_ends_with_partly(tmp_path: Pat
     told = parked("hold", "--all", "--for", "2h", "--except-from", written(tmp_path, "pay-1"), "--yes")
 
     assert told.code == 5
-    assert "not found, so nothing is left out for it: pay-1\n  differs in case only: pay-1 → PAY-1" in told.err
+    assert "not found, so no message is left out: pay-1\n  differs in case only: pay-1 → PAY-1" in told.err
 
 
 @pytest.mark.parametrize("option", ["--all", "--group {group}", "--selection {token}", "{one} {two}"])
@@ -110,7 +110,7 @@ def test_a_token_that_leaves_keys_out_takes_no_other_keys_to_leave_out(tmp_path:
     told = parked(*words, "--selection", dry.data["selection"], "--except-from", written(tmp_path, "PAY-2"), "--yes")
 
     assert told.code == 2
-    assert told.err.startswith("This selection leaves keys out already")
+    assert told.err.startswith("This selection excludes a list of keys already")
     assert [again(row).state for row in (paid, open_one)] == ["parked", "parked"]
 
 
@@ -148,22 +148,30 @@ def test_files_of_office_programs_are_read(text: bytes, tmp_path: Path) -> None:
     ("words", "given", "said"),
     [
         (f"{TEST} --keys-from /nowhere", b"", "/nowhere cannot be read: No such file or directory."),
-        (f"{TEST} --keys-from -", b"\xff\xfe\xff", "- is no UTF-8 text."),
-        (f"{TEST} --keys-from -", b"\xfc", "- is no UTF-8 text."),
-        (f"{TEST} --keys-from -", b" \n", "There is no key in -."),
-        (f"{TEST} --all --except-from -", b"", "There is no key in -."),
-        (f"{TEST} --keys-from - --except-from -", b"x", "Only one of them can be read from stdin."),
-        (f"{TEST} - --except-from -", b"x", "Only one of them can be read from stdin."),
-        (f"{TEST} 7 --keys-from -", b"x", "Name messages by --keys-from, or otherwise, not by both."),
+        (f"{TEST} --keys-from -", b"\xff\xfe\xff", "- is not UTF-8 text. Save it as UTF-8."),
+        (f"{TEST} --keys-from -", b"\xfc", "- is not UTF-8 text. Save it as UTF-8."),
+        (f"{TEST} --keys-from -", b" \n", "- contains no keys."),
+        (f"{TEST} --all --except-from -", b"", "- contains no keys."),
+        (
+            f"{TEST} --keys-from - --except-from -",
+            b"x",
+            "Only one argument can be read from stdin. Pass a file for the others.",
+        ),
+        (f"{TEST} - --except-from -", b"x", "Only one argument can be read from stdin. Pass a file for the others."),
+        (
+            f"{TEST} 7 --keys-from -",
+            b"x",
+            "--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.",
+        ),
         (
             "discard --category test --all --keys-from -",
             b"x",
-            "Name messages by --keys-from, or otherwise, not by both.",
+            "--keys-from cannot be combined with IDs, --all or --selection. Pass one of them.",
         ),
         (
             "discard --category test --except-from -",
             b"x",
-            "Say which messages: numbers, a filter, --keys-from or --all.",
+            "No messages are selected. Pass IDs, a filter, --keys-from or --all.",
         ),
         (
             "keys -",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.consumer.status_line import Above, LastRow, Pace, last_row, told_by
-from django_rmq_retry.policies.policy import Kind
+from django_rmq_retry.consumer.status_line import Above, LastRow, Pace, last_row, text_of
+from django_rmq_retry.policies import Kind
 from tests.commands.terminals import screen, terminal
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until
@@ -36,19 +36,19 @@ class TestOnTerminal:
         self, shop: Shop, amqp: BlockingChannel, tmp_path: Path
     ) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", **COLOURFUL) as seen:
-            seen.until("in hand 0 · ok 0 · retry 0 · parked 0 · Ctrl-C: finish and stop")
+            seen.until("in flight 0 · ok 0 · retry 0 · parked 0 · Ctrl-C: finish and stop")
             order(amqp, do="park")
             seen.until("parked 1 · Ctrl-C: finish and stop")
             seen.shows("parked: the customer is unknown")
             order(amqp, do="wait", **{"for": str(tmp_path / "go")})
-            seen.until("in hand 1")
+            seen.until("in flight 1")
             (tmp_path / "go").touch()
-            seen.until("in hand 0 · ok 1 · retry 0 · parked 1")
+            seen.until("in flight 0 · ok 1 · retry 0 · parked 1")
             assert sum("Ctrl-C: finish and stop" in row for row in seen.rows) == 2
             seen.press_ctrl_c()
 
             assert seen.code() == 0
-            assert seen.rows[-2].endswith("Stopping (SIGINT): nothing is in hand.")
+            assert seen.rows[-2].endswith("Stopping (SIGINT): no message is in flight.")
             assert seen.rows[-1] == ""
 
     def test_a_second_ctrl_c_leaves_an_empty_row_as_well(
@@ -56,7 +56,7 @@ class TestOnTerminal:
     ) -> None:
         order(amqp, do="wait", **{"for": str(tmp_path / "never")})
         with terminal(shop, "rmq_consume", "shop.orders", **COLOURFUL) as seen:
-            seen.until("in hand 1")
+            seen.until("in flight 1")
             seen.press_ctrl_c()
             seen.until("stopping, Ctrl-C: stop at once")
             seen.press_ctrl_c()
@@ -66,7 +66,7 @@ class TestOnTerminal:
 
     def test_it_is_as_wide_as_the_terminal(self, shop: Shop) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", columns=40, **COLOURFUL) as seen:
-            seen.until("in hand 0 · ok 0 · retry 0 · pa")
+            seen.until("in flight 0 · ok 0 · retry 0 · pa")
             assert len(seen.rows[-1]) == 39
             seen.resize(100)
             seen.until("Ctrl-C: finish and stop")
@@ -97,7 +97,7 @@ class TestOnTerminal:
     ) -> None:
         with terminal(shop, "rmq_consume", "shop.orders", "--burst", *words, **changed) as seen:
             assert seen.code() == 0
-            assert "in hand" not in seen.text.replace("nothing is in hand", "")
+            assert "in flight" not in seen.text.replace("no message is in flight", "")
 
     def test_a_broker_that_is_away_is_told_there(self, shop: Shop) -> None:
         shop.url = "amqp://guest:guest@127.0.0.1:1/"
@@ -121,7 +121,7 @@ def stream() -> Screen:
 @pytest.fixture
 def row(stream: Screen) -> LastRow:
     made = LastRow(stream)
-    made.told = lambda: "the row"
+    made.text = lambda: "the row"
     return made
 
 
@@ -194,9 +194,9 @@ class TestTelling:
     def test_counts_have_their_thousands_and_a_pace(self, plain: bool, between: str) -> None:
         known: Any = Known()
         known.counts.update({Kind.ACK: 91_204, Kind.RETRY: 31, Kind.PARK: 226})
-        told = told_by(known, known, plain=plain)()
+        told = text_of(known, known, plain=plain)()
 
-        words = ["0/s", "in hand 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
+        words = ["0/s", "in flight 3", "ok 91,204", "retry 31", "parked 226", "Ctrl-C: finish and stop"]
         assert told == between.join(words)
 
     def test_the_pace_is_that_of_the_last_seconds(self) -> None:

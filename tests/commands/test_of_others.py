@@ -9,6 +9,7 @@ from pika.exceptions import UnroutableError
 
 from django_rmq_retry import (
     DeadLetter,
+    Delivery,
     Exchange,
     Exponential,
     Ladder,
@@ -18,10 +19,8 @@ from django_rmq_retry import (
     WaitQueue,
     handler,
 )
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.messages.message import Delivery
 from tests.broker.declared import arguments
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both, pytest.mark.django_db]
@@ -140,7 +139,7 @@ def test_what_a_retry_needs_is_compared(amqp: BlockingChannel) -> None:
     assert ran.code == Exit.DRIFT
     assert rows("--check")["retry-queue"] == ["!", "x-message-ttl: here 3000, broker 60000"]
     assert rows("--check")["main-queue"] == ["!", "x-dead-letter-exchange: here retry-exchange, broker none"]
-    assert "Queue 'main-queue' belongs to others (existing=True) and was left alone." in ran.err
+    assert "Queue 'main-queue' is declared elsewhere (existing=True) and was not changed." in ran.err
     assert "--recreate" not in ran.err
 
 

@@ -10,11 +10,9 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry.models import OperatorAction
-from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import LABEL, PERMISSIONS, refusal
-from django_rmq_retry.parked.selection import Selection
 from tests.commands.running import run
-from tests.operating.made import ANN, BOB, record
+from tests.operating.made import ANN, BOB, discard_messages, record
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def acts() -> None:
     for actor in (ANN, BOB):
-        discard(Selection.of_ids([record().pk]), actor, category="other", text="=cmd()")
+        discard_messages([record().pk], actor, category="other", text="=cmd()")
 
 
 @pytest.mark.usefixtures("acts")
@@ -30,7 +28,7 @@ def test_what_was_done_is_listed_the_latest_first() -> None:
     told = run("rmq_audit", "list")
 
     assert [row[2:5] for row in told.lines] == [
-        ["BY", "ACT", "COUNT"],
+        ["BY", "ACTION", "COUNT"],
         ["bob", "discard", "1"],
         ["ann", "discard", "1"],
     ]
@@ -40,12 +38,15 @@ def test_what_was_done_is_listed_the_latest_first() -> None:
 
 @pytest.mark.usefixtures("acts")
 def test_a_log_that_was_tampered_with_fails_the_check() -> None:
-    assert (run("rmq_audit", "verify").code, run("rmq_audit", "verify").out) == (0, "The log is whole: 2 rows.\n")
+    assert (run("rmq_audit", "verify").code, run("rmq_audit", "verify").out) == (
+        0,
+        "The audit log is complete: 2 rows.\n",
+    )
     with connection.cursor() as cursor:
         cursor.execute("UPDATE rmq_retry_operatoraction SET reason = 'x' WHERE number = 1")
     told = run("rmq_audit", "verify", "--json")
 
-    assert (told.code, told.data["problems"]) == (1, ["1 was changed after it was written."])
+    assert (told.code, told.data["problems"]) == (1, ["Row 1 was changed after it was written."])
 
 
 @pytest.mark.usefixtures("acts")
@@ -65,7 +66,7 @@ def test_its_retention_is_its_own() -> None:
         old = timezone.now() - timedelta(days=9000)
         cursor.execute("UPDATE rmq_retry_operatoraction SET at = %s WHERE number = 1", [old])
 
-    assert run("rmq_audit", "purge").out == "1 rows would be deleted: add --yes.\n"
+    assert run("rmq_audit", "purge").out == "1 rows would be deleted. Pass --yes to delete.\n"
     assert run("rmq_audit", "purge", "--yes").out == "1 rows deleted.\n"
     assert list(OperatorAction.objects.order_by("number").values_list("action", flat=True)) == ["discard", "purge"]
 
@@ -109,6 +110,6 @@ def test_whoever_may_not_is_told_what_is_missing_and_whom_to_ask(settings: objec
     refused = refusal(user, "requeue")
     user.groups.add(Group.objects.get(name="rmq support"))
 
-    assert refused == "You need the permission “Can requeue messages”. Ask: payments-oncall."
+    assert refused == "You need the permission “Can requeue messages”. Contact: payments-oncall."
     assert refusal(User.objects.get(), "requeue") == ""
     assert "Can requeue many" in refusal(User.objects.get(), "bulk_requeue")

@@ -95,7 +95,7 @@ def test_a_start_without_its_database_runs_handlers_and_keeps_what_is_parked(
     assert "Traceback" not in told.stdout + told.stderr
     # Only MariaDB is asked by Django's checks.
     unchecked = (
-        "The types of model fields are not checked for a database that does not answer: 'default' (Can't connect"
+        "The checks skip the types of model fields, because a database does not answer: 'default' (Can't connect"
     )
     assert told.stderr.startswith(unchecked if kind == databases.MARIADB and django.VERSION >= (6, 1) else "")
     assert told.stderr.count("\n") == (kind == databases.MARIADB and django.VERSION >= (6, 1))
@@ -111,7 +111,7 @@ def test_a_check_that_asks_a_closed_database_ends_in_one_sentence(shop: Shop) ->
     assert (told.returncode, told.stdout) == (1, "")
     said = "CommandError: A system check queries a database while 'default' does not answer: "
     assert told.stderr.startswith(said)
-    assert told.stderr.endswith(". Start the database, or leave the checks out: --skip-checks.\n")
+    assert told.stderr.endswith(". Start the database, or pass --skip-checks.\n")
     assert told.stderr.count("\n") == 1
 
 
@@ -130,7 +130,9 @@ def test_the_first_signal_lets_handlers_finish(shop: Shop, send: Send, amqp: Blo
     with shop.running("rmq_consume") as consumer:
         wait_until(lambda: shop.noted("begin"))
         consumer.signal()
-        consumer.says("finishing 1 message (max 30 s). Again to stop now; unfinished messages return to the queue.")
+        consumer.says(
+            "finishing 1 message (max 30 s). Signal again to stop now; unfinished messages return to the queue."
+        )
         go.touch()
 
         assert consumer.code() == 0
@@ -187,7 +189,7 @@ def test_as_many_are_in_hand_as_asked_for_those_that_wait_included(
 def test_it_ends_after_its_time(shop: Shop) -> None:
     told = shop.run("rmq_consume", "--max-runtime", "0.2")
 
-    assert (told.returncode, "0.2 s were asked for" in told.stdout) == (0, True)
+    assert (told.returncode, "the limit of 0.2 s is reached" in told.stdout) == (0, True)
 
 
 def test_it_ends_in_good_order_when_it_holds_too_much(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
@@ -195,7 +197,7 @@ def test_it_ends_in_good_order_when_it_holds_too_much(shop: Shop, send: Send, am
     told = shop.run("rmq_consume", "--max-memory", "250")
 
     assert (told.returncode, shop.noted("end"), depth(amqp)) == (0, ["end eat"], 0)
-    assert "MB of memory are in use, more than 250 MB" in told.stdout
+    assert "MB of memory are in use, and the limit is 250 MB" in told.stdout
 
 
 def test_only_the_queues_named_are_consumed(shop: Shop, send: Send, amqp: BlockingChannel) -> None:
@@ -377,7 +379,7 @@ def test_a_killed_process_of_several_is_replaced(shop: Shop, send: Send, tmp_pat
     with shop.running("rmq_consume", "--processes", "2", "--liveness-file", str(path)) as consumer:
         first = [one["pid"] for one in written(path)["processes"]]
         os.kill(first[0], signal.SIGKILL)
-        consumer.says("was ended by SIGKILL; a fresh one starts in")
+        consumer.says("was ended by SIGKILL; a new one starts in")
         consumer.says("Connected", times=3)
         send(*"abcdef")
         wait_until(lambda: len(shop.noted("end")) == 6)
@@ -393,7 +395,7 @@ def test_a_process_of_several_that_holds_too_much_is_replaced(shop: Shop, send: 
     with shop.running("rmq_consume", "--processes", "2", "--max-memory", "250") as consumer:
         consumer.says("Connected", times=2)
         send("eat", mb=300)
-        consumer.says("has ended; a fresh one starts in")
+        consumer.says("has ended; a new one starts in")
         consumer.says("Connected", times=3)
         consumer.signal()
 
@@ -406,7 +408,7 @@ def test_a_process_of_several_that_holds_too_much_is_replaced(shop: Shop, send: 
 def test_a_poisonous_message_does_not_take_the_supervisor_down(shop: Shop, send: Send, way: str, end: str) -> None:
     send(way)
     with shop.running("rmq_consume", "--processes", "2") as consumer:
-        consumer.says(f"{end}; a fresh one starts in", times=2)
+        consumer.says(f"{end}; a new one starts in", times=2)
         consumer.signal()
 
         # The message may end one more that has just taken it.

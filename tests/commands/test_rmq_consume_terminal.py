@@ -67,10 +67,10 @@ def test_the_banner_and_a_line_for_each_verdict(shop: Shop) -> None:
         f"  database  default sqlite {shop.notes}.sqlite3",
         "Ctrl-C: finish and stop",
         f"· Connected to {text.partition('Connected to ')[2].partition(chr(10))[0]}",
-        "✓ tests.shop.handlers.order order\\x1b-0 try 1/2 1 ms",
-        "✕ tests.shop.handlers.order order\\x1b-1 try 1/2 1 ms → parked: the customer is unknown",
-        "○ tests.shop.handlers.order order\\x1b-2 try 1/2 1 ms → discarded: too old",
-        "· Stopping (every queue is empty): nothing is in hand.",
+        "✓ tests.shop.handlers.order order\\x1b-0 attempt 1/2 1 ms",
+        "✕ tests.shop.handlers.order order\\x1b-1 attempt 1/2 1 ms → parked: the customer is unknown",
+        "○ tests.shop.handlers.order order\\x1b-2 attempt 1/2 1 ms → discarded: too old",
+        "· Stopping (every queue is empty): no message is in flight.",
     ]
     assert CODES.search(text)
 

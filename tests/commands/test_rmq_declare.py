@@ -6,11 +6,9 @@ import pytest
 from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import DeadLetter, Queue, RetryThenPark, handler
+from django_rmq_retry import DeadLetter, Delivery, Queue, RetryThenPark, handler
 from django_rmq_retry.amqp import inspection
-from django_rmq_retry.management.command import Exit
-from django_rmq_retry.messages.message import Delivery
-from tests.commands.running import Terminal, run
+from tests.commands.running import Exit, Terminal, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 
@@ -133,9 +131,9 @@ def test_a_queue_is_made_anew_with_its_messages(amqp: BlockingChannel, vhost: Vh
 
     assert (ran.code, ran.err) == (
         Exit.DONE,
-        'Bindings are seen only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].\n',
+        'Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].\n',
     )
-    assert ran.lines[-1] == ["Queue 'payments.charge' was made anew, with 3 messages moved."]
+    assert ran.lines[-1] == ["Queue 'payments.charge' was recreated, and 3 messages were moved."]
     assert vhost.queues()["payments.charge"]["type"] == "quorum"
     assert amqp.queue_declare("payments.charge", passive=True).method.message_count == 3
 
@@ -147,7 +145,7 @@ def test_nothing_is_made_anew_without_a_yes(amqp: BlockingChannel, vhost: Vhost)
     ran = run("rmq_declare", "--recreate", "payments.charge")
 
     assert ran.code == Exit.UNCONFIRMED
-    assert "Are all consumers stopped? Nobody is here to answer: add --yes." in ran.err
+    assert "Are all consumers stopped? No terminal to confirm on. Pass --yes." in ran.err
     assert vhost.queues()["payments.charge"]["type"] == "classic"
 
 
@@ -175,7 +173,7 @@ def test_pruning_needs_the_database_or_the_management_api(monkeypatch: pytest.Mo
     ran = run("rmq_declare", "--prune", "--yes")
 
     assert ran.code == Exit.DRIFT
-    assert "by the database (manage.py migrate) or by the management API" in ran.err
+    assert "Neither the database nor the management API lists the former queues. Run `manage.py migrate`" in ran.err
 
 
 @pytest.mark.usefixtures("seen")

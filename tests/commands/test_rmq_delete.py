@@ -3,8 +3,7 @@
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.management.command import Exit
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
 

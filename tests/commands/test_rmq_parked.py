@@ -12,17 +12,15 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import handler
+from django_rmq_retry import Delivery, handler
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.models import OperatorAction, ParkedMessage, RequeueRun, RunState, State
 from django_rmq_retry.parked.claims import succeeded
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing import broker_connections
 from tests.commands.running import Ran, Terminal, run
-from tests.operating.made import ANN, QUEUE, again, group, record
+from tests.operating.made import QUEUE, again, group, record, requeue_run
 from tests.records.arrivals import by_us, store
+from tests.tooling.brokers import using_broker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOON = "2026-11-22T12:00:00.000Z"
@@ -37,11 +35,9 @@ def charge() -> None:
 
 @pytest.fixture
 def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20, "OPERATORS": {"EDITABLE": {"*": True}}}
     amqp.queue_declare(QUEUE)
-    yield amqp
-    broker_connections.close()
+    with using_broker(settings, broker_url, PUBLISH_TIMEOUT=20, OPERATORS={"EDITABLE": {"*": True}}):
+        yield amqp
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ class TestLooking:
         told = parked("list")
 
         assert told.code == 0
-        assert told.lines[0] == ["ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "TRIES", "ERROR"]
+        assert told.lines[0] == ["ID", "STATE", "PARKED", "KEY", "TYPE", "QUEUE", "ATTEMPTS", "ERROR"]
         assert told.lines[1][:2] == [str(one.pk), "parked"]
         assert told.lines[1][2].endswith("Z")
         assert told.lines[1][3:] == ["payment:7", "charge", QUEUE, "5", "BankDown: no answer in time"]
@@ -109,7 +105,7 @@ class TestLooking:
 
     def test_groups_and_runs(self) -> None:
         one = record()
-        start(Selection.of_ids([one.pk]), ANN, reason="INC-1")
+        requeue_run([one.pk], reason="INC-1")
 
         assert parked("groups").lines[1][1:2] + parked("groups").lines[1][3:] == ["1", "yes", "BankDown"]
         assert parked("requeue-runs", "--json").data["items"][0]["reason"] == "INC-1"
@@ -204,7 +200,7 @@ class TestRequeue:
         done = parked("requeue", "--selection", token, "--yes", "--wait", "0")
 
         assert (told.code, depth(wired)) == (0, 1)
-        assert "Would requeue 1 of 2." in told.out
+        assert "Would requeue 1 of 2 messages." in told.out
         assert f"1 succeeded, left out: {old.message_id} (#{old.pk})" in told.out
         assert (again(one).state, again(later).state) == (State.REQUEUED, State.PARKED)
         assert done.code == 5
@@ -239,7 +235,7 @@ class TestRequeue:
         record(), record()
         told = parked("requeue", "--all")
 
-        assert (told.code, "Requeue 2 messages? Nobody is here to answer: add --yes." in told.err) == (7, True)
+        assert (told.code, "Requeue 2 messages? No terminal to confirm on. Pass --yes." in told.err) == (7, True)
         assert depth(wired) == 0
 
     @pytest.mark.usefixtures("away")
@@ -255,11 +251,11 @@ class TestRequeue:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ((), 2, "numbers, a filter, --keys-from or --all"),
-            (("5", "--all"), 2, "by number or by a filter, not by both"),
-            (("x",), 2, "named by the numbers"),
-            (("--all", "--to", "payments.chrge"), 2, "is no queue to requeue to"),
-            (("--selection", "forged"), 4, "no selection of this site"),
+            ((), 2, "Pass IDs, a filter, --keys-from or --all"),
+            (("5", "--all"), 2, "IDs cannot be combined with a filter or --all"),
+            (("x",), 2, "An ID is not a record number"),
+            (("--all", "--to", "payments.chrge"), 2, "is not a declared queue"),
+            (("--selection", "forged"), 4, "this site did not sign it"),
             (("--all", "--state", "lost"), 2, "known are parked"),
             (("999999",), 6, "0 of 0"),
         ],
@@ -272,7 +268,7 @@ class TestRequeue:
 
     def test_the_failed_ones_of_a_run_can_be_requeued(self, wired: BlockingChannel) -> None:
         one, _two = record(), record()
-        first = start(Selection.of_ids([one.pk]), ANN)
+        first = requeue_run([one.pk])
         first.items.update(state="failed")
         told = parked("requeue", "--failed-of-run", str(first.pk), "--yes", "--wait", "0", "--json")
 
@@ -281,7 +277,7 @@ class TestRequeue:
 
 class TestRuns:
     def test_a_run_is_driven_and_steered(self, wired: BlockingChannel) -> None:
-        made = start(Selection.of_ids([record().pk]), ANN)
+        made = requeue_run([record().pk])
 
         assert "paused" in parked("requeue-run", str(made.pk), "--pause", "--reason", "wait").out
         assert parked("requeue-run", str(made.pk)).code == 5
@@ -314,7 +310,7 @@ class TestActs:
         one = record(state=State.REQUEUED)
         told = parked("discard", str(one.pk), "--category", "test")
 
-        assert (told.code, "1 left" in told.out) == (5, True)
+        assert (told.code, "1 not changed: they changed meanwhile" in told.out) == (5, True)
 
     @pytest.mark.usefixtures("away")
     def test_an_edit_shows_the_difference_and_stores_a_version(self, tmp_path: Path) -> None:
@@ -350,7 +346,7 @@ class TestActs:
     def test_a_purge_counts_until_it_is_told_to_delete(self) -> None:
         record(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(days=91))
         counted = parked("purge", "--older-than", "90d")
-        assert (counted.code, counted.out) == (0, "1 processed would be deleted: add --yes.\n")
+        assert (counted.code, counted.out) == (0, "1 processed would be deleted. Pass --yes to delete.\n")
         deleted = parked("purge", "--older-than", "90d", "--yes")
 
         assert (deleted.out, ParkedMessage.objects.count()) == ("1 processed deleted.\n", 0)

@@ -54,7 +54,7 @@ def test_people_are_told_how_to_go_on(seven: list[int]) -> None:
     told = run("rmq_parked", "list", "--limit", "2", out=Terminal())
     place = told.err.split("--after ")[1].strip()
 
-    assert told.err.startswith(f"2 of 7; more with --limit, or go on with --after {seven[1]}@")
+    assert told.err.startswith(f"2 of 7 messages. For more, raise --limit or pass --after {seven[1]}@")
     assert [line[0] for line in run("rmq_parked", "list", "--after", place).lines[1:]] == [
         str(one) for one in seven[2:]
     ]

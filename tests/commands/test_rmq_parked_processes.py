@@ -10,8 +10,7 @@ import pytest
 from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import handler
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery, handler
 from django_rmq_retry.models import (
     AuditHead,
     ItemState,
@@ -21,9 +20,7 @@ from django_rmq_retry.models import (
     RequeueRun,
     RunState,
 )
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, record
+from tests.operating.made import record, requeue_run
 from tests.shop.running import ROOT, Shop
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -115,7 +112,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(shop: Shop, broker_url: str, settings:
     amqp.queue_declare(QUEUE, durable=True)
     now = timezone.now()
     ids = [record(queue=QUEUE, parked_at=now - timedelta(minutes=5)).pk for _ in range(24)]
-    run = start(Selection.of_ids(ids), ANN, rate=8)
+    run = requeue_run(ids, rate=8)
     with shop.running("rmq_parked", "requeue-run", str(run.pk)) as running:
         wait_until(lambda: _depth(amqp) >= 2, what="the first copies")
         running.signal(signal.SIGINT)

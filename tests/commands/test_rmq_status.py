@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.management.command import Exit
-from tests.commands.running import Terminal, run
+from django_rmq_retry.amqp.declarer import UNREAD
+from tests.commands.running import Exit, Terminal, run
 from tests.shop.running import Shop
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -37,8 +37,8 @@ def test_every_queue_is_shown_with_its_role_depth_and_consumers(amqp: BlockingCh
         ["payments.charge.retry.30s", "waiting", "0", "0", "ok"],
         ["payments.charge.quarantine", "quarantine", "0", "0", "ok"],
         ["payments.charge.parked", "parked", "0", "0", "ok"],
-        ["Consumers 1 · parked 0 · runs 0 active"],
-        ["No problem."],
+        ["Consumers 1 · parked 0 · requeue runs 0 active"],
+        ["No problems."],
     ]
 
 
@@ -49,7 +49,7 @@ def test_a_queue_that_nobody_reads_is_a_problem(amqp: BlockingChannel) -> None:
     ran = run("rmq_status")
 
     assert ran.code == Exit.DONE
-    assert ["payments.charge", "work", "1", "0", "✕ nobody reads this queue"] in ran.lines
+    assert ["payments.charge", "work", "1", "0", "✕ no consumer reads this queue"] in ran.lines
     assert ran.lines[-1] == ["1 problem."]
 
 
@@ -60,7 +60,18 @@ def test_for_a_probe_it_is_one_line_and_a_code(amqp: BlockingChannel) -> None:
     put(amqp, "payments.charge")
     ran = run("rmq_status", "--check")
 
-    assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: nobody reads this queue\n")
+    assert (ran.code, ran.out) == (Exit.UNHEALTHY, "FAIL payments.charge: no consumer reads this queue\n")
+
+
+@pytest.mark.on_both
+def test_messages_in_quarantine_need_a_consumer_of_the_work_queue(amqp: BlockingChannel) -> None:
+    put(amqp, "payments.charge.quarantine")
+    without = run("rmq_status", "--check")
+    amqp.basic_consume("payments.charge", lambda *_: None)
+    read = run("rmq_status", "--check")
+
+    assert without.out == f"FAIL payments.charge.quarantine: {UNREAD}\n"
+    assert (without.code, read.code, read.out) == (Exit.UNHEALTHY, Exit.DONE, "OK\n")
 
 
 @pytest.mark.on_both
@@ -71,7 +82,7 @@ def test_bounds_make_problems(amqp: BlockingChannel) -> None:
 
     assert ran.code == Exit.UNHEALTHY
     assert "payments.charge: 0 of at least 1 consumers" in ran.out
-    assert "1 parked, more than 0" in ran.out
+    assert "1 message parked, more than 0" in ran.out
 
 
 @pytest.mark.on_both
@@ -82,7 +93,7 @@ def test_a_missing_queue_and_an_eaten_retry_are_problems(amqp: BlockingChannel) 
     out = run("rmq_status", "--check").out
 
     assert "payments.charge.parked: it does not exist: manage.py rmq_declare" in out
-    assert "payments.charge.retry.10s: somebody consumes it: retries come too early" in out
+    assert "payments.charge.retry.10s: a consumer reads it, so retries arrive too early" in out
 
 
 @pytest.mark.on_both
@@ -90,7 +101,7 @@ def test_an_interrupted_move_is_a_problem(amqp: BlockingChannel) -> None:
     amqp.queue_declare("payments.charge.moving", durable=True)
     put(amqp, "payments.charge.moving")
 
-    told = "payments.charge: a move of it was interrupted, 1 messages wait"
+    told = "payments.charge: a move of its messages was interrupted, 1 messages wait"
     assert told in run("rmq_status", "--check").out
     assert run("rmq_declare", "--check").code == Exit.DRIFT
     assert run("rmq_declare", "--recreate", "payments.charge").code == Exit.DONE
@@ -186,7 +197,7 @@ def test_a_watch_tells_block_after_block_until_ctrl_c(looks: list[float]) -> Non
         first, second, *_, last = block.splitlines()
         assert first.endswith("+00:00")
         assert second.startswith("Broker\tok\tamqp://")
-        assert last == "No problem."
+        assert last == "No problems."
 
 
 def test_on_a_terminal_each_look_takes_the_place_of_the_last(looks: list[float]) -> None:

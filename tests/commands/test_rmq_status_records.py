@@ -11,12 +11,9 @@ from django.utils import timezone
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.management import broker_status
-from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, QueueControl, State
-from django_rmq_retry.parked.requeue import start
-from django_rmq_retry.parked.selection import Selection
-from tests.commands.running import Ran, Terminal, run
-from tests.operating.made import ANN, group, record
+from tests.commands.running import Exit, Ran, Terminal, run
+from tests.operating.made import group, record, requeue_run
 
 pytestmark = [
     pytest.mark.contract,
@@ -25,7 +22,7 @@ pytestmark = [
     pytest.mark.usefixtures("project", "declared"),
 ]
 
-FAILED = "1 message in the outbox cannot be sent: manage.py rmq_relay list --failed"
+FAILED = "1 message in the outbox failed: manage.py rmq_relay list --failed"
 
 
 def ago(**span: float) -> Any:
@@ -58,10 +55,10 @@ def test_what_is_parked_and_under_way_is_counted() -> None:
     for minutes in (1, 5, 30):
         record(group=cause, parked_at=ago(minutes=minutes))
     record(group=cause, state=State.ON_HOLD, parked_at=ago(days=1))
-    start(Selection.of_ids([record(parked_at=ago(hours=2)).pk]), ANN, planned=True)
+    requeue_run([record(parked_at=ago(hours=2)).pk], planned=True)
     ran = run("rmq_status", out=Terminal())
 
-    assert lines(ran)[0] == "Consumers 0 · parked 4 (+2 in 10 min), oldest 2 h ago · runs 1 active"
+    assert lines(ran)[0] == "Consumers 0 · parked 4 (+2 in 10 min), oldest 2 h ago · requeue runs 1 active"
     assert ran.code == Exit.DONE
 
 
@@ -72,7 +69,7 @@ def test_what_is_recorded_counts_with_what_is_still_in_its_queue(most: str, code
     amqp.basic_publish("", "payments.charge.parked", b"{}")
     ran = run("rmq_status", "--check", "--max-parked", most)
 
-    assert (ran.code, ran.out) == (code, "OK\n" if code is Exit.DONE else "FAIL 2 parked, more than 1\n")
+    assert (ran.code, ran.out) == (code, "OK\n" if code is Exit.DONE else "FAIL 2 messages parked, more than 1\n")
 
 
 @pytest.mark.parametrize("made", [lambda at: record(parked_at=at), lambda at: outbox(created_at=at)])
@@ -116,7 +113,7 @@ def test_as_many_waiting_as_allowed_is_a_problem(limit: str, said: str, project:
     blocked("A-1", 2, minutes=2)
     blocked("A-2", 1, minutes=1)
 
-    assert run("rmq_status", "--check").out == f"FAIL {said}, the limit is {limit}\n"
+    assert run("rmq_status", "--check").out == f"FAIL {said}, which reaches the limit {limit}\n"
 
 
 def test_nobody_has_to_read_a_queue_that_is_paused(amqp: BlockingChannel) -> None:
@@ -148,7 +145,7 @@ def test_a_pause_that_is_over_is_none(amqp: BlockingChannel) -> None:
     amqp.confirm_delivery()
     amqp.basic_publish("", "payments.charge", b"{}")
 
-    assert run("rmq_status", "--check").out == "FAIL payments.charge: nobody reads this queue\n"
+    assert run("rmq_status", "--check").out == "FAIL payments.charge: no consumer reads this queue\n"
 
 
 def test_what_differs_from_how_it_is_written_is_a_problem(amqp: BlockingChannel) -> None:
@@ -198,7 +195,7 @@ class TestDatabase:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_: [])
         ran = run("rmq_status")
 
-        assert (ran.lines[1], ran.lines[-1]) == (["Database", "-", "not used"], ["No problem."])
+        assert (ran.lines[1], ran.lines[-1]) == (["Database", "-", "not used"], ["No problems."])
         assert run("rmq_status", "--json").data["parked"] is None
 
 

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from django_rmq_retry.management.command import Exit
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.tooling.vhosts import Vhost
 
 pytestmark = pytest.mark.usefixtures("charge")

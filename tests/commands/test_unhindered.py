@@ -42,7 +42,7 @@ def test_checks_without_one_database_still_query_those_that_answer() -> None:
     check_without_database(check, said.append)
 
     assert asked == [None, ["default"]]
-    left = "The types of model fields are not checked for a database that does not answer: "
+    left = "The checks skip the types of model fields, because a database does not answer: "
     assert said == [f"{left}'replica' (unable to open database file)."]
 
 
@@ -56,7 +56,7 @@ def test_a_check_that_fails_without_a_database_names_the_one_that_is_away() -> N
 
     assert str(ended.value) == (
         "A system check queries a database while 'replica' does not answer: no such table: shop_limit. "
-        "Start the database, or leave the checks out: --skip-checks."
+        "Start the database, or pass --skip-checks."
     )
 
 

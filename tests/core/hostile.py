@@ -3,9 +3,9 @@
 import struct
 from collections.abc import Iterator, Mapping
 
-from django_rmq_retry.messages.deaths import BROKERS_OWN
-from django_rmq_retry.messages.headers import encode_entry
+from django_rmq_retry.messages.history import BROKERS_OWN
 from django_rmq_retry.messages.parked import ADDED, TICKET
+from django_rmq_retry.messages.properties import encode_entry
 from tests.tooling.tables import entry, nested
 
 NAMES = sorted({*BROKERS_OWN, *ADDED, TICKET, "rmq-retry-answer", "rmq-retry-unrecorded"})

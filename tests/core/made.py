@@ -1,16 +1,14 @@
 """Deliveries and routes as the tests of the core need them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django_rmq_retry.handlers.subscription import Match, Subscription
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.stamp import Stamp
-from django_rmq_retry.policies.carriers import Hop, Route
-from django_rmq_retry.policies.policy import Policy
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry import Delivery, Exchange, Message, Queue
+from django_rmq_retry.handlers import Match, Subscription, work_queues
+from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
+from django_rmq_retry.policies import Hop, Policy, Route
+from django_rmq_retry.topology import Topology
 
 NOW = 1_700_000_000_000
 
@@ -27,7 +25,7 @@ def delivery(
     raw: bytes | None = None,
     **properties: Any,
 ) -> Delivery:
-    """One arrival; by the default exchange unless told otherwise."""
+    """Return a delivery, from the default exchange unless another one is given."""
     table = headers if isinstance(headers, Headers) else Headers.of(headers or {})
     return Delivery(
         queue=queue,
@@ -41,7 +39,7 @@ def delivery(
 
 
 def arrived(copy: Message, *, queue: str, exchange: str = "", routing_key: str | None = None) -> Delivery:
-    """What a confirmed copy looks like when the broker delivers it."""
+    """Return the delivery of a confirmed copy."""
     return delivery(
         queue=queue,
         exchange=exchange,
@@ -79,3 +77,8 @@ def subscription(
         park=park or f"{work.name}.parked",
         match=match or Match(),
     )
+
+
+def topology_of(*handlers: Subscription, extra: Sequence[Queue | Exchange] = ()) -> Topology:
+    """The topology that these handlers need, with additions of the project."""
+    return layout(work_queues(handlers), extra=extra)

@@ -29,7 +29,7 @@ from django_rmq_retry import (
     handler,
 )
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.testing import isolated_handlers
 
 # Wrong for an argument of each kind. A type that is an int or a str to Python is no number or text here.
 ANY: tuple[object, ...] = (object(), b"bytes", 1j)
@@ -189,7 +189,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("made", "name", "value"), list(cases()))
 def test_a_wrong_type_of_an_argument_is_one_sentence(made: Callable[..., Any], name: str, value: object) -> None:
     given = {**NEEDED.get(made, {}), name: value}
-    with registry.isolated(), pytest.raises(ConfigurationError) as caught:
+    with isolated_handlers(), pytest.raises(ConfigurationError) as caught:
         made(**given)(lambda _message: None) if made is handler else made(**given)
 
     assert str(caught.value).endswith((".", "...", "?"))

@@ -1,4 +1,4 @@
-"""How long to wait: numbers that chance only ever lengthens."""
+"""Back-offs: waits that jitter only lengthens."""
 
 import math
 
@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry import Exponential, Fixed, Steps
+from django_rmq_retry.arguments import LONGEST
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.seconds import LONGEST
-from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
+from django_rmq_retry.policies import Backoff
 
 SECONDS = st.floats(min_value=0.001, max_value=LONGEST)
 JITTER = st.floats(min_value=0, max_value=1)

@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_rmq_retry import Exponential, Fixed, Ladder, Message, Queue, RetryThenPark, Schedule, Steps
+from django_rmq_retry.arguments import milliseconds
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.settlement import settle, waits_on
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.message import Message, Tell
-from django_rmq_retry.messages.seconds import milliseconds
-from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
-from django_rmq_retry.policies.carriers import Ladder
-from django_rmq_retry.policies.policy import RetryThenPark, Schedule, retry
-from django_rmq_retry.topology.queues import Queue
-from tests.core.made import NOW, arrived, delivery, hop, route, subscription
+from django_rmq_retry.messages import Instruction
+from django_rmq_retry.policies import Backoff, retry
+from tests.core.made import NOW, arrived, delivery, hop, route, subscription, topology_of
 
 
 class BankDown(Exception):
@@ -29,7 +26,7 @@ class BankDown(Exception):
 
 @dataclass
 class Waiting:
-    """A queue as RabbitMQ keeps it: whoever is first leaves when its time is over, whoever is behind it waits."""
+    """A queue like RabbitMQ's: only the message at its head can expire; messages behind it wait."""
 
     ttl: int
     line: deque[tuple[int, int, Message]] = field(default_factory=deque)
@@ -40,7 +37,7 @@ class Simulation:
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
-        declared = layout(intakes([subscription])).queues.values()
+        declared = topology_of(subscription).queues.values()
         self.queues = {
             one.name: Waiting(int(str(one.arguments["x-message-ttl"]))) for one in declared if one.role == "waiting"
         }
@@ -54,7 +51,7 @@ class Simulation:
         for number, (time, delay) in enumerate(asked):
             failed = delivery(queue=self.subscription.queue.name)
             first = settle(retry(delay), failed, self.subscription, now=NOW)
-            assert first.tell is Tell.ACK
+            assert first.instruction is Instruction.ACK
             assert first.copy is not None
             self._send(time, number, first.copy)
         while self._events:
@@ -197,7 +194,7 @@ def test_hops_end_and_each_but_the_last_takes_a_whole_step_off(
 def test_ten_thousand_jittered_retries_name_no_queue_that_is_not_declared() -> None:
     policy = RetryThenPark(attempts=5, backoff=Exponential(10, factor=3, jitter=0.2))
     charge = subscription(policy)
-    declared = {name for name, queue in layout(intakes([charge])).queues.items() if queue.role == "waiting"}
+    declared = {name for name, queue in topology_of(charge).queues.items() if queue.role == "waiting"}
     chance = random.Random(1)
     named = set()
     for _ in range(10_000):
@@ -287,7 +284,7 @@ def test_a_wait_is_carried_by_the_queue_that_fits_it_and_the_rest_stands_in_the_
     path = route(attempts=5, backoffs=(Exponential(10, factor=3, jitter=0.2),))
     carried = Ladder().carry(path, delivery(), hop(delay, attempts=1))
 
-    assert carried.tell is Tell.ACK
+    assert carried.instruction is Instruction.ACK
     assert carried.copy is not None
     assert not carried.ack_first
     assert carried.copy.mandatory
@@ -354,7 +351,7 @@ def test_a_back_off_with_too_many_different_waits_is_refused_with_the_way_out() 
 
     assert str(caught.value) == (
         "Handler payments.handlers.charge: The back-off has 17 different waits, which would need as many waiting "
-        "queues. Name at most 16 with via=Ladder([…]); any other wait is reached by waiting again."
+        "queues. Name at most 16 with via=Ladder([…]); for other waits, a message waits several times."
     )
     subscription(RetryThenPark(attempts=None, backoff=Exponential(10, factor=3), via=Ladder([10, 60, 3600])))
 

@@ -8,17 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry import DeadLetter, Exchange, Message, Queue, RetryThenPark, WaitQueue
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message, Settlement, Tell
-from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.policies.carriers.carrier import Carrier
-from django_rmq_retry.policies.policy import RetryThenPark, retry
-from django_rmq_retry.topology.queues import Exchange, Queue
-from tests.core.made import NOW, arrived, delivery, hop, subscription
+from django_rmq_retry.messages import Headers, Instruction, Settlement
+from django_rmq_retry.policies import Carrier, retry
+from tests.core.made import NOW, arrived, delivery, hop, subscription, topology_of
 
 MAIN = Exchange("main", "direct")
 PAYMENTS = Queue("payments", bindings=[MAIN.bind("pay.cash")])
@@ -39,13 +35,13 @@ def attempt_of(*deaths: object, **headers: object) -> int:
 
 
 def retried(via: Carrier = LOOP, queue: Queue = PAYMENTS, **arrival: Any) -> Settlement:
-    """What becomes of a delivery that fails; by default one that came by the main exchange."""
+    """Return the settlement of a failed delivery; by default one from the main exchange."""
     one = delivery(**{"exchange": "main", "routing_key": "pay.cash", **arrival})
     return settle(retry(30), one, looping(via, queue), now=NOW)
 
 
 def copied(settlement: Settlement) -> Message:
-    assert settlement.tell is Tell.ACK
+    assert settlement.instruction is Instruction.ACK
     assert settlement.copy is not None
     assert settlement.copy.mandatory
     return settlement.copy
@@ -104,14 +100,14 @@ def test_an_x_death_that_cannot_even_be_read_counts_as_nothing_and_never_travels
 
 
 def test_a_message_is_rejected_and_nothing_is_republished() -> None:
-    assert retried() == Settlement(tell=Tell.REJECT)
-    assert retried(headers={"x-death": [death(count=2)], "own": 1}) == Settlement(tell=Tell.REJECT)
+    assert retried() == Settlement(instruction=Instruction.REJECT)
+    assert retried(headers={"x-death": [death(count=2)], "own": 1}) == Settlement(instruction=Instruction.REJECT)
 
 
 def test_a_headers_exchange_as_the_way_of_a_loop_takes_every_key() -> None:
     via = DeadLetter(exchange=Exchange("retry", "headers"), queue="payments.wait", after=30)
 
-    assert retried(via) == Settlement(tell=Tell.REJECT)
+    assert retried(via) == Settlement(instruction=Instruction.REJECT)
 
 
 def test_a_key_that_no_binding_takes_would_be_dropped_on_the_way_back_so_a_copy_gets_one_that_is_bound() -> None:
@@ -150,7 +146,7 @@ def test_a_message_with_cc_is_copied_as_each_rejection_would_send_to_cc_again() 
 def test_with_a_way_back_by_the_default_exchange_every_key_finds_back() -> None:
     by_queue = DeadLetter(exchange="retry", queue="payments.wait", after=30, back="")
 
-    assert retried(by_queue, exchange="", routing_key="anything") == Settlement(tell=Tell.REJECT)
+    assert retried(by_queue, exchange="", routing_key="anything") == Settlement(instruction=Instruction.REJECT)
 
 
 def test_a_direct_retry_exchange_takes_only_the_keys_it_is_bound_by() -> None:
@@ -180,7 +176,7 @@ def test_patterns_of_a_topic_exchange_decide_whether_a_key_finds_back(pattern: s
     queue = Queue("payments", bindings=[Exchange("events", "topic").bind(pattern)])
     settlement = retried(queue=queue, exchange="", routing_key=key)
 
-    assert settlement.tell is (Tell.REJECT if sent is None else Tell.ACK)
+    assert settlement.instruction is (Instruction.REJECT if sent is None else Instruction.ACK)
     assert (settlement.copy and settlement.copy.routing_key) == sent
 
 
@@ -188,7 +184,7 @@ def test_patterns_of_a_topic_exchange_decide_whether_a_key_finds_back(pattern: s
 def test_the_key_a_copy_gets_is_one_that_its_binding_takes(pattern: str) -> None:
     events = Exchange("events", "topic")
     queue = Queue("payments", bindings=[events.bind(pattern)])
-    settlement = retried(queue=queue, exchange="", routing_key="nobody.takes.this.key.at.all")
+    settlement = retried(queue=queue, exchange="", routing_key="no.handler.takes.this.key.at.all")
 
     if settlement.copy is not None:
         assert events.bind(pattern).takes(settlement.copy.routing_key)
@@ -199,7 +195,7 @@ def test_the_second_topology_of_the_literature_counts_only_its_own_queue() -> No
     acme = Exchange("acme", "direct")
     queue = Queue("timeline", type=None, bindings=[acme.bind("timeline")])
     via = DeadLetter(exchange=acme, queue="timeline_retry10", after=10, key="timeline_retry10", back_key="timeline")
-    topology = layout(intakes([subscription(RetryThenPark(attempts=6, via=via), queue=queue, park="errors")]))
+    topology = topology_of(subscription(RetryThenPark(attempts=6, via=via), queue=queue, park="errors"))
 
     assert dict(topology.queues["timeline"].arguments) == {
         "x-dead-letter-exchange": "acme",
@@ -217,7 +213,7 @@ def test_the_second_topology_of_the_literature_counts_only_its_own_queue() -> No
 
 
 def test_a_loop_of_quorum_queues_is_safe_at_each_turn() -> None:
-    topology = layout(intakes([looping()]))
+    topology = topology_of(looping())
 
     assert dict(topology.queues["payments"].arguments) == {
         "x-queue-type": "quorum",
@@ -238,13 +234,13 @@ def test_a_loop_of_quorum_queues_is_safe_at_each_turn() -> None:
 
 def test_the_default_exchange_can_lead_into_the_retry_queue() -> None:
     via = DeadLetter(exchange="", queue="payments.wait", after=30)
-    topology = layout(intakes([looping(via, Queue("payments"))]))
+    topology = topology_of(looping(via, Queue("payments")))
 
     assert topology.bindings == ()
     assert topology.exchanges == {}
     assert topology.queues["payments"].arguments["x-dead-letter-routing-key"] == "payments.wait"
     assert topology.queues["payments.wait"].arguments["x-dead-letter-routing-key"] == "payments"
-    assert retried(via, Queue("payments"), exchange="") == Settlement(tell=Tell.REJECT)
+    assert retried(via, Queue("payments"), exchange="") == Settlement(instruction=Instruction.REJECT)
 
 
 @pytest.mark.parametrize(
@@ -263,13 +259,15 @@ def test_what_leaves_the_queue_without_a_rejection_would_be_lost_in_the_loop(
         looping(queue=Queue("payments", **options))
 
     assert str(caught.value) == (
-        f"Handler payments.handlers.charge: Queue 'payments' has {said} and a dead-letter loop: what leaves it so "
-        "would go round without an attempt, and RabbitMQ drops it in the end. Leave that out, or use via=Ladder()."
+        f"Handler payments.handlers.charge: Queue 'payments' has {said} and a dead-letter loop: messages that RabbitMQ "
+        "removes for that would circulate without an attempt and be dropped. Omit it, or use via=Ladder()."
     )
 
 
 def test_a_changed_key_that_finds_no_way_back_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"DeadLetter\(key='wait'\) changes the key .* Set back_key=…\."):
+    with pytest.raises(
+        ConfigurationError, match=r"DeadLetter\(key='wait'\) changes the routing key .* Set back_key=…\."
+    ):
         looping(DeadLetter(exchange="retry", queue="payments.wait", after=30, key="wait"))
 
 
@@ -282,7 +280,9 @@ def test_a_changed_key_that_finds_no_way_back_is_refused() -> None:
 )
 def test_a_direct_exchange_cannot_take_patterns(via: Carrier) -> None:
     queue = Queue("payments", bindings=[Exchange("events", "topic").bind("pay.*")])
-    with pytest.raises(ConfigurationError, match=r"has the type 'direct', so the pattern 'pay\.\*' would let no retry"):
+    with pytest.raises(
+        ConfigurationError, match=r"has the type 'direct', so the pattern 'pay\.\*' would match no retry"
+    ):
         looping(via, queue)
 
 
@@ -335,7 +335,7 @@ class TestWaitQueue:
         assert copied(carried).routing_key == "routing-key-a"
 
     def test_the_fourth_topology_of_the_literature(self) -> None:
-        topology = layout(intakes([looping(self.VIA, self.QUEUE)]))
+        topology = topology_of(looping(self.VIA, self.QUEUE))
 
         assert dict(topology.queues["wait-queue"].arguments) == {"x-dead-letter-exchange": "primary-exchange"}
         assert {(b.source, b.key, b.destination) for b in topology.bindings} == {
@@ -358,16 +358,11 @@ class TestWaitQueue:
 
 
 def shared(*vias: tuple[str, Carrier, Sequence[Any]]) -> None:
-    layout(
-        intakes(
-            [
-                subscription(
-                    RetryThenPark(attempts=4, via=via), queue=Queue(name, bindings=bindings), name=f"app.{name}"
-                )
-                for name, via, bindings in vias
-            ]
-        )
+    handlers = (
+        subscription(RetryThenPark(attempts=4, via=via), queue=Queue(name, bindings=bindings), name=f"app.{name}")
+        for name, via, bindings in vias
     )
+    topology_of(*handlers)
 
 
 def test_two_retry_queues_on_one_fanout_would_double_every_retry() -> None:
@@ -378,8 +373,8 @@ def test_two_retry_queues_on_one_fanout_would_double_every_retry() -> None:
         )
 
     assert str(caught.value) == (
-        "Exchange 'retry' would send a retry with the key '' to 'card.wait' and 'cash.wait': every retry would be "
-        "doubled. Give each handler a retry exchange and a retry queue of its own, and its carrier back=''."
+        "Exchange 'retry' would send a retry with the routing key '' to 'card.wait' and 'cash.wait': it would be "
+        "duplicated. Give each handler a retry exchange and a retry queue of its own, and its carrier back=''."
     )
 
 
@@ -389,7 +384,7 @@ def test_two_retry_queues_on_one_fanout_would_double_every_retry() -> None:
 )
 def test_a_retry_never_returns_to_a_queue_that_it_did_not_come_from(kind: str, first: str, second: str) -> None:
     events = Exchange("events", kind)
-    with pytest.raises(ConfigurationError, match=r"would send a retry with the key .* to 'audit' and 'cash'"):
+    with pytest.raises(ConfigurationError, match=r"would send a retry with the routing key .* to 'audit' and 'cash'"):
         shared(
             ("cash", DeadLetter(exchange="retry", queue="cash.wait", after=30), [events.bind(first)]),
             ("audit", DeadLetter(exchange="other", queue="audit.wait", after=30, back=""), [events.bind(second)]),
@@ -409,7 +404,7 @@ def test_one_retry_queue_may_serve_several_queues_that_have_keys_of_their_own() 
 
 def test_an_exchange_behind_the_exchange_is_looked_into() -> None:
     inner = Exchange("inner", "fanout", bindings=[Exchange("events", "fanout").bind()])
-    with pytest.raises(ConfigurationError, match="every retry would be doubled"):
+    with pytest.raises(ConfigurationError, match="it would be duplicated"):
         shared(
             ("cash", DeadLetter(exchange="retry", queue="cash.wait", after=30, back="events"), [inner.bind()]),
             ("audit", DeadLetter(exchange="other", queue="audit.wait", after=30, back=""), [inner.bind()]),

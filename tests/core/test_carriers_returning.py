@@ -1,29 +1,33 @@
-"""Carriers that hold a message in hand and then give it back, or a copy of it."""
+"""Carriers that keep a message unacked while it waits, and then return it or a copy of it."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.settlement import settle, waits_on
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message, Settlement, Tell
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.policies.backoff import Backoff, Exponential, Fixed, Steps
-from django_rmq_retry.policies.carriers import (
+from django_rmq_retry import (
     AckFirst,
-    Carrier,
     DeadLetter,
+    Exchange,
+    Exponential,
+    Fixed,
+    InPlace,
     Ladder,
+    Message,
     NackRequeue,
     Native,
+    Queue,
     Republish,
+    RetryThenPark,
+    Schedule,
+    Steps,
+    StopTheLine,
     WaitQueue,
 )
-from django_rmq_retry.policies.carriers.in_place import InPlace
-from django_rmq_retry.policies.policy import RetryThenPark, Schedule, StopTheLine, retry
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.handlers.settlement import settle, waits_on
+from django_rmq_retry.messages import Headers, Instruction, Properties, Settlement, encode_properties
+from django_rmq_retry.policies import Backoff, Carrier, retry
 from tests.core.made import NOW, arrived, delivery, hop, route, subscription
 
 COPYING: list[Carrier] = [
@@ -68,21 +72,22 @@ def test_requeue_says_which_limits_it_cannot_count_to() -> None:
         subscription(RetryThenPark(attempts=3, via=NackRequeue()))
 
     assert str(caught.value) == (
-        "Handler payments.handlers.charge: NackRequeue knows only 'redelivered', so it cannot count to attempts=3. "
-        "Use attempts=1, 2 or None (endless), or another carrier, as via=Ladder()."
+        "Handler payments.handlers.charge: NackRequeue reads only the flag 'redelivered', so it cannot count to "
+        "attempts=3. "
+        "Use attempts=1, 2 or None (no limit), or another carrier, such as via=Ladder()."
     )
 
 
 def test_requeue_gives_the_message_back_after_its_wait() -> None:
     carried = NackRequeue().carry(route(attempts=2), delivery(), hop(5))
 
-    assert carried == Settlement(tell=Tell.REQUEUE, hold=5)
+    assert carried == Settlement(instruction=Instruction.REQUEUE, hold=5)
 
 
 def test_republish_confirms_a_copy_before_the_ack() -> None:
     carried = Republish().carry(route(), delivery(routing_key="pay", exchange="main"), hop(5, attempts=1))
 
-    assert (carried.tell, carried.hold, carried.ack_first) == (Tell.ACK, 5, False)
+    assert (carried.instruction, carried.hold, carried.ack_first) == (Instruction.ACK, 5, False)
     assert carried.copy is not None
     assert (carried.copy.exchange, carried.copy.routing_key, carried.copy.mandatory) == ("", "payments", True)
 
@@ -90,7 +95,7 @@ def test_republish_confirms_a_copy_before_the_ack() -> None:
 def test_ack_first_gives_the_original_up_before_its_copy_is_safe() -> None:
     carried = AckFirst().carry(route(), delivery(), hop(5, attempts=1))
 
-    assert (carried.tell, carried.hold, carried.ack_first) == (Tell.ACK, 5, True)
+    assert (carried.instruction, carried.hold, carried.ack_first) == (Instruction.ACK, 5, True)
     assert carried.copy is not None
     assert carried.copy.routing_key == "payments"
 
@@ -121,7 +126,7 @@ def test_each_copy_counts_one_attempt_more(via: Carrier) -> None:
 def test_no_copy_carries_what_belongs_to_the_broker_or_would_send_it_elsewhere(via: Carrier) -> None:
     copy = copy_by(
         via,
-        user_id="somebody",
+        user_id="another-user",
         expiration="5",
         delivery_mode=1,
         headers={
@@ -210,12 +215,12 @@ def test_what_the_broker_gives_up_is_parked(via: Carrier) -> None:
     "via", [NackRequeue(), Native(5), DeadLetter(exchange="retry", queue="wait", after=5)], ids=named
 )
 def test_a_budget_needs_a_carrier_that_writes_when_the_first_attempt_failed(via: Carrier) -> None:
-    with pytest.raises(ConfigurationError, match="writes nothing into a message, so nobody would know how long ago"):
+    with pytest.raises(ConfigurationError, match="writes no retry history into a message, so the age and number"):
         RetryThenPark(attempts=2, via=via, budget=60)
 
 
 def test_a_schedule_needs_a_carrier_that_counts() -> None:
-    with pytest.raises(ConfigurationError, match="NackRequeue writes nothing into a message"):
+    with pytest.raises(ConfigurationError, match="NackRequeue writes no retry history into a message"):
         RetryThenPark(attempts=2, via=NackRequeue(), schedules={OSError: Schedule(attempts=9, backoff=Fixed(5))})
 
 
@@ -231,7 +236,7 @@ def test_in_place_counts_no_attempts_because_the_consumer_that_holds_the_message
     held = delivery(headers={"rmq-retry-attempts": 9})
 
     assert InPlace().attempt(route(), held) == 1
-    assert InPlace().carry(route(), held, hop(5)) == Settlement(tell=Tell.AGAIN, hold=5)
+    assert InPlace().carry(route(), held, hop(5)) == Settlement(instruction=Instruction.KEEP, hold=5)
 
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
@@ -259,7 +264,7 @@ def test_a_back_off_longer_than_15_minutes_is_refused_in_hand(via: Carrier, back
         subscription(RetryThenPark(attempts=4, backoff=backoff, via=via))
 
     assert (
-        f"{named(via)} waits with the message in hand, for at most 900 s, and the back-off asks for {longest} s"
+        f"{named(via)} keeps a waiting message unacked, for at most 900 s, and the back-off waits up to {longest} s"
         in str(refused.value)
     )
 
@@ -270,7 +275,7 @@ LONG = RetryThenPark(attempts=3, backoff=Fixed(1), schedules={OSError: Schedule(
 
 @pytest.mark.parametrize("via", [Republish(), AckFirst()], ids=named)
 def test_a_back_off_in_hand_is_judged_by_the_attempts_of_its_own_schedule(via: Carrier) -> None:
-    with pytest.raises(ConfigurationError, match=r"for at most 900 s, and the back-off asks for 2621440 s"):
+    with pytest.raises(ConfigurationError, match=r"for at most 900 s, and the back-off waits up to 2621440 s"):
         subscription(replace(LONG, via=via))
 
     assert subscription(replace(SHORT, via=via)).policy.via == via
@@ -283,7 +288,7 @@ def test_a_back_off_in_hand_is_judged_by_the_attempts_of_its_own_schedule(via: C
 def test_a_long_wait_after_many_short_ones_is_refused_in_hand(
     via: Carrier, attempts: int | None, backoff: Backoff
 ) -> None:
-    with pytest.raises(ConfigurationError, match="waits with the message in hand, for at most 900 s"):
+    with pytest.raises(ConfigurationError, match="keeps a waiting message unacked, for at most 900 s"):
         subscription(RetryThenPark(attempts=attempts, backoff=backoff, via=via))
 
 
@@ -309,7 +314,7 @@ def test_requeue_holds_a_message_no_longer_than_the_broker_lets_it() -> None:
     said = NackRequeue().refusal(route(attempts=2, backoffs=(Fixed(1000),)))
 
     assert said == (
-        "NackRequeue waits with the message in hand, for at most 900 s, and the back-off asks for 1000 s. "
+        "NackRequeue keeps a waiting message unacked, for at most 900 s, and the back-off waits up to 1000 s. "
         "Use shorter waits, or via=Ladder()."
     )
     assert NackRequeue().carry(route(attempts=2), delivery(), hop(5000)).hold == 900

@@ -1,4 +1,4 @@
-"""What changed between two texts, whatever their size."""
+"""The differences between two texts of any size."""
 
 import time
 

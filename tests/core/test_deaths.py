@@ -1,4 +1,4 @@
-"""What the broker's x-death says, and how little of it is believed."""
+"""The broker's x-death header, and the few of its values that are trusted."""
 
 from typing import Any
 
@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.messages.deaths import (
-    Death,
-    Reason,
-    dead_letter,
-    deaths,
-    reason_of,
-    rejections,
-    returns,
-    well_formed,
-)
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages import Headers, Reason
+from django_rmq_retry.messages.history import Death, dead_letter, deaths, reason_of, rejections, returns, well_formed
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5) | st.binary(max_size=5),

@@ -1,18 +1,11 @@
-"""What is declared, joined from parts that may say the same and must not contradict each other."""
+"""Declarations joined from parts, which may repeat but not contradict each other."""
 
 import pytest
 
+from django_rmq_retry import Exchange
 from django_rmq_retry.errors import TopologyConflict
-from django_rmq_retry.topology.declarations import (
-    BindingDeclaration,
-    ExchangeDeclaration,
-    QueueDeclaration,
-    Role,
-    Topology,
-    differences,
-    exchanges_of,
-)
-from django_rmq_retry.topology.queues import Exchange
+from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
+from django_rmq_retry.topology.declarations import differences, exchanges_of
 
 QUEUE = QueueDeclaration(name="q", role=Role.WORK, arguments={"x-queue-type": "quorum"})
 BOUND = BindingDeclaration(source="e", destination="q", key="a")

@@ -5,19 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from django_rmq_retry import DeadLetter, Exchange, Queue, RetryThenPark, WaitQueue
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
 from django_rmq_retry.handlers.layout import copies_of, layout
-from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
-from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.policies.policy import Policy, RetryThenPark
-from django_rmq_retry.topology.declarations import (
-    BindingDeclaration,
-    ExchangeDeclaration,
-    QueueDeclaration,
-    Role,
-    Topology,
-)
+from django_rmq_retry.policies import Policy
+from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role, Topology
 from django_rmq_retry.topology.drawings import Shape, Way, definitions, duration, families, mermaid, places, svg, text
-from django_rmq_retry.topology.queues import Exchange, Queue
+from tests.core.made import topology_of
 
 HOSTILE = "<script>alert('1')</script>\"&\x1b[2J\x00|]]>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,7 +25,7 @@ EDGES = [
 
 def shaped(policy: Policy, *more: Exchange | Queue) -> tuple[Shape, Topology]:
     queue = Queue("work", bindings=[MAIN.bind("a"), MAIN.bind("b")])
-    found: tuple[Intake, ...] = intakes(
+    found: tuple[WorkQueue, ...] = work_queues(
         [Subscription(name="h", run=lambda _: None, queue=queue, policy=policy, park="work.parked")]
     )
     topology = layout(found, extra=more)
@@ -83,7 +77,7 @@ def test_what_nothing_connects_is_a_family_of_its_own() -> None:
 def test_alternate_exchanges_and_ttl_dead_letters_are_drawn() -> None:
     rest = Exchange("rest", "fanout")
     delay = Queue("delay", message_ttl=90, arguments={"x-dead-letter-exchange": "rest"})
-    shape = Shape.of(layout((), extra=[rest, Exchange("all", "direct", alternate="rest"), delay]))
+    shape = Shape.of(topology_of(extra=[rest, Exchange("all", "direct", alternate="rest"), delay]))
 
     assert {(edge.source[1], edge.target[1], edge.way) for edge in shape.edges} == {
         ("all", "rest", Way.DEAD_LETTER),
@@ -144,7 +138,9 @@ def test_an_empty_topology_is_drawn_all_the_same() -> None:
 
 def test_definitions_leave_out_what_is_somebody_elses() -> None:
     theirs = Exchange("theirs", existing=True)
-    told = definitions(layout((), extra=[Queue("mine", bindings=[theirs.bind("k")]), Queue("not mine", existing=True)]))
+    told = definitions(
+        topology_of(extra=[Queue("mine", bindings=[theirs.bind("k")]), Queue("not mine", existing=True)])
+    )
 
     assert told["exchanges"] == []
     assert [one["name"] for one in told["queues"]] == ["mine"]

@@ -6,7 +6,7 @@ from decimal import Decimal, localcontext
 
 import pytest
 
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages import Headers
 
 
 def entry(key: bytes, value: bytes) -> bytes:
@@ -76,8 +76,8 @@ def test_a_timestamp_is_encoded_in_seconds_of_utc() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (math.nan, "A header cannot carry nan: RabbitMQ closes the connection of whoever sends it."),
-        (-math.inf, "A header cannot carry -inf: RabbitMQ closes the connection of whoever sends it."),
+        (math.nan, "A header cannot carry nan: RabbitMQ closes the connection of a client that sends it."),
+        (-math.inf, "A header cannot carry -inf: RabbitMQ closes the connection of a client that sends it."),
         (2**63, "A header takes integers of 64 bits; send a larger one as text."),
         (Decimal("NaN"), "A header cannot carry the decimal NaN."),
         (Decimal("1e99"), "The decimal 1E+99 does not fit into a header; send it as text."),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import EMPTY, Headers
+from django_rmq_retry.messages import Headers
+from django_rmq_retry.messages.properties import EMPTY
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda key: len(key.encode()) <= 255)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -47,7 +48,7 @@ def decodable(key: bytes, value: bytes) -> bool:
 
 
 def nested(levels: int, innermost: bytes = b"") -> bytes:
-    """A header "deep" of so many tables inside each other, written without recursion."""
+    """Return a header "deep" with this number of nested tables, written without recursion."""
     content = innermost
     for _ in range(levels):
         content = entry(b"k", b"F" + struct.pack(">I", len(content)) + content)

@@ -5,11 +5,23 @@ from uuid import UUID
 
 import pytest
 
+from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
+    Ladder,
+    NackRequeue,
+    Native,
+    OneShot,
+    Queue,
+    Republish,
+    RetryThenPark,
+    StopTheLine,
+    WaitQueue,
+)
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers.subscription import Intake, NoKey, Subscription, key_of
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.handlers import Subscription, WorkQueue
+from django_rmq_retry.handlers.subscription import NoKey, key_of
+from django_rmq_retry.policies import Policy
 from tests.core.made import delivery
 
 ODD = UUID("12345678123456781234567812345678")
@@ -108,8 +120,8 @@ def test_a_function_that_fails_is_named_with_its_error() -> None:
         key_of(lambda message: message.data["account"], delivery())
 
     assert str(caught.value) == (
-        "Its key cannot be told: order_by raised TypeError: 'NoneType' object is not subscriptable. "
-        "Mend the message or order_by, and requeue it."
+        "Its ordering key cannot be computed: order_by raised TypeError: 'NoneType' object is not subscriptable. "
+        "Fix the message or order_by, and requeue it."
     )
 
 
@@ -131,12 +143,15 @@ def test_carriers_that_copy_can_keep_an_order(via: Ladder | Republish | WaitQueu
     ],
 )
 def test_carriers_that_send_no_copy_are_refused(policy: Policy) -> None:
-    with pytest.raises(ConfigurationError, match="order_by needs retries that leave the queue as copies"):
+    with pytest.raises(ConfigurationError, match="order_by needs retries that are copies"):
         handler(policy)
 
 
 def test_a_carrier_that_may_lose_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="AckFirst may lose one: all behind it would wait on"):
+    with pytest.raises(
+        ConfigurationError,
+        match="order_by needs a carrier that loses no message, and AckFirst can: later ones would wait",
+    ):
         handler(RetryThenPark(via=AckFirst()))
 
 
@@ -148,4 +163,4 @@ def test_a_queue_that_forgets_places_is_refused() -> None:
 def test_nothing_of_such_a_queue_is_tried_apart_for_that_would_overtake() -> None:
     made = handler(RetryThenPark())
 
-    assert Intake(queue=made.queue, park=made.park, subscriptions=(made,)).quarantine is None
+    assert WorkQueue(queue=made.queue, park=made.park, subscriptions=(made,)).quarantine is None

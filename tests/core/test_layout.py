@@ -4,14 +4,23 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry import (
+    DeadLetter,
+    Exchange,
+    Fixed,
+    NackRequeue,
+    Native,
+    OneShot,
+    Queue,
+    RetryThenPark,
+    Steps,
+    StopTheLine,
+)
 from django_rmq_retry.errors import ConfigurationError, TopologyConflict
+from django_rmq_retry.handlers import Match, Subscription, work_queues
 from django_rmq_retry.handlers.layout import layout, needed, parks
-from django_rmq_retry.handlers.subscription import Match, Subscription, intakes
-from django_rmq_retry.policies.backoff import Fixed, Steps
-from django_rmq_retry.policies.carriers import DeadLetter, NackRequeue, Native
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, Topology
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry.policies import Policy
+from django_rmq_retry.topology import BindingDeclaration, ExchangeDeclaration, Topology
 from tests.core.made import subscription
 
 SHORT = RetryThenPark(attempts=3, backoff=Steps([5, 60]))
@@ -23,7 +32,7 @@ SAFE = {
 
 
 def laid_out(*subscriptions: Subscription, extra: Any = ()) -> Topology:
-    return layout(intakes(subscriptions), extra=extra)
+    return layout(work_queues(subscriptions), extra=extra)
 
 
 def arguments(topology: Topology, queue: str) -> dict[str, object]:
@@ -234,7 +243,7 @@ def test_carriers_that_ask_for_different_arguments_of_one_queue_are_refused() ->
         )
 
     assert str(caught.value) == (
-        "The handlers of queue 'payments' ask for x-delayed-retry-min=5000 and 7000. "
+        "The handlers of queue 'payments' need x-delayed-retry-min=5000 and 7000. "
         "Give them the same carrier, or two queues."
     )
 
@@ -259,7 +268,7 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
     loop = DeadLetter(exchange="retry-exchange", queue="retry-queue", after=30)
     cash = subscription(RetryThenPark(attempts=4, via=loop), queue=Queue("cash", type="classic"), park="parking-queue")
 
-    assert [(type(one).__name__, one.name) for one in needed(intakes([charge, cash]))] == [
+    assert [(type(one).__name__, one.name) for one in needed(work_queues([charge, cash]))] == [
         ("ExchangeDeclaration", "retry-exchange"),
         ("QueueDeclaration", "payments.charge"),
         ("QueueDeclaration", "payments.charge.parked"),
@@ -281,11 +290,11 @@ def test_a_consumer_needs_every_place_that_a_message_may_be_carried_to() -> None
         (Queue("q", arguments={"x-dead-letter-exchange": None}), RetryThenPark(), False),
         (Queue("q", arguments={"x-dead-letter-routing-key": "other"}), RetryThenPark(), False),
     ],
-    ids=["ours", "loop", "somebody else's", "nowhere", "elsewhere"],
+    ids=["ours", "loop", "another client's", "nowhere", "elsewhere"],
 )
 def test_only_a_queue_that_leads_to_the_parked_queue_parks_what_is_rejected(
     queue: Queue, policy: Policy, so: bool
 ) -> None:
-    (intake,) = intakes([subscription(policy, queue=queue)])
+    (work_queue,) = work_queues([subscription(policy, queue=queue)])
 
-    assert parks(intake) is so
+    assert parks(work_queue) is so

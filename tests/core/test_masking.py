@@ -1,4 +1,4 @@
-"""What is hidden from people who may not read it, and that nothing else is touched."""
+"""Masking hides confidential fields from operators without the permission, and changes nothing else."""
 
 import json
 import string

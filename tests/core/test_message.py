@@ -5,10 +5,9 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from django_rmq_retry import Delivery, Message
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Headers, Properties
 from tests.core.made import delivery
 
 

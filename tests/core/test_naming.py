@@ -1,14 +1,13 @@
-"""What a message is called stays the same through retries, and is another for another message."""
+"""A message keeps its name through retries; another message has another name."""
 
 from dataclasses import replace
 
 import pytest
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery
+from django_rmq_retry.messages import Headers, Properties, Stamp, encode_properties
+from django_rmq_retry.messages.history import copy_of
 from django_rmq_retry.messages.parked import name_of, nameless
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.stamp import Stamp, copy_of
 
 SENT = Properties(content_type="application/json", timestamp=7, headers=Headers.of({"tenant": "bank"}), priority=3)
 

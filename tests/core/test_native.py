@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry import Fixed, Native, Queue, RetryThenPark
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.message import Settlement, Tell
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.carriers import Native
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.messages import Instruction, Settlement
 from tests.core.made import delivery, hop, route, subscription
 
 
@@ -31,7 +28,7 @@ def test_the_broker_is_asked_for_a_linear_wait_up_to_the_cap() -> None:
 
 
 def test_it_returns_by_a_reject_as_only_that_is_counted_and_waits_longer_each_time() -> None:
-    assert Native(5).carry(route(), delivery(), hop(5)) == Settlement(tell=Tell.COUNTED_REQUEUE)
+    assert Native(5).carry(route(), delivery(), hop(5)) == Settlement(instruction=Instruction.COUNTED_REQUEUE)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +63,7 @@ def test_only_quorum_queues_have_it() -> None:
 
 
 def test_a_back_off_has_no_say_beside_it() -> None:
-    with pytest.raises(ConfigurationError, match="Native waits 5 s each time and knows no other wait"):
+    with pytest.raises(ConfigurationError, match="Native always waits 5 s"):
         RetryThenPark(via=Native(5), backoff=Fixed(30))
 
 

@@ -1,4 +1,4 @@
-"""What a handler raises to decide against its policy."""
+"""The exceptions with which a handler overrules its policy."""
 
 import math
 from datetime import timedelta
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.policies.policy import Discard, Overrule, Park, Retry
+from django_rmq_retry import Discard, Park, Retry
+from django_rmq_retry.policies.verdict import Overrule
 
 
 def test_an_overrule_keeps_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""What lies in a parked queue, read back; most of it written by people who wish us ill."""
+"""Messages of a parked queue, read back; most of them are forged or malformed."""
 
 import zlib
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Queue, RetryThenPark
+from django_rmq_retry.handlers import work_queues
 from django_rmq_retry.handlers.layout import homes_of
 from django_rmq_retry.handlers.settlement import parked
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.messages.deaths import BROKERS_OWN, Reason, deaths
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, decode_properties, encode_properties
+from django_rmq_retry.messages.history import BROKERS_OWN, deaths
 from django_rmq_retry.messages.parked import (
     ADDED,
     KEPT,
@@ -30,12 +30,7 @@ from django_rmq_retry.messages.parked import (
     requeued,
     set_aside,
 )
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.carriers import DeadLetter, Ladder
-from django_rmq_retry.policies.policy import RetryThenPark, park
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.policies import park
 from tests.core.made import NOW, arrived, delivery, subscription
 
 HOMES = {"payments.parked": "payments", "payments.quarantine": "payments", "payments.retry.30s": "payments"}
@@ -81,7 +76,7 @@ class TestParkedByAConsumer:
         )
         assert (found.by, found.reason, found.detail) == (By.CONSUMER, "retries_exhausted", "after 5 attempts")
         assert (found.error, found.message, found.handler) == ("BankDown", "timeout", "payments.handlers.charge")
-        assert (found.story.attempts, found.story.summary) == (5, "#5 BankDown: timeout")
+        assert (found.stamp.attempts, found.stamp.summary) == (5, "#5 BankDown: timeout")
         assert (found.parked_at, found.parked_in) == (NOW, "payments.parked")
 
     def test_headers_that_nobody_can_read_come_back_byte_for_byte(self) -> None:
@@ -157,11 +152,11 @@ class TestParkedByAConsumer:
         assert dict(read_parked(by_us(one), HOMES).properties.headers) == {"tenant": "acme"}
 
     @pytest.mark.parametrize(
-        "told",
+        "value",
         [Headers.of({"x-death": [died()], "token": "x"}).raw, Headers.of({"x-death": 1}).raw[:-1], b"\x01aZ", b"", "x"],
     )
-    def test_in_the_parked_queue_it_is_believed_only_as_we_would_have_written_it(self, told: object) -> None:
-        found = read({"rmq-retry-reason": "x", "rmq-retry-broker": told, "tenant": "acme"}, message_id="m")
+    def test_in_the_parked_queue_it_is_believed_only_as_we_would_have_written_it(self, value: object) -> None:
+        found = read({"rmq-retry-reason": "x", "rmq-retry-broker": value, "tenant": "acme"}, message_id="m")
 
         assert (found.by, dict(found.properties.headers)) == (By.CONSUMER, {"tenant": "acme"})
 
@@ -375,7 +370,7 @@ class TestHomes:
         ladder = RetryThenPark(attempts=2, backoff=Fixed(30), via=Ladder())
         loop = RetryThenPark(attempts=2, via=DeadLetter(exchange="retry", queue="main.retry", after=30))
         found = homes_of(
-            intakes([subscription(ladder), subscription(loop, queue=Queue("main"), name="other", park="shared")])
+            work_queues([subscription(ladder), subscription(loop, queue=Queue("main"), name="other", park="shared")])
         )
 
         assert found == {
@@ -389,7 +384,7 @@ class TestHomes:
     def test_a_parked_queue_of_two_work_queues_belongs_to_neither(self) -> None:
         two = [subscription(RetryThenPark(), queue=name, name=name, park="shared") for name in ("one", "two")]
 
-        assert "shared" not in homes_of(intakes(two))
+        assert "shared" not in homes_of(work_queues(two))
 
 
 class TestAside:

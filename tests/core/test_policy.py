@@ -1,4 +1,4 @@
-"""When to retry and when to park: each rule of each policy, and the sentences it gives as reasons."""
+"""Each rule of each policy, and the reasons that it records."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.backoff import Exponential, Fixed, Steps
-from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Native
-from django_rmq_retry.policies.policy import (
+from django_rmq_retry import (
+    DeadLetter,
     Discard,
-    Failure,
-    Kind,
+    Exponential,
+    Fixed,
+    Ladder,
+    Native,
     OneShot,
     Park,
-    Policy,
     Retry,
     RetryThenPark,
     Schedule,
+    Steps,
     StopTheLine,
-    Verdict,
 )
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.policies import Failure, Kind, Policy, Verdict
 from tests.core.made import delivery
 
 
@@ -102,7 +102,7 @@ class TestRetryThenPark:
         verdict = judged(RetryThenPark(park_on=AccountClosed), AccountClosed("since May"))
 
         assert (verdict.kind, verdict.reason) == (Kind.PARK, Reason.PERMANENT)
-        assert verdict.detail == "Not to be retried: AccountClosed: since May"
+        assert verdict.detail == "Non-retryable: AccountClosed: since May"
 
     def test_subclasses_count_as_their_class(self) -> None:
         assert judged(RetryThenPark(park_on=[BankDown, OSError]), RateLimited()).reason is Reason.PERMANENT
@@ -112,7 +112,7 @@ class TestRetryThenPark:
         policy = RetryThenPark(retry_on=(BankDown, TimeoutError))
 
         assert judged(policy, TimeoutError()).kind is Kind.RETRY
-        assert judged(policy, ValueError("bad")).detail == "Not to be retried: ValueError: bad"
+        assert judged(policy, ValueError("bad")).detail == "Non-retryable: ValueError: bad"
 
     def test_park_on_wins_over_retry_on(self) -> None:
         policy = RetryThenPark(park_on=RateLimited, retry_on=BankDown)
@@ -166,7 +166,10 @@ class TestRetryThenPark:
         assert judged(policy, TIMEOUT, 3, age=90).kind is Kind.RETRY
         verdict = judged(policy, TIMEOUT, 4, age=90.1)
         assert verdict.reason is Reason.EXHAUSTED
-        assert verdict.detail == "Gave up after 4 attempts, 120 s would be over: BankDown: timeout"
+        assert (
+            verdict.detail
+            == "Gave up after 4 attempts: the next one would exceed the budget of 120 s: BankDown: timeout"
+        )
 
     @given(st.integers(1, 100), st.floats(0, 1, exclude_max=True), st.floats(0, 10**9))
     def test_a_retry_never_begins_after_the_budget_nor_sooner_than_its_step(
@@ -276,7 +279,7 @@ class TestStopTheLine:
         policy = StopTheLine(attempts=3, park_on=AccountClosed)
 
         assert judged(policy, TIMEOUT, 3).detail == "Gave up after 3 attempts: BankDown: timeout"
-        assert judged(policy, AccountClosed("May")).detail == "Not to be retried: AccountClosed: May"
+        assert judged(policy, AccountClosed("May")).detail == "Non-retryable: AccountClosed: May"
         assert judged(policy, TIMEOUT, 2).kind is Kind.HALT
 
     def test_a_handler_may_choose_the_wait(self) -> None:
@@ -322,11 +325,11 @@ def test_judging_is_a_function_of_its_arguments_alone(policy: Policy, error: Bas
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: RetryThenPark(attempts=0), "attempts is a whole number from 1, or None for no end, not 0."),
-        (lambda: RetryThenPark(attempts=True), "attempts is a whole number from 1, or None for no end, not True."),
-        (lambda: RetryThenPark(attempts=2.0), "attempts is a whole number from 1, or None for no end, not 2.0."),  # type: ignore[arg-type]
-        (lambda: StopTheLine(attempts=-1), "attempts is a whole number from 1, or None for no end, not -1."),
-        (lambda: Schedule(0, Fixed(1)), "attempts is a whole number from 1, or None for no end, not 0."),
+        (lambda: RetryThenPark(attempts=0), "attempts is a whole number from 1, or None for no limit, not 0."),
+        (lambda: RetryThenPark(attempts=True), "attempts is a whole number from 1, or None for no limit, not True."),
+        (lambda: RetryThenPark(attempts=2.0), "attempts is a whole number from 1, or None for no limit, not 2.0."),  # type: ignore[arg-type]
+        (lambda: StopTheLine(attempts=-1), "attempts is a whole number from 1, or None for no limit, not -1."),
+        (lambda: Schedule(0, Fixed(1)), "attempts is a whole number from 1, or None for no limit, not 0."),
         (lambda: RetryThenPark(park_on=["x"]), "park_on takes exception classes, not 'x'."),  # type: ignore[list-item]
         (lambda: RetryThenPark(retry_on=[int]), "retry_on takes exception classes, not <class 'int'>."),  # type: ignore[list-item]
         (
@@ -350,9 +353,7 @@ def test_a_back_off_beside_a_carrier_that_knows_one_wait_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         RetryThenPark(backoff=Fixed(10), via=DeadLetter(exchange="retry", queue="wait", after=30))
 
-    assert str(caught.value) == (
-        "DeadLetter waits 30 s each time and knows no other wait. Leave backoff and schedules out, or use via=Ladder()."
-    )
+    assert str(caught.value) == ("DeadLetter always waits 30 s. Omit backoff and schedules, or use via=Ladder().")
 
 
 def test_the_back_offs_of_a_policy_are_all_it_may_wait() -> None:

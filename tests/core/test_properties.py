@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import EMPTY, Headers
-from django_rmq_retry.messages.properties import (
-    Properties,
-    decode_properties,
-    encode_properties,
-    has_headers,
-    with_headers,
-)
+from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.properties import EMPTY, has_headers, with_headers
 
 SHORT = st.binary(max_size=255).map(lambda text: bytes((len(text),)) + text)
 TABLE = st.sampled_from([b"", b"\1aV", b"\1aT\xff\xff\xff\xff\xff\xff\xff\xff", b"\2\xff\xfet\1"]).map(
@@ -130,8 +124,8 @@ def test_a_hostile_header_does_not_hide_the_other_properties() -> None:
         (b"", "they are cut off"),
         (b"\x80", "they are cut off"),
         (b"\x80\0", "they are cut off"),
-        (b"\x80\0\x05ab", "they should end after 8 bytes and have 5"),
-        (b"\0\0x", "they should end after 2 bytes and have 3"),
+        (b"\x80\0\x05ab", "they end after 8 of 5 bytes"),
+        (b"\0\0x", "they end after 2 of 3 bytes"),
         (b"\0\x40\0\0\0", "they are cut off"),
         (b"\x20\0\0\0\0\x09", "the header table is cut off"),
         (b"\0\1\0\0", "the property flags 0x0001 are not those of AMQP 0-9-1"),

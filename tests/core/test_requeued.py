@@ -5,14 +5,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry import Fixed, Message, RetryThenPark
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from django_rmq_retry.messages.history import stamp_of
 from django_rmq_retry.messages.parked import Original, requeued
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.stamp import story
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import RetryThenPark, retry
+from django_rmq_retry.policies import retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 TICKET = "7.2:signature"
@@ -20,7 +18,7 @@ OWN = {"rmq-retry-exchange": "main", "rmq-retry-routing-key": "pay.cash", "rmq-r
 FOREIGN = (
     b"\x01d" + b"d@\x0e\x00\x00\x00\x00\x00\x00" + b"\x01d" + b"I\x00\x00\x00\x01" + b"\x04when" + b"T" + b"\xff" * 8
 )
-"""A double, which pika would cut; the same name twice; a time that Python cannot tell."""
+"""A double, which pika would cut; the same name twice; a time that Python cannot represent."""
 
 
 def copy(properties: Properties, body: bytes = b"{}") -> Message:
@@ -65,7 +63,7 @@ def test_neither_failures_nor_what_the_broker_wrote_nor_an_older_ticket_go_along
 
 def test_its_attempts_are_counted_anew_and_a_retry_keeps_the_ticket() -> None:
     one = arrived(copy(Properties(headers=Headers.of({"rmq-retry-attempts": 5}))), queue="payments")
-    assert story(one).attempts == 0
+    assert stamp_of(one).attempts == 0
     again = settle(retry(30), one, subscription(RetryThenPark(backoff=Fixed(30))), now=NOW).copy
 
     assert again is not None

@@ -11,29 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq_retry import DeadLetter, Delivery, Fixed, Ladder, Message, Park, Republish, RetryThenPark, StopTheLine
+from django_rmq_retry.handlers import work_queues
 from django_rmq_retry.handlers.settlement import settle, unhandled, waits_on
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.stamp import OURS, STAMPED, Stamp
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.carriers import DeadLetter, Ladder, Republish
-from django_rmq_retry.policies.policy import (
-    ACK,
-    Failure,
-    Park,
-    Policy,
-    RetryThenPark,
-    StopTheLine,
-    Verdict,
-    discard,
-    halt,
-    park,
-    retry,
+from django_rmq_retry.messages import (
+    DONE,
+    ErrorNote,
+    Headers,
+    Instruction,
+    Properties,
+    Reason,
+    Settlement,
+    Stamp,
+    encode_properties,
 )
+from django_rmq_retry.messages.history import OURS, STAMPED
+from django_rmq_retry.policies import ACK, Failure, Policy, Verdict, discard, halt, park, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 CHARGE = subscription(RetryThenPark(attempts=5, backoff=Fixed(30)))
@@ -50,7 +43,7 @@ class BankDown(Exception):
 
 def parked_copy(one: Delivery, verdict: Verdict = GAVE_UP) -> Message:
     settlement = settle(verdict, one, CHARGE, now=NOW)
-    assert settlement.tell is Tell.ACK
+    assert settlement.instruction is Instruction.ACK
     assert not settlement.ack_first
     assert settlement.copy is not None
     return settlement.copy
@@ -73,12 +66,12 @@ class TestVerdicts:
     @pytest.mark.parametrize("verdict", [ACK, discard("Superseded")], ids=["ack", "discard"])
     def test_what_is_done_with_is_acknowledged_and_nothing_else(self, verdict: Verdict) -> None:
         assert settle(verdict, delivery(), CHARGE, now=NOW) is DONE
-        assert Settlement(tell=Tell.ACK) == DONE
+        assert Settlement(instruction=Instruction.ACK) == DONE
 
     def test_a_halt_keeps_the_message_in_hand(self) -> None:
         line = subscription(StopTheLine())
 
-        assert settle(halt(7.5), delivery(), line, now=NOW) == Settlement(tell=Tell.AGAIN, hold=7.5)
+        assert settle(halt(7.5), delivery(), line, now=NOW) == Settlement(instruction=Instruction.KEEP, hold=7.5)
 
     def test_a_retry_goes_by_the_carrier_of_its_policy(self) -> None:
         copy = settle(retry(30), delivery(), CHARGE, now=NOW).copy
@@ -129,7 +122,7 @@ class TestVerdicts:
 class TestFirstFailure:
     @staticmethod
     def since(*deaths: tuple[str, str, int], **stamped: object) -> object:
-        """What the parked copy tells; each death is a queue, a reason and so many seconds before now."""
+        """Return the headers of the parked copy; each death is a queue, a reason and its age in seconds."""
         told = [
             {"count": 1, "queue": queue, "reason": reason, "time": datetime.fromtimestamp(NOW / 1000 - ago, UTC)}
             for queue, reason, ago in deaths
@@ -250,8 +243,8 @@ class TestParking:
         assert "rmq-retry-wait" not in parked_copy(delivery(headers={"rmq-retry-wait": 60_000})).headers
 
     def test_without_a_handler_it_is_parked_where_its_queue_parks(self) -> None:
-        (intake,) = intakes([CHARGE])
-        settlement = unhandled(park(Reason.UNHANDLED, "No handler takes it."), delivery(), intake, now=NOW)
+        (work_queue,) = work_queues([CHARGE])
+        settlement = unhandled(park(Reason.UNHANDLED, "No handler takes it."), delivery(), work_queue, now=NOW)
 
         assert settlement.copy is not None
         assert settlement.copy.routing_key == "payments.parked"
@@ -269,17 +262,17 @@ class TestParking:
         ids=["new", "tried before", "tried elsewhere", "counted by the broker"],
     )
     def test_without_a_handler_no_attempt_is_counted(self, headers: dict[str, object], attempts: int | None) -> None:
-        (intake,) = intakes([CHARGE])
-        settlement = unhandled(park(Reason.UNHANDLED, "None."), delivery(headers=headers), intake, now=NOW)
+        (work_queue,) = work_queues([CHARGE])
+        settlement = unhandled(park(Reason.UNHANDLED, "None."), delivery(headers=headers), work_queue, now=NOW)
 
         assert settlement.copy is not None
         assert settlement.copy.headers.get("rmq-retry-attempts") == attempts
         assert "rmq-retry-summary" not in settlement.copy.headers
 
     def test_nor_where_nobody_can_read_the_count(self) -> None:
-        (intake,) = intakes([CHARGE])
+        (work_queue,) = work_queues([CHARGE])
         unreadable = delivery(raw=b"\x20")
-        settlement = unhandled(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, intake, now=NOW)
+        settlement = unhandled(park(Reason.UNDECODABLE_HEADERS, "cut off"), unreadable, work_queue, now=NOW)
 
         assert settlement.copy is not None
         assert "rmq-retry-attempts" not in settlement.copy.headers
@@ -353,7 +346,7 @@ class TestHostileContent:
         copy = failing(Broken(), RetryThenPark(), delivery())
 
         assert copy.headers["rmq-retry-detail"] == (
-            "Gave up after 1000000 attempts: Broken: (its text cannot be made: SystemExit)"
+            "Gave up after 1000000 attempts: Broken: (its text cannot be read: SystemExit)"
         )
 
     def test_nul_and_lone_surrogates_are_parked_readably(self) -> None:
@@ -389,7 +382,7 @@ class TestHostileContent:
 
 
 class TestRoomInTheFrame:
-    """The broker closes the connection of whoever publishes properties larger than one frame."""
+    """The broker closes the connection of a client that publishes properties larger than one frame."""
 
     def big(self, size: int, *, packs: bool = True) -> Delivery:
         value = "x" * size if packs else random.Random(1).randbytes(size)
@@ -434,7 +427,7 @@ class TestRoomInTheFrame:
     def test_a_loop_of_the_brokers_own_needs_no_room(self) -> None:
         loop = subscription(RetryThenPark(via=DeadLetter(exchange="retry", queue="wait", after=30)))
 
-        assert settle(retry(30), self.big(130_000), loop, now=NOW) == Settlement(tell=Tell.REJECT)
+        assert settle(retry(30), self.big(130_000), loop, now=NOW) == Settlement(instruction=Instruction.REJECT)
 
 
 def test_every_header_a_stamp_can_have_is_taken_off_before_a_new_one_is_put_on() -> None:

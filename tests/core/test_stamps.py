@@ -1,4 +1,4 @@
-"""What a message tells of itself, in headers of our own that nobody's carelessness can break."""
+"""The retry history of a message, in headers of our own that other clients cannot break."""
 
 from dataclasses import replace
 
@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq_retry.handlers.settlement import parked_headers
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.stamp import BROKERS, OURS, Stamp
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import park
+from django_rmq_retry.messages import ErrorNote, Headers, Reason, Stamp
+from django_rmq_retry.messages.history import BROKERS, OURS
+from django_rmq_retry.policies import park
 
 NOW = 1_700_000_000_000
 TIMEOUT = ErrorNote(kind="BankDown", text="timeout")

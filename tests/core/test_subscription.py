@@ -1,18 +1,28 @@
-"""Who takes which message of a queue, and which handlers cannot share one."""
+"""The handler that takes a message of a queue, and handlers that cannot share a queue."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from django_rmq_retry import (
+    Breaker,
+    Broadcast,
+    DeadLetter,
+    Exchange,
+    Fixed,
+    InPlace,
+    Ladder,
+    OneShot,
+    Queue,
+    Republish,
+    RetryThenPark,
+    StopTheLine,
+)
 from django_rmq_retry.errors import ConfigurationError, UndecodableHeaders
-from django_rmq_retry.handlers.subscription import Match, Subscription, intakes
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.breaker import Breaker
-from django_rmq_retry.policies.carriers import DeadLetter, InPlace, Ladder, Republish
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.queues import Broadcast, Exchange, Queue
+from django_rmq_retry.handlers import Match, Subscription, work_queues
+from django_rmq_retry.messages import Headers
+from django_rmq_retry.policies import Policy
 from tests.core.made import delivery, subscription
 
 USUAL = RetryThenPark()
@@ -24,14 +34,14 @@ def handler(name: str, policy: Policy = USUAL, *, queue: Queue | str = "payments
 
 
 def chosen(*handlers: Subscription, **arrival: Any) -> str | None:
-    (intake,) = intakes(handlers)
-    taker = intake.choose(delivery(**arrival))
+    (work_queue,) = work_queues(handlers)
+    taker = work_queue.choose(delivery(**arrival))
     return None if taker is None else taker.name
 
 
 def contradiction(*handlers: Subscription) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        intakes(handlers)
+        work_queues(handlers)
     return str(caught.value)
 
 
@@ -87,24 +97,24 @@ class TestDispatch:
         assert chosen(handler("charge", type="charge"), type="refund") is None
 
     def test_one_handler_without_a_condition_need_not_look(self) -> None:
-        (alone,) = intakes([handler("charge")])
-        (picky,) = intakes([handler("charge", type="charge")])
-        (both,) = intakes([handler("charge", type="charge"), handler("rest")])
+        (alone,) = work_queues([handler("charge")])
+        (picky,) = work_queues([handler("charge", type="charge")])
+        (both,) = work_queues([handler("charge", type="charge"), handler("rest")])
 
         assert (alone.dispatches, picky.dispatches, both.dispatches) == (False, True, True)
 
     def test_queues_stand_in_the_order_in_which_they_were_first_named(self) -> None:
-        found = intakes([handler("a", queue="q1"), handler("b", queue="q2"), handler("c", queue="q1", type="c")])
+        found = work_queues([handler("a", queue="q1"), handler("b", queue="q2"), handler("c", queue="q1", type="c")])
 
-        assert [(intake.queue.name, [one.name for one in intake.subscriptions]) for intake in found] == [
+        assert [(work_queue.queue.name, [one.name for one in work_queue.subscriptions]) for work_queue in found] == [
             ("q1", ["c", "a"]),
             ("q2", ["b"]),
         ]
 
     def test_one_ordered_handler_makes_the_whole_queue_ordered(self) -> None:
-        (intake,) = intakes([handler("a", StopTheLine(), type="a"), handler("b", StopTheLine())])
+        (work_queue,) = work_queues([handler("a", StopTheLine(), type="a"), handler("b", StopTheLine())])
 
-        assert intake.ordered
+        assert work_queue.ordered
 
 
 class TestContradictions:
@@ -118,7 +128,7 @@ class TestContradictions:
         two = handler("a", type="x", headers={"v": 1}), handler("b", headers={"v": 1}, type="x")
 
         assert contradiction(*two) == (
-            "Handlers a and b ask for the same messages of queue 'payments', so the second would get none. "
+            "Handlers a and b take the same messages of queue 'payments', so the second would get none. "
             "Give them different conditions."
         )
 
@@ -126,14 +136,14 @@ class TestContradictions:
         said = contradiction(handler("a", type="a"), handler("b", queue=Queue("payments", max_length=5)))
 
         assert said.startswith("Handlers a and b share the queue 'payments' but not its queue arguments: Queue(name=")
-        assert said.endswith(" Write the same for both, or use two queues.")
+        assert said.endswith(" Use the same for both, or use two queues.")
 
     def test_two_that_park_in_different_places(self) -> None:
         other = subscription(USUAL, name="b", park="elsewhere")
 
         assert contradiction(handler("a", type="a"), other) == (
             "Handlers a and b share the queue 'payments' but not its parked queue: 'payments.parked' against "
-            "'elsewhere'. Write the same for both, or use two queues."
+            "'elsewhere'. Use the same for both, or use two queues."
         )
 
     def test_two_of_which_one_keeps_order(self) -> None:
@@ -148,7 +158,7 @@ class TestContradictions:
         assert "but not its kind of carrier: 'Ladder' against 'Republish'" in said
 
     def test_two_ladders_with_different_steps_share_a_queue_well(self) -> None:
-        intakes(
+        work_queues(
             [handler("a", RetryThenPark(backoff=Fixed(5)), type="a"), handler("b", RetryThenPark(via=Ladder([60])))]
         )
 
@@ -166,8 +176,8 @@ def test_a_dead_letter_loop_cannot_drop_what_expires() -> None:
         subscription(loop, name="a", queue=Queue("payments", expired="drop"))
 
     assert str(caught.value) == (
-        "Handler a: DeadLetter sends what expires round its loop, so Queue(expired='drop') cannot drop it. "
-        "Use via=Ladder(), or leave expired out."
+        "Handler a: DeadLetter returns expired messages to their queue, so Queue(expired='drop') cannot drop them. "
+        "Use via=Ladder(), or omit expired."
     )
 
 
@@ -178,44 +188,44 @@ def test_a_dead_letter_loop_cannot_drop_what_expires() -> None:
             COPY,
             {"policy": RetryThenPark(via=Ladder([1, 2]))},
             (
-                "Ladder sends retries back by the queue's name, and queue 'prices' may have gone by then. Use "
-                "via=InPlace(), which keeps the message in the consumer's hand."
+                "Ladder sends retries back by the queue's name, and queue 'prices' may be deleted by then. Use "
+                "via=InPlace(), which keeps the message unacked."
             ),
         ),
         (
             Queue("prices", type="classic", auto_delete=True),
             {"policy": RetryThenPark(via=Republish(), backoff=Fixed(1))},
             (
-                "Republish sends retries back by the queue's name, and queue 'prices' may have gone by then. Use "
-                "via=InPlace(), which keeps the message in the consumer's hand."
+                "Republish sends retries back by the queue's name, and queue 'prices' may be deleted by then. Use "
+                "via=InPlace(), which keeps the message unacked."
             ),
         ),
         (
             Queue("prices", type="classic", auto_delete=True),
             {"breaker": Breaker(on=OSError)},
             (
-                "breaker=… stops consuming while it is open, and queue 'prices' with auto_delete=True would end with "
-                "that. Use Broadcast, or exclusive=True."
+                "breaker=… stops consuming while it is open, and queue 'prices' with auto_delete=True would be deleted "
+                "then. Use Broadcast, or exclusive=True."
             ),
         ),
         (
             Queue("prices", type="classic", auto_delete=True),
             {"policy": StopTheLine()},
             (
-                "StopTheLine subscribes anew in a long wait, and queue 'prices' with auto_delete=True would end with "
-                "that. Use Broadcast, or exclusive=True."
+                "StopTheLine stops consuming in a long wait, and queue 'prices' with auto_delete=True would be deleted "
+                "then. Use Broadcast, or exclusive=True."
             ),
         ),
         (
             COPY,
             {"order_by": len},
-            "order_by keeps messages for queue 'prices', which ends with its consumer. Leave it out.",
+            "order_by keeps messages for queue 'prices', which is deleted with its consumer. Omit it.",
         ),
         (
             COPY,
             {"once": True},
             (
-                "once=… lets one process handle a message, and Broadcast gives it to each. Leave once out, or use a "
+                "once=… lets one process handle a message, and Broadcast sends it to each. Omit once, or use a "
                 "Queue that the processes share."
             ),
         ),

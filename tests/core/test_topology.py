@@ -9,9 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Broadcast, Exchange, Queue
+from django_rmq_retry.arguments import milliseconds
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.seconds import milliseconds
-from django_rmq_retry.topology.queues import Binding, Broadcast, Exchange, Queue, check_name, matches
+from django_rmq_retry.topology import Binding
+from django_rmq_retry.topology.declarations import check_name, matches
 
 WORDS = st.sampled_from(["a", "b", "c", "", "a+", "[a]", "\\", "é"])
 KEYS = st.lists(WORDS, max_size=5).map(".".join)

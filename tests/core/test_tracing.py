@@ -95,7 +95,7 @@ def test_only_so_many_places_are_remembered() -> None:
 def test_an_exception_that_refuses_to_be_looked_at_is_told_by_its_class() -> None:
     found = trace(Unprintable(), own)
 
-    assert shown(found) == [("", "Unprintable", "(its text cannot be made: ValueError)")]
+    assert shown(found) == [("", "Unprintable", "(its text cannot be read: ValueError)")]
     assert found[0].stack.frames == ()
 
 

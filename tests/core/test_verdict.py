@@ -1,12 +1,13 @@
-"""A verdict says in short texts what became of a message, whatever the exception does."""
+"""A verdict describes the decision in short texts, even if the exception is broken."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.tracebacks import ErrorNote, short
-from django_rmq_retry.policies.policy import DETAIL_LIMIT, Kind, discard, halt, park, retry
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.messages.tracebacks import short
+from django_rmq_retry.policies import Kind, discard, halt, park, retry
+from django_rmq_retry.policies.verdict import DETAIL_LIMIT
 
 
 class BankDown(Exception):
@@ -35,7 +36,7 @@ def test_a_note_names_the_class_and_the_text() -> None:
 def test_an_exception_whose_text_cannot_be_made_is_noted_all_the_same(raising: BaseException) -> None:
     note = ErrorNote.of(Broken(raising=raising))
 
-    assert note.text == f"(its text cannot be made: {type(raising).__name__})"
+    assert note.text == f"(its text cannot be read: {type(raising).__name__})"
 
 
 def test_an_exception_whose_text_is_no_text_is_noted_all_the_same() -> None:
@@ -43,7 +44,7 @@ def test_an_exception_whose_text_is_no_text_is_noted_all_the_same() -> None:
         def __str__(self) -> str:
             return 7  # type: ignore[return-value]  # noqa: PLE0307  what a careless project does
 
-    assert ErrorNote.of(Number()).text == "(its text cannot be made: TypeError)"
+    assert ErrorNote.of(Number()).text == "(its text cannot be read: TypeError)"
 
 
 def test_a_text_of_a_megabyte_is_cut() -> None:

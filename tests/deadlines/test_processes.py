@@ -115,7 +115,7 @@ def test_a_stuck_process_of_several_is_replaced_once_its_other_handlers_end(slow
         for _ in range(10):
             send("nothing")
         wait_until(parked, 30, step=0.1)
-        consumer.says("has ended; a fresh one starts in", times=2)
+        consumer.says("has ended; a new one starts in", times=2)
         consumer.signal()
         assert consumer.code() == 0
 

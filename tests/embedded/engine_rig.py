@@ -10,8 +10,7 @@ from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Got
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.embedded.engine.vhost import Vhost
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
 from tests.embedded.rig import SOON, Arrival, Declared, Refusal
 
 EPOCH = 1_700_000_000.0

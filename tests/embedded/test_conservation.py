@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.envelopes import Deliver
 from django_rmq_retry.embedded.engine.vhost import Session
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Properties, encode_properties
 from tests.embedded.engine_rig import EngineRig
 
 CAREFUL = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}

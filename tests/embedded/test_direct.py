@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.amqp.contracts import Line, Outcome
-from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.publisher import DirectCaller, DirectPublisher
-from django_rmq_retry.embedded.direct.source import DirectSource
+from django_rmq_retry import Delivery, Message
+from django_rmq_retry.amqp import Line, Outcome
+from django_rmq_retry.embedded.direct_broker import DirectBroker, DirectCaller, DirectPublisher, DirectSource
 from django_rmq_retry.errors import CallUnanswered, MessageReturned, MessageUnsent, PublishUnknown
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
-from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.messages import DONE, Instruction, Properties, Settlement
+from django_rmq_retry.topology import QueueDeclaration, Role, Server, Topology
 
 WORK = Line(queue="work", prefetch=2)
 LEDGER = Line(queue="work", prefetch=1, ordered=True)
@@ -150,7 +147,7 @@ def test_a_copy_waits_in_its_queue_until_the_clock_has_passed_it(
 ) -> None:
     publisher.publish(to("work"))
     source = consume()
-    source.settle(hands.found.pop(), Settlement(tell=Tell.ACK, copy=to("later", b"again")))
+    source.settle(hands.found.pop(), Settlement(instruction=Instruction.ACK, copy=to("later", b"again")))
     broker.advance(9.9)
     source.poll()
     early = hands.bodies
@@ -168,7 +165,7 @@ def test_a_message_that_stays_in_hand_comes_again_after_its_hold(
 ) -> None:
     publisher.publish_many([to("work", b"1"), to("work", b"2")])
     source = consume(LEDGER)
-    source.settle(hands.found[0], Settlement(tell=Tell.AGAIN, hold=3600))
+    source.settle(hands.found[0], Settlement(instruction=Instruction.KEEP, hold=3600))
     broker.advance(3600)
     source.poll()
 
@@ -184,7 +181,7 @@ def test_a_copy_whose_confirm_is_lost_is_sent_again(
     source.start([WORK], hands)
     publisher.publish(to("work"))
     source.poll()
-    source.settle(hands.found[0], Settlement(tell=Tell.ACK, copy=to("later", b"copy")))
+    source.settle(hands.found[0], Settlement(instruction=Instruction.ACK, copy=to("later", b"copy")))
     held = broker.queue("work")
     broker.advance(1)
 
@@ -213,7 +210,7 @@ def test_an_ordered_line_gets_its_message_again_after_a_lost_connection(
 ) -> None:
     publisher.publish(to("work"))
     source = consume(LEDGER)
-    source.settle(hands.found[0], Settlement(tell=Tell.AGAIN, hold=60))
+    source.settle(hands.found[0], Settlement(instruction=Instruction.KEEP, hold=60))
     source.lose("cut")
     broker.advance(60)
     source.poll()
@@ -226,7 +223,7 @@ def test_a_lost_acknowledgement_leaves_the_copy_and_the_original(
 ) -> None:
     publisher.publish(to("work", b"original"))
     source = consume()
-    source.lose_ack(hands.found[0], Settlement(tell=Tell.ACK, copy=to("later", b"copy")))
+    source.lose_ack(hands.found[0], Settlement(instruction=Instruction.ACK, copy=to("later", b"copy")))
 
     assert bodies(broker, "later") == [b"copy"]
     assert bodies(broker, "work") == [b"original"]

@@ -12,8 +12,7 @@ from django_rmq_retry.embedded.engine.queue_arguments import QueueSpec
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Detail, NullStore, Place
 from django_rmq_retry.embedded.engine.vhost import Vhost
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, decode_properties, encode_properties
 from tests.embedded.engine_rig import EPOCH, EngineRig
 from tests.embedded.rig import QUORUM
 

@@ -16,8 +16,7 @@ from django_rmq_retry.embedded.engine.entries import Entry
 from django_rmq_retry.embedded.engine.queue import Queue
 from django_rmq_retry.embedded.engine.vhost import Vhost, restore
 from django_rmq_retry.embedded.file_store import FileStore
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, encode_properties
 from tests.embedded.engine_rig import EPOCH, EngineRig
 from tests.embedded.test_conservation import THOROUGH, Clients
 

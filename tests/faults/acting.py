@@ -1,20 +1,32 @@
-"""The handler of the fault tests and its policies: a message says itself what its handler shall do."""
+"""The handler of the fault tests and its policies; each message holds the action of its handler."""
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.backoff import Fixed, Steps
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
-from django_rmq_retry.policies.policy import Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
+    Delivery,
+    Fixed,
+    Ladder,
+    NackRequeue,
+    Native,
+    Queue,
+    Republish,
+    RetryThenPark,
+    Steps,
+    StopTheLine,
+    WaitQueue,
+)
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
+from django_rmq_retry.policies import Policy
 from tests.faults import forking
 from tests.tooling.waiting import wait_until
 
@@ -23,11 +35,11 @@ ENDLESS = 99
 
 
 class Broken(Exception):
-    """Another attempt may help."""
+    """Raised for a failure that may succeed at another attempt."""
 
 
 class Hopeless(Exception):
-    """No attempt will help."""
+    """Raised for a failure that no attempt resolves."""
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -56,11 +68,11 @@ RAISED: Mapping[str, Callable[[], object]] = {
     "recursion": _recurse,
     "memory": lambda: bytearray(sys.maxsize),
 }
-"""What a handler may run into that is no ordinary exception."""
+"""Failures of a handler that are no ordinary exceptions."""
 
 
 class Diary:
-    """What handlers did, one line each; each outlives its process."""
+    """The actions of handlers, one line each, in a file that outlives their process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +98,7 @@ class Diary:
 
 
 class Act:
-    """Does what the message says, and notes when it began and when it came to its end."""
+    """Perform the action of the message, and note its start and end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -99,6 +111,8 @@ class Act:
             os.kill(os.getpid(), signal.SIGKILL)
         if "exits" in said:
             os._exit(said["exits"])
+        if "lasts" in said:
+            threading.Event().wait(said["lasts"])
         if "holds" in said:
             wait_until((self._folder / said["holds"]).exists, 60, what=f"the gate {said['holds']}")
         if "forks" in said:
@@ -106,15 +120,15 @@ class Act:
         if "raises" in said and message.attempt == 1:
             RAISED[said["raises"]]()
         if said.get("hopeless"):
-            raise Hopeless("for ever")
+            raise Hopeless("forever")
         if message.attempt <= said.get("fails", 0):
             raise Broken("not yet")
         self._diary.note("did", said["id"], message.attempt)
 
 
-def intake(policy: str, folder: Path, *, park: str = PARKED, **queue: Any) -> Intake:
-    """The one queue of a fault test, with its handler."""
+def work_queue(policy: str, folder: Path, *, park: str = PARKED, name: str = QUEUE, **queue: Any) -> WorkQueue:
+    """Return the queue of a fault test, or a second one, with its handler."""
     subscription = Subscription(
-        name="act", run=Act(folder), queue=Queue(QUEUE, **queue), policy=POLICIES[policy], park=park
+        name="act", run=Act(folder), queue=Queue(name, **queue), policy=POLICIES[policy], park=park
     )
-    return intakes([subscription])[0]
+    return work_queues([subscription])[0]

@@ -1,4 +1,4 @@
-"""Breaks a consumer at one step of an attempt, once: the product has no hooks for it, so its functions are wrapped."""
+"""Break a consumer at one step of an attempt, once, by wrapping functions of the product."""
 
 import itertools
 import json
@@ -11,25 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from django_rmq_retry.amqp import source
+from django_rmq_retry import Delivery, Message
+from django_rmq_retry.amqp import Done, PublishResult, source
 from django_rmq_retry.amqp.channel import OpenLine
-from django_rmq_retry.amqp.contracts import Done, PublishResult
 from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.handlers.subscription import Intake
-from django_rmq_retry.messages.message import Delivery, Message, Tell
+from django_rmq_retry.handlers import WorkQueue
+from django_rmq_retry.messages import Instruction
 from django_rmq_retry.publishing import broker_connections
 from tests.faults.acting import Act
 
 
 class Once:
-    """One process among all of a test, one time."""
+    """Return True once in all processes of a test."""
 
     def __init__(self, folder: Path, victim: int) -> None:
         self._mark = folder / "broken"
         self._victim = victim
 
     def dies(self, body: bytes) -> None:
-        """Kill -9, if this is the message, for the first time."""
+        """Kill the process at the first occurrence of the message."""
         if self.strikes(body):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -43,24 +43,24 @@ class Once:
         return True
 
 
-def before_the_handler(once: Once, intake: Intake) -> Intake:
+def before_the_handler(once: Once, work_queue: WorkQueue) -> WorkQueue:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         once.dies(message.body)
         return inner(message)
 
-    return _around(intake, run)
+    return _around(work_queue, run)
 
 
-def after_the_handler(once: Once, intake: Intake) -> Intake:
+def after_the_handler(once: Once, work_queue: WorkQueue) -> WorkQueue:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         answer = inner(message)
         once.dies(message.body)
         return answer
 
-    return _around(intake, run)
+    return _around(work_queue, run)
 
 
-def before_the_copy(once: Once, intake: Intake) -> Intake:
+def before_the_copy(once: Once, work_queue: WorkQueue) -> WorkQueue:
     send = PikaPublisher.send
 
     def sending(self: PikaPublisher, message: Message, done: Done, *, timeout: float | None = None) -> None:
@@ -68,11 +68,11 @@ def before_the_copy(once: Once, intake: Intake) -> Intake:
         send(self, message, done, timeout=timeout)
 
     PikaPublisher.send = sending  # type: ignore[method-assign]
-    return intake
+    return work_queue
 
 
-def instead_of_the_copy(once: Once, intake: Intake) -> Intake:
-    """A moment later: what was written before has left by then."""
+def instead_of_the_copy(once: Once, work_queue: WorkQueue) -> WorkQueue:
+    """Kill the process a moment later, after earlier writes were sent."""
     send = PikaPublisher.send
 
     def sending(self: PikaPublisher, message: Message, done: Done, *, timeout: float | None = None) -> None:
@@ -82,10 +82,10 @@ def instead_of_the_copy(once: Once, intake: Intake) -> Intake:
             send(self, message, done, timeout=timeout)
 
     PikaPublisher.send = sending  # type: ignore[method-assign]
-    return intake
+    return work_queue
 
 
-def after_the_copys_confirm(once: Once, intake: Intake) -> Intake:
+def after_the_copys_confirm(once: Once, work_queue: WorkQueue) -> WorkQueue:
     send = PikaPublisher.send
 
     def sending(self: PikaPublisher, message: Message, done: Done, *, timeout: float | None = None) -> None:
@@ -97,10 +97,10 @@ def after_the_copys_confirm(once: Once, intake: Intake) -> Intake:
         send(self, message, confirmed, timeout=timeout)
 
     PikaPublisher.send = sending  # type: ignore[method-assign]
-    return intake
+    return work_queue
 
 
-def before_the_ack(once: Once, intake: Intake) -> Intake:
+def before_the_ack(once: Once, work_queue: WorkQueue) -> WorkQueue:
     ack = OpenLine.ack
 
     def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> bytes:
@@ -110,73 +110,73 @@ def before_the_ack(once: Once, intake: Intake) -> Intake:
         return ack(self, known)
 
     OpenLine.ack = acking  # type: ignore[method-assign]
-    return intake
+    return work_queue
 
 
-def before_it_is_given_back(once: Once, intake: Intake) -> Intake:
-    told = OpenLine.tell
+def before_it_is_given_back(once: Once, work_queue: WorkQueue) -> WorkQueue:
+    told = OpenLine.instruct
 
-    def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
+    def telling(self: OpenLine, delivery: Delivery, instruction: Instruction) -> None:
         once.dies(delivery.body)
-        told(self, delivery, tell)
+        told(self, delivery, instruction)
 
-    OpenLine.tell = telling  # type: ignore[method-assign]
-    return intake
+    OpenLine.instruct = telling  # type: ignore[method-assign]
+    return work_queue
 
 
-def after_it_is_given_back(once: Once, intake: Intake) -> Intake:
-    """A moment later: what was written has left by then."""
-    told = OpenLine.tell
+def after_it_is_given_back(once: Once, work_queue: WorkQueue) -> WorkQueue:
+    """Kill the process a moment later, after the writes were sent."""
+    told = OpenLine.instruct
 
-    def telling(self: OpenLine, delivery: Delivery, tell: Tell) -> None:
-        told(self, delivery, tell)
+    def telling(self: OpenLine, delivery: Delivery, instruction: Instruction) -> None:
+        told(self, delivery, instruction)
         if once.strikes(delivery.body):
             broker_connections.current.io("rmq-io").later(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    OpenLine.tell = telling  # type: ignore[method-assign]
-    return intake
+    OpenLine.instruct = telling  # type: ignore[method-assign]
+    return work_queue
 
 
-def the_clock_jumps(_once: Once, intake: Intake) -> Intake:
-    """A day ahead, a day back: each time somebody asks, the other way."""
+def the_clock_jumps(_once: Once, work_queue: WorkQueue) -> WorkQueue:
+    """Return a time one day ahead and one day behind, alternating with each call."""
     real, jumps = time.time, itertools.cycle([86_400.0, -86_400.0])
     time.time = lambda: real() + next(jumps)
-    return intake
+    return work_queue
 
 
-def the_loop_raises(once: Once, intake: Intake) -> Intake:
+def the_loop_raises(once: Once, work_queue: WorkQueue) -> WorkQueue:
     def boom() -> None:
         raise RuntimeError("the loop is broken")
 
-    return _on_the_loop(once, intake, boom)
+    return _on_the_loop(once, work_queue, boom)
 
 
-def the_loop_stands_still(once: Once, intake: Intake) -> Intake:
-    source.DEAF = 4
+def the_loop_stands_still(once: Once, work_queue: WorkQueue) -> WorkQueue:
+    source.MOST_UNANSWERED = 4
 
     def stand_still() -> None:
         threading.Event().wait()
 
-    return _on_the_loop(once, intake, stand_still)
+    return _on_the_loop(once, work_queue, stand_still)
 
 
-def _on_the_loop(once: Once, intake: Intake, call: Callable[[], None]) -> Intake:
+def _on_the_loop(once: Once, work_queue: WorkQueue, call: Callable[[], None]) -> WorkQueue:
     def run(message: Delivery, inner: Callable[[Delivery], object]) -> object:
         if once.strikes(message.body):
             broker_connections.current.io("rmq-io").call(call)
         return inner(message)
 
-    return _around(intake, run)
+    return _around(work_queue, run)
 
 
-def _around(intake: Intake, run: Callable[[Delivery, Callable[[Delivery], object]], object]) -> Intake:
-    subscription = intake.subscriptions[0]
+def _around(work_queue: WorkQueue, run: Callable[[Delivery, Callable[[Delivery], object]], object]) -> WorkQueue:
+    subscription = work_queue.subscriptions[0]
     inner = subscription.run
     assert isinstance(inner, Act)
-    return replace(intake, subscriptions=(replace(subscription, run=lambda message: run(message, inner)),))
+    return replace(work_queue, subscriptions=(replace(subscription, run=lambda message: run(message, inner)),))
 
 
-WAYS: Mapping[str, Callable[[Once, Intake], Any]] = {
+WAYS: Mapping[str, Callable[[Once, WorkQueue], Any]] = {
     way.__name__: way
     for way in (
         before_the_handler,

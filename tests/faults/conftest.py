@@ -1,4 +1,4 @@
-"""The stages of the fault tests."""
+"""The scenes of the fault tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry.amqp import Publisher
+from tests.broker.live import publishing
 from tests.faults.scene import Scene
 from tests.tooling.vhosts import Vhost
 
 MakeScene = Callable[[Vhost], Scene]
 DEADLINE = 1.0
-"""Of the publisher, in seconds."""
+"""The timeout of the publisher, in seconds."""
 
 
 @pytest.fixture
 def make_scene(tmp_path: Path) -> Iterator[MakeScene]:
-    """A stage on a virtual host of the test's own choice."""
+    """Return a function that makes a scene on a given virtual host."""
     with ExitStack() as scenes:
 
         def make(vhost: Vhost) -> Scene:
@@ -32,22 +31,18 @@ def make_scene(tmp_path: Path) -> Iterator[MakeScene]:
 
 @pytest.fixture
 def scene(make_scene: MakeScene, vhost: Vhost) -> Scene:
-    """A stage on the shared broker, which must not be harmed."""
+    """A scene on the shared broker, which no test may damage."""
     return make_scene(vhost)
 
 
 @pytest.fixture
 def private_scene(make_scene: MakeScene, private_broker: Vhost) -> Scene:
-    """A stage on a node of this worker's own."""
+    """A scene on the private node of this test worker."""
     return make_scene(private_broker)
 
 
 @pytest.fixture
-def publisher(private_scene: Scene) -> Iterator[PikaPublisher]:
-    """Somebody who publishes there, and waits no longer than the deadline."""
-    io = IoThread("test-publish")
-    io.start()
-    made = PikaPublisher(io, Access.parse(private_scene.vhost.url, publish_timeout=DEADLINE))
-    yield made
-    made.close()
-    io.stop(timeout=5)
+def publisher(private_scene: Scene) -> Iterator[Publisher]:
+    """A publisher for the scene, with the timeout ``DEADLINE``."""
+    with publishing(private_scene.vhost.url, publish_timeout=DEADLINE) as made:
+        yield made

@@ -1,4 +1,4 @@
-"""Ways in which a handler may make a process of its own."""
+"""Ways in which a handler may start a process."""
 
 import multiprocessing
 import os
@@ -6,13 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from django_rmq_retry.publishing.publish import publish
+from django_rmq_retry import publish
 
 CHILDS_QUEUE = "child"
 
 
 def bare() -> None:
-    """The child ends as an ordinary script does, with everything that runs at its end."""
+    """Fork a child that ends like a script, with its exit handlers."""
     child = os.fork()
     if not child:
         try:
@@ -23,19 +23,19 @@ def bare() -> None:
 
 
 def publishing() -> None:
-    """The child publishes over whatever connection it thinks it has."""
+    """Fork a child that publishes over its inherited connection."""
     child = os.fork()
     if not child:
         try:
             publish({"from": "child"}, routing_key=CHILDS_QUEUE, timeout=5)
-        except BaseException:  # noqa: BLE001 - a child must never go on as its parent
+        except BaseException:  # noqa: BLE001 - a child must never continue as its parent
             os._exit(1)
         os._exit(0)
     _expect(child)
 
 
 def multi() -> None:
-    """A process of multiprocessing's, forked, which runs its exit handlers."""
+    """Start a forked process of multiprocessing, which runs its exit handlers."""
     process = multiprocessing.get_context("fork").Process(target=_publish)
     process.start()
     process.join(15)
@@ -44,7 +44,7 @@ def multi() -> None:
 
 
 def sub() -> None:
-    """Another program."""
+    """Run another program."""
     subprocess.run([sys.executable, "-c", "pass"], check=True, preexec_fn=os.setsid)
 
 

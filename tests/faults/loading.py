@@ -1,4 +1,4 @@
-"""Two publishers that never stop, and know what was confirmed to them."""
+"""Two publishers that run without a pause and record their confirms."""
 
 import json
 import threading
@@ -6,24 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import PublishError
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Properties
+from tests.broker.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
 BATCH = 20
 FAILS = (0, 0, 0, 1, 2, 99)
-"""By the id's remainder: most succeed, some later, one never."""
+"""Actions by the remainder of the id: most succeed at once, some later, one never."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """Publishes until told to stop, and knows what was tried and what was confirmed."""
+    """Publishes until stopped, and records attempted and confirmed messages."""
 
     url: str | Sequence[str]
     first: int
@@ -33,20 +32,14 @@ class Load:
     errors: int = 0
 
     def run(self, over: threading.Event) -> None:
-        io = IoThread("test-publish")
-        io.start()
-        publisher = PikaPublisher(io, Access.parse(self.url, publish_timeout=2))
         one = self.first
-        try:
+        with publishing(self.url, publish_timeout=2) as publisher:
             while not over.wait(0.02):
                 ids = range(one, one + (BATCH if self.many else 1))
                 one = ids.stop
                 self._publish(publisher, ids)
-        finally:
-            publisher.close()
-            io.stop(timeout=5)
 
-    def _publish(self, publisher: PikaPublisher, ids: range) -> None:
+    def _publish(self, publisher: Publisher, ids: range) -> None:
         self.tried |= set(ids)
         try:
             publisher.publish_many([message(one) for one in ids], window=BATCH)
@@ -62,7 +55,7 @@ def message(one: int) -> Message:
 
 @contextmanager
 def under_load(url: str | Sequence[str]) -> Iterator[list[Load]]:
-    """Two publishers, one of single messages and one of batches; both have ended afterwards."""
+    """Run two publishers, of single messages and of batches, inside the block."""
     loads = [Load(url=url, first=0, many=False), Load(url=url, first=1_000_000, many=True)]
     over = threading.Event()
     threads = [threading.Thread(target=load.run, args=(over,)) for load in loads]
@@ -75,17 +68,17 @@ def under_load(url: str | Sequence[str]) -> Iterator[list[Load]]:
 
 
 def goes_on(loads: Sequence[Load]) -> None:
-    """Wait until each has a hundred confirms more."""
+    """Wait until each has a hundred more confirms."""
     before = [len(load.confirmed) for load in loads]
     wait_until(
         lambda: all(len(load.confirmed) > old + 100 for load, old in zip(loads, before, strict=True)),
         40,
-        what="both publishers go on",
+        what="both publishers continue",
     )
 
 
 def accounted(scene: Scene, loads: Sequence[Load], *, within: float = 60) -> None:
-    """Every confirmed message was handled or parked, as it asked for; and nothing is there that nobody sent."""
+    """Check that every confirmed message was handled or parked as planned, and that no other message exists."""
     confirmed = set().union(*(load.confirmed for load in loads))
     tried = set().union(*(load.tried for load in loads))
 

@@ -1,4 +1,4 @@
-"""A fault test's stage: a virtual host, a folder, consumers in processes of their own, and the count of every id."""
+"""The scene of a fault test: a virtual host, a folder, consumer processes, and the count of every id."""
 
 import json
 import os
@@ -16,8 +16,9 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.handlers.layout import layout
+from django_rmq_retry.topology import Topology
 from tests.broker.declared import declare, ready
-from tests.faults.acting import PARKED, QUEUE, Diary, intake
+from tests.faults.acting import PARKED, QUEUE, Diary, work_queue
 from tests.tooling import processes
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -25,11 +26,11 @@ from tests.tooling.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 REASON = "rmq-retry-reason"
 QUIET = 4
-"""So many looks in a row must find every queue empty."""
+"""Consecutive checks that must find every queue empty."""
 
 
 class Worker:
-    """One consuming process."""
+    """One consumer process."""
 
     def __init__(self, process: "processes.Started", log: Path) -> None:
         self._process = process
@@ -45,7 +46,7 @@ class Worker:
 
     @property
     def said(self) -> str:
-        """Its log so far."""
+        """Return the log so far."""
         return self._log.read_text() if self._log.is_file() else ""
 
     def signal(self, sign: signal.Signals) -> None:
@@ -53,14 +54,14 @@ class Worker:
             self._process.send_signal(sign)
 
     def ended(self, timeout: float = 60) -> int:
-        """Its exit code; a signal that ended it is below 0."""
+        """Return the exit code; negative for a signal."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"Still running after {timeout:g} s. It said:\n{self.said[-3000:]}") from None
 
     def stopped(self) -> int:
-        """Its exit code after being asked to stop."""
+        """Send SIGTERM and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.ended()
 
@@ -72,19 +73,25 @@ class Worker:
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """What happens in one test; whatever runs in the end is ended."""
+    """The environment of one test; its processes are ended with the test."""
 
     vhost: Vhost
     folder: Path
     policy: str = "ladder"
     queue: dict[str, Any] = field(default_factory=dict)
+    before: str = ""
+    """A second queue with the same handler and parked queue, consumed before the first."""
     workers: list[Worker] = field(default_factory=list)
     seen: list[tuple[int, str]] = field(default_factory=list)
-    """Taken out of the parked queue: id and reason."""
+    """Messages taken from the parked queue: id and reason."""
 
     def declare(self, policy: str = "ladder", **queue: Any) -> None:
         self.policy, self.queue = policy, queue
-        declare(self.vhost, layout([intake(policy, self.folder, **queue)]))
+        declare(self.vhost, self._layout())
+
+    def _layout(self) -> Topology:
+        names = [self.before, QUEUE] if self.before else [QUEUE]
+        return layout([work_queue(self.policy, self.folder, name=name, **self.queue) for name in names])
 
     def worker(
         self,
@@ -99,11 +106,12 @@ class Scene:
         root: Path = ROOT,
         **settings: Any,
     ) -> Worker:
-        """Start a consumer, of the version whose files are in ``root``; it is subscribed some time later."""
+        """Start a consumer of the version in ``root``; it subscribes a moment later."""
         number = len(self.workers)
         said = {
             "policy": self.policy,
             "queue": self.queue,
+            "before": self.before,
             "prefetch": prefetch,
             "threads": threads,
             "breaks": breaks,
@@ -134,7 +142,7 @@ class Scene:
 
     @contextmanager
     def channel(self) -> Iterator[BlockingChannel]:
-        """A plain channel with confirms."""
+        """Open a plain channel with confirms."""
         connection = pika.BlockingConnection(pika.URLParameters(self.vhost.url))
         channel = connection.channel()
         channel.confirm_delivery()
@@ -144,31 +152,31 @@ class Scene:
             if connection.is_open:
                 connection.close()
 
-    def publish(self, ids: Iterable[int], **what: Any) -> None:
-        """Confirmed and mandatory, each an id and what its handler shall do."""
+    def publish(self, ids: Iterable[int], queue: str = QUEUE, /, **what: Any) -> None:
+        """Publish messages, confirmed and mandatory, each with an id and the action of its handler."""
         with self.channel() as channel:
             for one in ids:
                 plain = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=str(one))
-                channel.basic_publish("", QUEUE, json.dumps({"id": one, **what}).encode(), plain, mandatory=True)
+                channel.basic_publish("", queue, json.dumps({"id": one, **what}).encode(), plain, mandatory=True)
 
     @property
     def diary(self) -> Diary:
         return Diary(self.folder / "diary")
 
     def did(self) -> Counter[int]:
-        """How often each handler came to its end."""
+        """Return how often each message was handled to the end."""
         return Counter(self.diary.ids("did"))
 
     def began(self) -> Counter[int]:
-        """How often each handler was called."""
+        """Return how often the handler was called for each message."""
         return Counter(self.diary.ids("began"))
 
     def open(self, gate: str) -> None:
-        """Let the handlers go on that hold there."""
+        """Let waiting handlers continue."""
         (self.folder / gate).touch()
 
     def parked(self) -> list[tuple[int, str]]:
-        """Every id that was parked so far, with the reason we wrote; taken out of the parked queue."""
+        """Take all messages from the parked queue; return the ids parked so far, with their reasons."""
         with self.channel() as channel:
             while True:
                 method, properties, body = channel.basic_get(PARKED)
@@ -182,17 +190,17 @@ class Scene:
         return sorted(one for one, _ in self.parked())
 
     def left(self) -> dict[str, int]:
-        """The queues, other than the parked one, with messages that nobody has in hand."""
+        """Return the queues, except the parked one, with ready messages."""
         with self.channel() as channel:
             depths = {name: ready(channel, name) for name in self.names() if name != PARKED}
         return {name: depth for name, depth in depths.items() if depth}
 
     def names(self) -> list[str]:
-        """The queues that were declared."""
-        return list(layout([intake(self.policy, self.folder, **self.queue)]).queues)
+        """Return the declared queues."""
+        return list(self._layout().queues)
 
     def finish(self, ids: Iterable[int], *workers: Worker, timeout: float = 60) -> None:
-        """Until each id was handled or parked and no queue holds any more; then the workers end in good order."""
+        """Wait until each id is handled or parked and all queues are empty; then stop the workers."""
         wanted = set(ids)
         try:
             wait_until(lambda: not self.lost(wanted), timeout, what="every message is handled or parked", step=0.1)
@@ -203,7 +211,7 @@ class Scene:
 
         def quiet() -> bool:
             looks.append(self.left())
-            # What is between two queues, or given back, is in none for a moment.
+            # A message between two queues, or being requeued, is in no queue for a moment.
             return len(looks) > QUIET and not any(looks[-QUIET:])
 
         wait_until(quiet, timeout, what="every queue is empty", step=0.1)
@@ -212,7 +220,7 @@ class Scene:
         assert self.left() == {}
 
     def lost(self, confirmed: Iterable[int]) -> set[int]:
-        """What was confirmed and is neither handled nor parked."""
+        """Return confirmed ids that are neither handled nor parked."""
         return set(confirmed) - set(self.did()) - set(self.parked_ids())
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""A memory alarm, or a broker that stands still: publishers hear of it in time, acks go on, and nothing is lost."""
+"""A memory alarm or a frozen broker: publishers fail in time, acks continue, and no message is lost."""
 
 import time
 
 import pytest
 
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import MessageUnsent, PublishError, PublishUnknown
-from django_rmq_retry.messages.message import Message
 from tests.faults.acting import PARKED, QUEUE
 from tests.faults.conftest import DEADLINE
 from tests.faults.scene import Scene
@@ -16,7 +16,7 @@ from tests.tooling.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def ended(publisher: PikaPublisher, one: int) -> type[PublishError] | None:
+def ended(publisher: Publisher, one: int) -> type[PublishError] | None:
     began = time.monotonic()
     try:
         publisher.publish(Message(body=b'{"id": %d}' % one, routing_key=QUEUE))
@@ -28,7 +28,7 @@ def ended(publisher: PikaPublisher, one: int) -> type[PublishError] | None:
 
 
 def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
-    private_scene: Scene, private_node: Node, publisher: PikaPublisher
+    private_scene: Scene, private_node: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()
     assert ended(publisher, 0) is None
@@ -37,7 +37,7 @@ def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
     during = [ended(publisher, one) for one in range(1, 4)]
     private_node.clear_alarm()
 
-    # The first reaches the broker, which answers by blocking; the others are never sent.
+    # The first message reaches the broker, which then blocks the connection; the others are never sent.
     assert during == [PublishUnknown, MessageUnsent, MessageUnsent]
     assert wait_until(lambda: ended(publisher, 4) is None, what="publishing works again")
     private_scene.finish([0, 1, 4], private_scene.worker())
@@ -45,7 +45,7 @@ def test_a_publisher_hears_of_an_alarm_within_its_deadline_and_goes_on_after_it(
 
 
 def counts(node: Node, scene: Scene) -> dict[str, int]:
-    """Messages by queue, ready and in hand; the management API would be seconds late."""
+    """Return ready and unacked messages by queue; the management API would be seconds late."""
     rows = node.ctl("list_queues", "-q", "-p", scene.vhost.name, "name", "messages", "--no-table-headers")
     return {name: int(count) for name, count in (row.split() for row in rows.splitlines() if row)}
 
@@ -84,14 +84,14 @@ def test_a_long_alarm_doubles_a_retry_once_at_most(private_scene: Scene, private
     wait_until(lambda: worker.said.count("is not stored") >= 10, 60, what="it has tried again and again")
     private_node.clear_alarm()
 
-    # A copy that failed again and again is tried next after seconds, and its message is in hand until then.
-    wait_until(lambda: not any(counts(private_node, private_scene).values()), 60, what="nothing is in hand any more")
+    # A copy that failed repeatedly is published again after seconds; until then its message is unacked.
+    wait_until(lambda: not any(counts(private_node, private_scene).values()), 60, what="no message is unacked")
     private_scene.finish([*range(5), 100], worker)
     assert max(private_scene.did().values()) <= 2
 
 
 def test_a_broker_that_stands_still_is_noticed_within_the_deadline(
-    private_scene: Scene, private_node: Node, publisher: PikaPublisher
+    private_scene: Scene, private_node: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()
     assert ended(publisher, 0) is None

@@ -1,4 +1,4 @@
-"""Consumers beside each other: two of one name, one that gets no processor, one that the network has cut off."""
+"""Several consumers: two with one name, one without CPU time, one disconnected by the network."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def test_two_consumers_of_one_configuration_do_not_get_in_each_others_way(scene:
     wait_until(lambda: len(consumers(scene)) == 2, 60, what="both have subscribed", step=0.2)
     tags = {row["consumer_tag"] for row in consumers(scene)}
     scene.publish(range(2), holds="gate")
-    wait_until(lambda: len(scene.began()) == 2, 60, what="each has one in hand")
+    wait_until(lambda: len(scene.began()) == 2, 60, what="each has one unacked")
     scene.open("gate")
 
     scene.finish(range(2), *workers)
@@ -42,7 +42,7 @@ def test_two_consumers_of_one_configuration_do_not_get_in_each_others_way(scene:
 
 @contextmanager
 def crowd(processor: int, count: int) -> Iterator[None]:
-    """So many processes that want all of one processor."""
+    """Run a number of processes that compete for one processor."""
     with ExitStack() as stack:
         for _ in range(count):
             busy = subprocess.Popen([sys.executable, "-c", BUSY])
@@ -67,7 +67,7 @@ def test_a_consumer_that_hardly_gets_a_processor_keeps_its_connections(scene: Sc
     with crowd(processor, 2):
         scene.publish([0], holds="gate")
         scene.publish(range(1, 200), fails=1)
-        # Heartbeats are every second: a consumer whose thread got no turn would be cut off after four.
+        # With heartbeats every second, a consumer whose I/O thread did not run for 4 s would be disconnected.
         wait_until(lambda: len(scene.did()) >= 200, 60, what="all but one are handled")
     scene.open("gate")
     scene.finish([*range(200), 1000], worker)
@@ -83,7 +83,7 @@ def test_while_the_network_has_cut_one_consumer_off_another_handles_its_message(
         url = scene.vhost.url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{proxy.port}")
         cut_off = scene.worker(url=url, HEARTBEAT=1)
         scene.publish([0], holds="gate")
-        wait_until(lambda: scene.began()[0] == 1, 60, what="the first has it in hand")
+        wait_until(lambda: scene.began()[0] == 1, 60, what="the first has it unacked")
         proxy.set(Mode.BLACKHOLE)
         other = scene.worker()
         wait_until(lambda: scene.began()[0] == 2, 30, what="the broker has given it to the second")

@@ -1,4 +1,4 @@
-"""A worker's clock that jumps by days moves no retry: waits are the broker's, deadlines monotonic."""
+"""A worker's clock that jumps by days moves no retry: waits run on the broker, and deadlines are monotonic."""
 
 from itertools import pairwise
 

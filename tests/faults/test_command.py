@@ -35,7 +35,7 @@ def test_the_command_finishes_its_message_when_asked_to_stop(scene: Scene) -> No
     wait_until(scene.began, 20, what="it has begun")
 
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: "Stopping" in worker.said, what="it has heard")
+    wait_until(lambda: "Stopping" in worker.said, what="it has received the signal")
     scene.open("gate")
 
     assert worker.ended() == 0

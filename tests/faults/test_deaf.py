@@ -1,32 +1,21 @@
-"""A process never stays alive without listening, and nobody waits for an I/O thread that will not answer."""
+"""A process that stops consuming exits, and no thread waits for an I/O thread that does not answer."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
 from django_rmq_retry.errors import PublishUnknown
-from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, publish
 from tests.broker.declared import has
+from tests.broker.live import io_thread, publisher_on
 from tests.faults.scene import Scene
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def io() -> Iterator[IoThread]:
-    made = IoThread("test-io")
-    made.start()
-    yield made
-    made.stop(timeout=5)
 
 
 def stand_still(gate: threading.Event) -> None:
@@ -40,25 +29,26 @@ def test_a_worker_whose_io_thread_is_gone_ends_and_says_so(scene: Scene, way: st
     scene.publish(range(5))
 
     assert worker.ended(timeout=25) == 1
-    assert "The I/O thread has ended, or stands still." in worker.said
+    assert "The I/O thread has ended, or does not respond." in worker.said
     scene.finish(range(5), scene.worker())
 
 
-def test_a_publish_ends_though_the_io_thread_stands_still(io: IoThread, broker_url: str) -> None:
-    publisher = PikaPublisher(io, Access.parse(broker_url))
+def test_a_publish_ends_though_the_io_thread_stands_still(broker_url: str) -> None:
     gate = threading.Event()
-    io.call(lambda: stand_still(gate))
-    began = time.monotonic()
+    with io_thread() as io:
+        publisher = publisher_on(io, broker_url)
+        io.call(lambda: stand_still(gate))
+        began = time.monotonic()
 
-    with pytest.raises(PublishUnknown, match="does not answer"):
-        publisher.publish(Message(body=b"1", routing_key="nowhere"), timeout=0.3)
-    with pytest.raises(PublishUnknown, match="does not answer"):
-        publisher.publish_many([Message(body=b"1", routing_key="nowhere")] * 3, window=2, timeout=0.3)
+        with pytest.raises(PublishUnknown, match="does not answer"):
+            publisher.publish(Message(body=b"1", routing_key="nowhere"), timeout=0.3)
+        with pytest.raises(PublishUnknown, match="does not answer"):
+            publisher.publish_many([Message(body=b"1", routing_key="nowhere")] * 3, window=2, timeout=0.3)
 
-    # Three waits of 0.3 s, each with a second of grace: it ends, and soon.
-    assert time.monotonic() - began < 20
-    gate.set()
-    publisher.close()
+        # Three waits of 0.3 s, each with a second of grace, then it ends.
+        assert time.monotonic() - began < 20
+        gate.set()
+        publisher.close()
 
 
 def test_an_event_loop_that_is_gone_before_its_confirm_harms_no_later_publish(

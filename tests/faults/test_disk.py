@@ -1,13 +1,13 @@
-"""A disk alarm is an alarm like that of memory; a broker that restarts again and again is one that restarts."""
+"""A disk alarm acts like a memory alarm; repeated restarts of the broker act like one restart."""
 
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import PublishError
-from django_rmq_retry.messages.message import Message
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene, Worker
 from tests.tooling.node import Node
@@ -20,12 +20,12 @@ RESTARTS = 3
 
 @pytest.fixture
 def full(private_node: Node) -> Iterator[Node]:
-    """A broker whose disk has not enough room for it, until the test gives it some."""
+    """A broker with a disk alarm, until the test ends it."""
     yield private_node
     private_node.ctl("set_disk_free_limit", "50MB")
 
 
-def stored(publisher: PikaPublisher, one: int) -> bool:
+def stored(publisher: Publisher, one: int) -> bool:
     try:
         publisher.publish(Message(body=b'{"id": %d}' % one, routing_key=QUEUE))
     except PublishError:
@@ -38,7 +38,7 @@ def connected(worker: Worker, times: int) -> bool:
 
 
 def test_a_full_disk_of_the_broker_stops_publishing_and_nothing_else(
-    private_scene: Scene, full: Node, publisher: PikaPublisher
+    private_scene: Scene, full: Node, publisher: Publisher
 ) -> None:
     private_scene.declare()
     assert stored(publisher, 0)
@@ -48,7 +48,7 @@ def test_a_full_disk_of_the_broker_stops_publishing_and_nothing_else(
     wait_until(lambda: private_scene.began()[1] == 1, 60, what="it works")
 
     full.ctl("set_disk_free_limit", "100000GB")
-    wait_until(lambda: not stored(publisher, 11), 60, what="the alarm is heard")
+    wait_until(lambda: not stored(publisher, 11), 60, what="the alarm takes effect")
     private_scene.open("gate")
     wait_until(lambda: set(range(10)) <= set(private_scene.did()), 60, what="what succeeds is handled")
     during = [stored(publisher, one) for one in range(12, 14)]
@@ -67,7 +67,7 @@ def test_a_storm_of_restarts_uses_no_attempts_and_loses_nothing(private_scene: S
     private_node.flush()
     scene.publish(range(5), holds="gate", fails=2)
     worker = scene.worker(threads=5)
-    wait_until(lambda: len(scene.began()) == 5, 60, what="all are in hand")
+    wait_until(lambda: len(scene.began()) == 5, 60, what="all are unacked")
     for storm in range(RESTARTS):
         private_node.ctl("eval", "rabbit:stop(), rabbit:start().")
         wait_until(partial(connected, worker, storm + 2), 30, what="it is back")

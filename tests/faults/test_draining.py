@@ -1,16 +1,14 @@
-"""The broker goes down while its waiting queues empty into their work queue: what waited arrives."""
+"""The broker goes down while its waiting queues empty into their work queue: the waiting messages arrive."""
 
 import json
 from collections.abc import Callable
 
 import pytest
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry import Message
+from django_rmq_retry.messages import Properties
 from tests.broker.declared import ready
+from tests.broker.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.node import Node
@@ -24,15 +22,9 @@ SOME = 300
 
 
 def fill(url: str, ids: range) -> None:
-    """Confirmed, each of them, in the waiting queue itself."""
-    io = IoThread("test-publish")
-    io.start()
-    publisher = PikaPublisher(io, Access.parse(url))
-    try:
+    """Publish messages to the waiting queue, each confirmed."""
+    with publishing(url) as publisher:
         publisher.publish_many(waiting(one) for one in ids)
-    finally:
-        publisher.close()
-        io.stop(timeout=5)
 
 
 def waiting(one: int) -> Message:
@@ -41,7 +33,7 @@ def waiting(one: int) -> Message:
 
 
 def arrived(scene: Scene) -> set[int]:
-    """Every id that came; some may have come twice."""
+    """Return all received ids; some may occur twice."""
     found: set[int] = set()
 
     def over() -> bool:
@@ -68,7 +60,7 @@ def test_nothing_is_lost_when_the_broker_goes_down_while_waiting_queues_empty(
 
     with scene.channel() as channel:
         wait_until(lambda: ready(channel, QUEUE) > SOME, 20, what="some have left their waiting queue", step=0.01)
-    # These give up their wait while nobody is there, or as it boots, when their work queue may not be up yet.
+    # These messages expire while the broker is down or boots, when their work queue may not be available yet.
     fill(scene.vhost.url, range(WAITING // 2, WAITING))
     down(private_node)
     private_node.start()

@@ -1,4 +1,4 @@
-"""A handler that makes a process of its own harms nothing of its parent's."""
+"""A handler that starts a process does not affect the connections of its parent."""
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel

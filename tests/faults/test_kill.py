@@ -1,4 +1,4 @@
-"""Kill -9 of the consumer at each step of an attempt: nothing is lost, and twice happens only what the docs say."""
+"""Kill -9 of the consumer at each step of an attempt: no message is lost, and only documented duplicates occur."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ ONE_AT_A_TIME, MANY = 1, 10
 
 
 def killed_then_finished(scene: Scene, way: str, prefetch: int) -> None:
-    """One consumer dies there, a fresh one does the rest."""
+    """Let one consumer be killed at the step, and a new one handle the rest."""
     assert scene.worker(prefetch=prefetch, breaks=(way, VICTIM)).ended() == -9
     scene.finish(IDS, scene.worker(prefetch=prefetch))
 
@@ -24,7 +24,7 @@ def more_than_once(counts: Counter[int]) -> dict[int, int]:
 
 
 def in_hand(prefetch: int) -> set[int]:
-    """What the consumer may have had in hand when it died: done perhaps, and not yet acknowledged."""
+    """Return messages that may have been unacked at the kill: possibly handled, but not yet acked."""
     return set(range(VICTIM - prefetch + 1, VICTIM + prefetch)) if prefetch > 1 else set()
 
 

@@ -1,4 +1,4 @@
-"""What operators and policies take away from a consumer: queues, virtual hosts, connections, users, patience."""
+"""Loss of queues, virtual hosts, connections, users and ack time under a consumer."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,8 @@ def test_a_queue_deleted_and_made_again_is_consumed_within_seconds(scene: Scene)
 
     with scene.channel() as channel:
         channel.queue_delete("work")
-    # Made again at once, a quorum queue of RabbitMQ 3.10 forgets to cancel: nobody could tell.
-    wait_until(lambda: "subscribing again" in worker.said, 5, what="the cancel was heard")
+    # If a quorum queue is declared again at once, RabbitMQ 3.10 sends no cancel, so no client can detect it.
+    wait_until(lambda: "subscribing again" in worker.said, 5, what="the cancel was received")
     scene.declare()
     scene.publish(range(5), fails=1)
 
@@ -103,7 +103,7 @@ def test_a_user_lost_makes_no_hot_loop_and_one_found_again_goes_on(
 
 @pytest.fixture
 def impatient(private_node: Node) -> Iterator[Node]:
-    """A broker that takes back what is held for longer than four seconds; it looks each second."""
+    """A broker that requeues messages unacked for longer than 4 s; it checks every second."""
     limits = {"consumer_timeout": (4000, 1_800_000), "channel_tick_interval": (1000, 60_000)}
     for name, (short, _) in limits.items():
         private_node.ctl("eval", f"application:set_env(rabbit, {name}, {short}).")

@@ -1,12 +1,10 @@
-"""RabbitMQ's own delayed retry: it waits longer each time and ends in the parked queue, where the broker can do it."""
+"""RabbitMQ's own delayed retry: each wait is longer, and the message is parked, if the broker supports it."""
 
 import pytest
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.declarer import Declarer
-from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.handlers.layout import layout
-from tests.faults.acting import intake
+from tests.broker.declared import declaring
+from tests.faults.acting import work_queue
 from tests.faults.scene import Scene
 
 FIRST_WITH_IT = (4, 3)
@@ -38,8 +36,8 @@ def test_native_retries_wait_longer_each_time_and_end_in_the_parked_queue(scene:
 def test_a_broker_that_cannot_retry_by_itself_is_refused_with_a_sentence(scene: Scene) -> None:
     if version(scene) >= FIRST_WITH_IT:
         pytest.skip(f"RabbitMQ {scene.vhost.version} can")
-    with Session(Access.parse(scene.vhost.url)) as session:
-        plan = Declarer(session).plan(layout([intake("native", scene.folder)]))
+    with declaring(scene.vhost) as declarer:
+        plan = declarer.plan(layout([work_queue("native", scene.folder)]))
 
     assert not plan.possible
     assert any("4.3" in item.problem for item in plan.items if item.problem)

@@ -1,4 +1,4 @@
-"""What networks do: a publish keeps its deadline, a consumer comes back, nothing is lost and little is doubled."""
+"""Network faults: publishing keeps its timeout, consumers reconnect, no message is lost and few are duplicated."""
 
 import json
 import time
@@ -7,12 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.contracts import ERRORS, Outcome
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Outcome, Publisher
+from django_rmq_retry.amqp.contracts import ERRORS
 from django_rmq_retry.errors import PublishError
-from django_rmq_retry.messages.message import Message
+from tests.broker.live import publishing
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
 from tests.tooling.proxy import Mode, Proxy, proxy_to
@@ -34,27 +33,23 @@ def proxy(scene: Scene) -> Iterator[Proxy]:
 
 @pytest.fixture
 def url(scene: Scene, proxy: Proxy) -> str:
-    """The scene's broker, as seen through the proxy."""
+    """Return the address of the proxy before the broker."""
     parts = urlsplit(scene.vhost.url)
     return scene.vhost.url.replace(f"{parts.hostname}:{parts.port}", f"127.0.0.1:{proxy.port}")
 
 
 @pytest.fixture
-def publisher(url: str) -> Iterator[PikaPublisher]:
-    io = IoThread("test-publish")
-    io.start()
-    made = PikaPublisher(io, Access.parse(url, heartbeat=1, publish_timeout=DEADLINE))
-    yield made
-    made.close()
-    io.stop(timeout=5)
+def publisher(url: str) -> Iterator[Publisher]:
+    with publishing(url, heartbeat=1, publish_timeout=DEADLINE) as made:
+        yield made
 
 
 def message(one: int) -> Message:
     return Message(body=json.dumps({"id": one}).encode(), routing_key=QUEUE)
 
 
-def outcome(publisher: PikaPublisher, one: int) -> Outcome:
-    """How a publish ended, and that it did so in time."""
+def outcome(publisher: Publisher, one: int) -> Outcome:
+    """Return the outcome of a publish, and check that it ended in time."""
     began = time.monotonic()
     try:
         publisher.publish(message(one))
@@ -67,7 +62,7 @@ def outcome(publisher: PikaPublisher, one: int) -> Outcome:
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.PASS])
 def test_a_publish_keeps_its_deadline_whatever_the_network_does(
-    scene: Scene, proxy: Proxy, publisher: PikaPublisher, mode: Mode
+    scene: Scene, proxy: Proxy, publisher: Publisher, mode: Mode
 ) -> None:
     scene.declare()
     publisher.publish(message(0))

@@ -1,36 +1,31 @@
-"""What the broker gives up by itself is refused to its publisher or parked, with a reason that can be read."""
+"""Messages that the broker drops are refused to their publisher, or parked with a readable reason."""
 
 from collections.abc import Iterator
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Delivery, Message
+from django_rmq_retry.amqp import Publisher
 from django_rmq_retry.errors import MessageNacked
-from django_rmq_retry.messages.deaths import Reason, reason_of
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Properties, Reason
+from django_rmq_retry.messages.history import reason_of
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import has
-from tests.faults.acting import PARKED, QUEUE, intake
+from tests.broker.live import publishing
+from tests.faults.acting import PARKED, QUEUE, work_queue
 from tests.faults.scene import Scene
 from tests.tooling.waiting import wait_until
 
 
 @pytest.fixture
-def publisher(broker_url: str) -> Iterator[PikaPublisher]:
-    io = IoThread("test-publish")
-    io.start()
-    made = PikaPublisher(io, Access.parse(broker_url))
-    yield made
-    made.close()
-    io.stop(timeout=5)
+def publisher(broker_url: str) -> Iterator[Publisher]:
+    with publishing(broker_url) as made:
+        yield made
 
 
-def fill(publisher: PikaPublisher, count: int) -> int:
-    """How many of so many messages, one after the other, were confirmed."""
+def fill(publisher: Publisher, count: int) -> int:
+    """Publish a number of messages, one after the other; return the number of confirms."""
     for number in range(count):
         try:
             publisher.publish(Message(body=b"1", routing_key=QUEUE, properties=Properties(delivery_mode=2)))
@@ -40,20 +35,20 @@ def fill(publisher: PikaPublisher, count: int) -> int:
 
 
 def parked(scene: Scene, channel: BlockingChannel) -> Delivery:
-    subscription = intake(scene.policy, scene.folder, **scene.queue).subscriptions[0]
+    subscription = work_queue(scene.policy, scene.folder, **scene.queue).subscriptions[0]
     _, delivery, _ = AtHand(channel=channel, subscription=subscription).take(PARKED)
     return delivery
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_full_queue_refuses_its_publisher_and_drops_nothing(
-    scene: Scene, publisher: PikaPublisher, amqp: BlockingChannel, kind: str
+    scene: Scene, publisher: Publisher, amqp: BlockingChannel, kind: str
 ) -> None:
     scene.declare(max_length=3, type=kind)
 
     stored = fill(publisher, 20)
 
-    # A quorum queue on RabbitMQ 3 notices a little late.
+    # A quorum queue on RabbitMQ 3 applies its limit with a delay.
     assert 3 <= stored <= 5
     has(amqp, QUEUE, stored)
     has(amqp, PARKED, 0)

@@ -1,4 +1,4 @@
-"""Nodes of a cluster lose each other under load: who is alone stops serving, and nothing that was confirmed is lost."""
+"""A partition of a cluster under load: an isolated node stops serving, and no confirmed message is lost."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def nodes(services: Services) -> Iterator[Sequence[Node]]:
-    """Three, in one cluster."""
+    """A cluster of three nodes."""
     try:
         with cluster(services) as nodes:
             yield nodes

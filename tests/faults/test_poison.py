@@ -1,4 +1,4 @@
-"""A message that kills its process each time is bounded: parked unseen, and its neighbours are spared."""
+"""A message that kills its process each time is parked without an attempt, and others are not affected."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def bounded(scene: Scene) -> bool:
 
 
 def until_it_is_bounded(scene: Scene, prefetch: int, limit: int = LIMIT) -> int:
-    """As a supervisor would: start a worker again for as long as it dies. How often it died."""
+    """Restart a worker like a supervisor until it survives; return the number of deaths."""
     for deaths in range(4 * (SUSPICIOUS + limit)):
         worker = scene.worker(prefetch=prefetch, CRASH_LIMIT=limit)
         wait_until(lambda: not scene.workers[-1].running or bounded(scene), 60, what="it dies or is done")
@@ -51,7 +51,7 @@ def test_what_was_in_hand_beside_the_poison_is_tried_alone_and_handled(scene: Sc
 
     deaths = until_it_is_bounded(scene, prefetch=10)
 
-    # Those before it may have run more than once: the worker died before the broker heard of them.
+    # Earlier messages may run more than once, because the worker died before their acks reached the broker.
     assert (deaths, scene.parked()) == (SUSPICIOUS + LIMIT, [(place, "worker_stopped")])
     assert set(scene.did()) == set(IDS) - {place}
 
@@ -66,3 +66,19 @@ def test_where_nothing_can_be_tried_alone_a_message_that_kills_its_worker_is_par
     assert deaths in {1, STOPS}
     assert scene.parked() == [(POISON, "worker_stopped")]
     assert set(scene.did()) == set(IDS) - {POISON}
+
+
+def test_messages_in_the_quarantines_of_two_queues_are_not_tried_at_the_same_time(scene: Scene) -> None:
+    scene.before = "other"
+    scene.declare()
+    scene.publish([POISON], "other.quarantine", dies=True)
+    scene.publish([0], "work.quarantine", lasts=1)
+
+    for _ in range(LIMIT + 2):
+        worker = scene.worker(threads=2, CRASH_LIMIT=LIMIT)
+        wait_until(lambda: not scene.workers[-1].running or not scene.lost([0, POISON]), 60, what="it dies or is done")
+        if worker.running:
+            break
+
+    assert (worker.stopped(), scene.parked()) == (0, [(POISON, "worker_stopped")])
+    assert (scene.began()[0], scene.did()[0], scene.left()) == (1, 1, {})

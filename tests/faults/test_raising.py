@@ -1,4 +1,4 @@
-"""Handlers that raise what no handler should, or never return: their worker lives, and nobody else waits."""
+"""Handlers that raise SystemExit and the like, or never return: the worker survives and other messages run."""
 
 import signal
 from functools import partial

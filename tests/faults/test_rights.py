@@ -1,15 +1,13 @@
-"""Rights that are missing, or go away under a consumer: it says which, and no message suffers."""
+"""Permissions that are missing or revoked: the consumer names them, and no message is lost."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.amqp.address import Access
-from django_rmq_retry.amqp.connection import IoThread
-from django_rmq_retry.amqp.publisher import PikaPublisher
+from django_rmq_retry import Message
 from django_rmq_retry.errors import PublishError
-from django_rmq_retry.messages.message import Message
+from tests.broker.live import publishing
 from tests.faults.scene import Scene, Worker
 from tests.tooling.waiting import wait_until
 
@@ -21,7 +19,7 @@ Grant = Callable[..., str]
 
 @pytest.fixture
 def grant(scene: Scene) -> Iterator[Grant]:
-    """Give a user of this test's own these rights and no others; its address."""
+    """Give a user of this test exactly these permissions; return its URL."""
     name, management = scene.vhost.name, scene.vhost.management
     management.call("PUT", f"users/{name}", {"password": "p", "tags": ""})
 
@@ -35,7 +33,7 @@ def grant(scene: Scene) -> Iterator[Grant]:
 
 
 def cut(scene: Scene) -> None:
-    """Rights that were looked up are remembered by a connection."""
+    """A connection caches its permissions."""
     wait_until(scene.vhost.close_connections, what="connections are known and cut", step=0.1)
 
 
@@ -77,19 +75,13 @@ def test_a_publisher_without_the_right_to_write_is_told_and_the_next_publish_wit
     scene: Scene, grant: Grant
 ) -> None:
     scene.declare()
-    io = IoThread("test-publish")
-    io.start()
-    publisher = PikaPublisher(io, Access.parse(grant(read=ALL), publish_timeout=2))
     message = Message(body=b'{"id": 0}', routing_key="work")
-    try:
+    with publishing(grant(read=ALL), publish_timeout=2) as publisher:
         with pytest.raises(PublishError) as told:
             publisher.publish(message)
         grant(write=ALL)
         publisher.close()
         publisher.publish(message)
-    finally:
-        publisher.close()
-        io.stop(timeout=5)
 
     assert "ACCESS_REFUSED" in str(told.value)
     scene.finish([0], scene.worker())

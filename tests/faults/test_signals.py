@@ -1,4 +1,4 @@
-"""Signals: a worker finishes what it has begun, ends at once when asked twice, and survives having stood still."""
+"""Signals: a worker finishes its messages, exits at once on a second signal, and survives SIGSTOP."""
 
 import signal
 
@@ -42,7 +42,7 @@ def test_a_worker_asked_twice_ends_at_once_and_its_message_is_redelivered(scene:
     in_a_handler(scene, worker)
 
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: "Stopping" in worker.said, what="the first signal was heard")
+    wait_until(lambda: "Stopping" in worker.said, what="the first signal was received")
     worker.signal(signal.SIGTERM)
 
     assert worker.ended(timeout=2) == 130

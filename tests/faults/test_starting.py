@@ -1,4 +1,4 @@
-"""What a deploy or a machine may get wrong before the first message, or beside them all."""
+"""Faults of the deployment or machine, at the start or during consuming."""
 
 import signal
 from pathlib import Path

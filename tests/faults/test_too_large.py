@@ -1,4 +1,4 @@
-"""A message above the broker's limit, stored before the limit was lowered: it harms no other, and is not lost."""
+"""A message above the broker's limit, stored before the limit was lowered: no other is affected, and it is not lost."""
 
 from collections.abc import Iterator
 
@@ -15,14 +15,14 @@ LIMIT = 10_000
 
 
 def limit(node: Node, size: int) -> None:
-    """As an upgrade to RabbitMQ 4 does, which takes 16 MiB where 3 took 128."""
+    """Lower the limit like an upgrade to RabbitMQ 4: from 128 MiB to 16 MiB."""
     node.ctl("eval", f"application:set_env(rabbit, max_message_size, {size}).")
     node.ctl("eval", f"persistent_term:put(max_message_size, {size}).")
 
 
 @pytest.fixture
 def limited(private_scene: Scene, private_node: Node) -> Iterator[Scene]:
-    """A large message that fails at first, among small ones that do."""
+    """Publish a large message that fails at first, among small ones that do."""
     private_scene.declare()
     private_scene.publish([LARGE], fails=1, filling="x" * 2 * LIMIT)
     private_scene.publish(SMALL, fails=1)

@@ -1,4 +1,4 @@
-"""Messages whose own headers keep an attempt from being settled: each is parked, and none behind them waits."""
+"""Messages whose headers prevent settling: each is parked, and later messages do not wait."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from django_rmq_retry.amqp.frames import RawProperties
-from django_rmq_retry.messages.headers import Headers, encode_entry
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from django_rmq_retry.messages.properties import encode_entry
 from tests.core.hostile import VALUES
 from tests.faults.acting import QUEUE
 from tests.faults.scene import Scene
@@ -21,13 +21,13 @@ HOSTILE, GOOD = range(PREFETCH), range(PREFETCH, PREFETCH + 5)
 
 
 def publish_hostile(scene: Scene, *, unreadable: bool = False) -> None:
-    """As many as a consumer has in hand; each fails, or cannot be read."""
+    """Return as many messages as the prefetch; each fails, or is undecodable."""
     name = b"rmq-retry-summary"
     table = encode_entry("rmq-retry-queue", QUEUE) + bytes((len(name),)) + name + VALUES["not UTF-8"]
     with scene.channel() as channel:
         for one in HOSTILE:
             properties = Properties(delivery_mode=2, message_id=str(one), headers=Headers(table))
-            # NaN is no JSON: undecodable for a handler, though Python reads it here.
+            # NaN is no JSON, so handlers cannot decode it, although Python reads it here.
             body = json.dumps({"id": one, "n": float("nan")} if unreadable else {"id": one, "fails": 99}).encode()
             channel.basic_publish("", QUEUE, body, RawProperties(encode_properties(properties)), mandatory=True)
 
@@ -35,7 +35,7 @@ def publish_hostile(scene: Scene, *, unreadable: bool = False) -> None:
 @pytest.mark.parametrize("policy", ["ladder", "line", "ack_first", "loop", "requeue", "wait_queue", "republish"])
 def test_a_summary_that_is_not_utf_8_stops_no_queue(scene: Scene, policy: str) -> None:
     scene.declare(policy)
-    # A line waits for what fails, as long as that takes.
+    # A StopTheLine queue waits for the failing message without a limit.
     publish_hostile(scene, unreadable=policy == "line")
     scene.publish(GOOD)
     worker = scene.worker(prefetch=PREFETCH)
@@ -44,7 +44,7 @@ def test_a_summary_that_is_not_utf_8_stops_no_queue(scene: Scene, policy: str) -
 
     assert sorted(scene.did()) == list(GOOD)
     assert scene.parked_ids() == list(HOSTILE)
-    assert worker.said.count("The attempt itself failed") == 0
+    assert worker.said.count("The attempt failed outside its handler") == 0
 
 
 def test_workers_that_are_killed_over_such_messages_leave_none_behind(scene: Scene) -> None:
@@ -60,6 +60,6 @@ def test_workers_that_are_killed_over_such_messages_leave_none_behind(scene: Sce
 
     scene.finish([*HOSTILE, *GOOD], last, timeout=60)
 
-    # A kill between a copy and its ack leaves two.
+    # A kill between a copy and its ack leaves two copies.
     assert set(scene.parked_ids()) == set(HOSTILE)
     assert sorted(scene.did()) == list(GOOD)

@@ -13,27 +13,28 @@ from django.conf import settings
 
 
 def main(folder: Path, number: str) -> int:
-    """Consume until a signal comes, or the test that started us is gone."""
+    """Consume until a signal arrives or the test process has ended."""
     said = json.loads((folder / f"worker-{number}.json").read_text())
     settings.RMQ_RETRY = said["settings"]
     django.setup()
     logging.basicConfig(level=logging.INFO, format="%(threadName)s %(message)s")
     logging.getLogger("pika").setLevel(logging.WARNING)
-    # What these import reads the settings.
+    # These imports read the settings.
     from django_rmq_retry.consumer import supervisor  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.assembly import consumer  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.consumer import Limits  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.events import Events  # noqa: PLC0415 - as above
     from tests.faults import acting, breaking  # noqa: PLC0415 - as above
 
-    intake = acting.intake(said["policy"], folder, **said["queue"])
+    work_queue = acting.work_queue(said["policy"], folder, **said["queue"])
     if said["breaks"]:
         way, victim = said["breaks"]
-        intake = breaking.WAYS[way](breaking.Once(folder, victim), intake)
+        work_queue = breaking.WAYS[way](breaking.Once(folder, victim), work_queue)
     parent = os.getppid()
     orphaned = lambda: None if os.getppid() == parent else "the test is gone"  # noqa: E731
+    before = [acting.work_queue(said["policy"], folder, name=said["before"], **said["queue"])] if said["before"] else []
     made = consumer(
-        [intake],
+        [*before, work_queue],
         Events(time.time),
         threads=said["threads"],
         prefetch=said["prefetch"],

@@ -18,7 +18,7 @@ NAMES = tuple(suite.name for suite in SUITES)
 
 
 def main() -> int:
-    """0 where every suite went as expected."""
+    """Return 0 if all suites had the expected outcomes."""
     parser = argparse.ArgumentParser(prog="make foreign", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"some of: {', '.join(NAMES)}")
     parser.add_argument("--on", type=port_of, metavar="URL", help="a RabbitMQ on 127.0.0.1, with guest and guest")
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def port_of(url: str) -> int:
-    """The port of a URL that the suites can reach."""
+    """Return the port of a URL that the suites can use."""
     parts = urlsplit(url)
     if parts.scheme != "amqp" or parts.hostname not in ("127.0.0.1", "localhost"):
         raise argparse.ArgumentTypeError(f"{url} is not amqp://guest:guest@127.0.0.1:PORT: the suites reach no other.")
@@ -45,7 +45,7 @@ def port_of(url: str) -> int:
 
 
 def one(suite: Suite, differences: dict[str, str], *, port: int | None, like: str) -> int:
-    """Run one suite and print its figures; how much was not as expected."""
+    """Run one suite and print its figures; return the number of unexpected outcomes."""
     log = home() / f"{suite.name}.log"
     log.unlink(missing_ok=True)
     try:
@@ -69,7 +69,7 @@ def one(suite: Suite, differences: dict[str, str], *, port: int | None, like: st
 
 @contextmanager
 def broker(folder: Path, port: int | None, like: str) -> Iterator[int]:
-    """The port of the broker that was asked for; the embedded one keeps its file."""
+    """Yield the port of the requested broker; the embedded one uses a file."""
     if port is not None:
         yield port
         return

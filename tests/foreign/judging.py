@@ -1,4 +1,4 @@
-"""The outcomes of a suite, held against the differences that are expected."""
+"""Comparison of a suite's outcomes with the expected differences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ EXPECTED = Path(__file__).with_name("expected.txt")
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of each test; a second test of one name gets a number."""
+    """The outcome of each test; a second test with the same name gets a number."""
 
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Sentences about what ended a run before its time."""
+    """Sentences about an early end of the run."""
 
 
 def expected(text: str) -> dict[str, dict[str, str]]:
-    """The expected differences: suite, test, reason. Tests stand indented below ``suite: reason``."""
+    """The expected differences: suite, test, reason. Tests are indented below ``suite: reason``."""
     found: dict[str, dict[str, str]] = {}
     suite = reason = ""
     for line in text.splitlines():
@@ -33,7 +33,7 @@ def expected(text: str) -> dict[str, dict[str, str]]:
 
 
 def problems(outcomes: Outcomes, differences: Mapping[str, str]) -> list[str]:
-    """Whatever is not as expected, a sentence each."""
+    """Yield a sentence for each unexpected outcome."""
     found = [*outcomes.broken]
     found += [f"{test} fails, and is no expected difference." for test in outcomes.failed if test not in differences]
     for test in differences:

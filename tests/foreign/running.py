@@ -1,4 +1,4 @@
-"""A suite in processes of its own: read as it goes, killed where nothing happens any more."""
+"""Run a suite in processes: its output is read continuously, and a silent process is killed."""
 
 import os
 import selectors
@@ -12,7 +12,7 @@ from tests.foreign.judging import Outcomes
 from tests.foreign.suites import Suite
 
 PATIENCE = 90.0
-"""Seconds without a word after which a test hangs. pika gives its own 16."""
+"""Seconds without output after which a test counts as hanging. pika gives its own tests 16."""
 LONGEST = 1200.0
 """Seconds for one command."""
 _ENDS = {
@@ -22,11 +22,11 @@ _ENDS = {
 
 
 class Hung(Exception):
-    """A command went silent, or on for too long."""
+    """A command had no output, or ran too long."""
 
 
 def run(suite: Suite, folder: Path, port: int, log: Path) -> Outcomes:
-    """Run all commands of a suite in its copy; `log` gets their whole output."""
+    """Run all commands of a suite in its copy; the whole output goes to `log`."""
     outcomes = Outcomes()
     url = f"amqp://guest:guest@127.0.0.1:{port}"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "AMQP_URI": f"{url}/%2F", "URL": url, **suite.environment}
@@ -67,7 +67,7 @@ def _run(
 
 
 def lines(process: "subprocess.Popen[bytes]", log: Path) -> Iterator[str]:
-    """The lines of a process; also one that has no end yet when the process goes silent."""
+    """Yield the lines of a process, and an unfinished one if the process stops writing."""
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     until = monotonic() + LONGEST
@@ -87,7 +87,7 @@ def lines(process: "subprocess.Popen[bytes]", log: Path) -> Iterator[str]:
 
 
 def note(outcomes: Outcomes, test: str, end: str | None) -> None:
-    """Remember how a test ended. One that passed and fails as it is taken down has failed."""
+    """Record the outcome of a test. A passed test whose teardown fails has failed."""
     kind = _ENDS.get(end or "")
     if kind is None:
         return

@@ -16,7 +16,7 @@ _LIBRARIES = ("gevent", "pytest", "requests", "tornado")
 
 
 class Missing(RuntimeError):
-    """A source cannot be had; the message names the reason and the fix."""
+    """Raised if a source is not available; the message names the reason and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ AMQPLIB = Source(name="amqplib", version="2.2.0", archive="amqplib-2.2.0.tgz", f
 
 
 def unpacked(source: Source, place: Path) -> Path:
-    """A fresh copy of a source below `place`; its archive is fetched once."""
+    """Make a fresh copy of a source below `place`; its archive is fetched once."""
     archive = home() / source.archive
     if not archive.exists():
         _fetch(source)
@@ -66,7 +66,7 @@ def unpacked(source: Source, place: Path) -> Path:
 
 
 def python() -> Path:
-    """A Python with the libraries that the suites in Python need."""
+    """Make a virtual environment with the libraries of the Python suites."""
     place = home() / f"venv-{sys.version_info.major}.{sys.version_info.minor}"
     ready = place / ".ready"
     if not ready.exists():
@@ -93,14 +93,14 @@ def _fetch(source: Source) -> None:
 
 
 def home() -> Path:
-    """Where archives, libraries and logs are kept."""
+    """Return the folder of archives, libraries and logs."""
     place = cache() / "foreign"
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
 def _apt() -> tuple[str, ...]:
-    """apt-get with lists of its own, so that no rights are needed and the machine's lists stay as they are."""
+    """Return apt-get with private lists, which needs no permissions and leaves the system's lists unchanged."""
     place = home() / "apt"
     for folder in ("lists/partial", "cache/archives/partial"):
         (place / folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The suites: how the copy of a source is led to the broker's port, and which commands run its tests."""
+"""The suites: the changes that set the broker's port in a copy, and the commands that run its tests."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def clean(names, queue=False, exchange=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """One project's tests; `line` finds in the output which test begins or ends."""
+    """The tests of one project; `line` finds the start or end of a test in the output."""
 
     name: str
     source: Source
@@ -37,7 +37,7 @@ class Suite:
 
 
 def _changed(folder: Path, files: str, old: str, new: str) -> None:
-    """Replace in the copy; a source without the words is not the one that this was written for."""
+    """Replace text in the copy; raise an error if the text is missing, because the source has changed."""
     found = [path for path in sorted(folder.glob(files)) if old in path.read_text()]
     if not found:
         raise Missing(f"No file {files} of {folder.name} has the words {old!r} any more: tests/foreign/suites.py.")

@@ -1,4 +1,4 @@
-"""The runner of other projects' suites: what counts as expected, and that nothing hangs."""
+"""The runner of other projects' suites: expected outcomes, and the end of hanging tests."""
 
 import re
 from pathlib import Path

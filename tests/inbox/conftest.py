@@ -1,4 +1,4 @@
-"""The till: a broker, a database, and processes that join them."""
+"""The till: a broker, a database, and processes that use both."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Send = Callable[..., None]
 
 
 class Till(Shop):
-    """The shop's commands in the till's project."""
+    """The commands of the shop, run in the till's project."""
 
     def environment(self, **changed: str) -> dict[str, str]:
         own = {"DJANGO_SETTINGS_MODULE": "tests.inbox.till.settings", "SHOP_APPS": "tests.inbox.till"}
@@ -29,13 +29,13 @@ class Till(Shop):
 
 @pytest.fixture
 def till(broker_url: str, tmp_path: Path, own_database: Own) -> Till:
-    """With its queues declared and its tables made."""
+    """Declare the queues and create the tables."""
     return Till(url=broker_url, notes=tmp_path / "notes", records=own_database.environment).declared()
 
 
 @pytest.fixture
 def send(amqp: BlockingChannel) -> Send:
-    """Publish as anybody might, with or without an id."""
+    """Publish like any client, with or without an id."""
     amqp.confirm_delivery()
 
     def send(number: int, *, id: str | None = "m", queue: str = BY_ID, **data: Any) -> None:  # noqa: A002
@@ -46,7 +46,7 @@ def send(amqp: BlockingChannel) -> Send:
 
 
 def done() -> list[int]:
-    """The numbers of what was done, once for each time."""
+    """Return the numbers of the effects, one for each run."""
     return sorted(int(name.split()[0]) for name in Group.objects.using("own").values_list("name", flat=True))
 
 

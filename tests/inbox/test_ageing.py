@@ -1,4 +1,4 @@
-"""What was handled is forgotten after its time; never while a person may still send the message back."""
+"""Inbox entries are deleted after the retention period, but not while an operator may requeue the message."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -10,11 +10,11 @@ from django.db import connection
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Queue, handler
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.inbox import retention
-from django_rmq_retry.inbox.retention import Ageing
+from django_rmq_retry.inbox.retention import EntryRetention
 from django_rmq_retry.models import InboxEntry, State
 from django_rmq_retry.models.parked import RESOLVED, UNRESOLVED
+from django_rmq_retry.testing import isolated_handlers
 from tests.records.made import group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
@@ -23,7 +23,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         handling("by id", once=True)
         handling("by function", once=lambda message: message.data["payment"])
         handling("otherwise")
@@ -51,14 +51,14 @@ def test_what_was_handled_long_ago_goes() -> None:
     entry("old")
     entry("young", days=119)
 
-    assert Ageing()() is False
+    assert EntryRetention()() is False
     assert left() == ["young"]
 
 
 def test_the_settings_say_how_long(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "INBOX_DAYS": 118}
     entry("young", days=119)
-    Ageing()()
+    EntryRetention()()
 
     assert left() == []
 
@@ -68,7 +68,7 @@ def test_the_settings_say_how_long(settings: Any) -> None:
 def test_what_is_parked_and_not_resolved_keeps_its_entry(state: State, by: str) -> None:
     entry("m")
     parked(message_id="m", handler=by, state=state, queue="queue by id")
-    Ageing()()
+    EntryRetention()()
 
     assert left() == ["m"]
 
@@ -77,7 +77,7 @@ def test_what_is_parked_and_not_resolved_keeps_its_entry(state: State, by: str) 
 def test_what_is_resolved_keeps_nothing(state: State) -> None:
     entry("m")
     parked(message_id="m", handler="by id", state=state)
-    Ageing()()
+    EntryRetention()()
 
     assert left() == []
 
@@ -85,7 +85,7 @@ def test_what_is_resolved_keeps_nothing(state: State) -> None:
 def test_a_message_of_another_handler_keeps_nothing() -> None:
     entry("m")
     parked(message_id="m", handler="otherwise")
-    Ageing()()
+    EntryRetention()()
 
     assert left() == []
 
@@ -97,7 +97,7 @@ def test_names_that_no_record_tells_stay_for_what_their_oldest_open_record_may_b
     entry("m", days=140)
     parked(message_id="other", handler="by function", parked_at=ago(30))
     parked(message_id="", handler="by id", parked_at=ago(30))
-    Ageing()()
+    EntryRetention()()
 
     assert left() == ["bytes:ab", "payment 7"]
 
@@ -105,7 +105,7 @@ def test_names_that_no_record_tells_stay_for_what_their_oldest_open_record_may_b
 def test_what_the_broker_parked_in_their_queue_keeps_them_too() -> None:
     entry("payment 7", handler="by function", days=140)
     parked(message_id="other", handler="", queue="queue by function", parked_at=ago(30))
-    Ageing()()
+    EntryRetention()()
 
     assert left() == ["payment 7"]
 
@@ -115,7 +115,7 @@ def test_what_has_to_stay_is_passed_in_the_next_part_and_looked_at_again_in_the_
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention, "TURN", 2)
-    one, age = group(), Ageing()
+    one, age = group(), EntryRetention()
     for number in range(5):
         entry(f"kept {number}", days=150 - number)
         parked(message_id=f"kept {number}", handler="by id", group=one)
@@ -131,10 +131,10 @@ def test_what_has_to_stay_is_passed_in_the_next_part_and_looked_at_again_in_the_
 
 
 def test_handlers_that_do_not_run_once_ask_no_database(django_assert_num_queries: Any) -> None:
-    with registry.isolated():
+    with isolated_handlers():
         handling("otherwise")
         with django_assert_num_queries(0):
-            assert Ageing()() is False
+            assert EntryRetention()() is False
 
 
 MILLION = """
@@ -148,7 +148,7 @@ MILLION = """
 def test_a_million_entries_are_looked_through_by_their_index() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("its planner is asked")
-    age = Ageing()
+    age = EntryRetention()
     explained: list[str] = []
 
     def explain(execute: Any, sql: str, params: Any, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How an attempt hears what the inbox says: a duplicate, a message for a person, or that nothing can be tried now."""
+"""Results of the inbox in an attempt: a duplicate, a message to park, or no attempt possible now."""
 
 import logging
 from collections.abc import Callable
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry import Breaker, Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.events import Events
-from django_rmq_retry.handlers.attempt import Instead, OnceState, Surroundings, Unready, tell_mishap
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement
-from django_rmq_retry.policies.breaker import Breaker
-from django_rmq_retry.policies.policy import DUPLICATE, Kind, RetryThenPark, Verdict, park
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Surroundings, Unready, log_outside_failure
+from django_rmq_retry.messages import DONE, Reason, Settlement
+from django_rmq_retry.policies import DUPLICATE, Kind, Verdict, park
 from tests.core.made import NOW, delivery
 
 PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
@@ -24,7 +22,7 @@ PARK = replace(park(Reason.CONFLICT, "another body"), counted=False)
 
 @dataclass
 class Gate:
-    """Lets everything in, and keeps what it is told."""
+    """A gate that admits every message and keeps the verdicts."""
 
     told: list[tuple[Verdict, BaseException | None]] = field(default_factory=list)
     fails: bool = False
@@ -44,7 +42,7 @@ class Gate:
 def attempts(
     says: BaseException | object, *, gate: Gate | None = None, events: Events | None = None
 ) -> Callable[[Delivery], Settlement]:
-    """Of an inbox that raises this, or answers it."""
+    """Return the result of an attempt whose inbox raises or returns this."""
 
     def once(_subscription: Subscription, _delivery: Delivery, _state: OnceState) -> object:
         if isinstance(says, BaseException):
@@ -65,13 +63,13 @@ def attempts(
         gates=() if gate is None else (gate,),
         once=once,
     )
-    return Attempts(intakes([one]), surroundings).settlement
+    return Attempts(work_queues([one]), surroundings).settlement
 
 
 def test_a_duplicate_is_acknowledged_and_counted() -> None:
     events = Events(lambda: 1.0)
 
-    assert attempts(Instead(DUPLICATE), events=events)(delivery()) is DONE
+    assert attempts(HandlerSkipped(DUPLICATE), events=events)(delivery()) is DONE
     assert (events.duplicates, events.counts[Kind.ACK]) == (1, 1)
 
 
@@ -83,7 +81,7 @@ def test_what_was_run_is_no_duplicate() -> None:
 
 
 def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
-    settlement = attempts(Instead(PARK))(delivery())
+    settlement = attempts(HandlerSkipped(PARK))(delivery())
 
     assert settlement.copy is not None
     told = {name: settlement.copy.headers.get(f"rmq-retry-{name}") for name in ("reason", "detail", "attempts")}
@@ -92,7 +90,7 @@ def test_what_is_for_a_person_is_parked_and_no_attempt_is_counted() -> None:
 
 def test_a_gate_hears_of_each_and_its_trouble_does_not_forget_what_was_said() -> None:
     gate, message = Gate(fails=True), delivery()
-    settle = attempts(Instead(PARK), gate=gate)
+    settle = attempts(HandlerSkipped(PARK), gate=gate)
     with pytest.raises(OSError, match="stuck"):
         settle(message)
     gate.fails = False
@@ -110,11 +108,11 @@ def test_where_nothing_can_be_tried_the_gate_hears_of_a_retry_that_does_not_coun
     assert (verdict.kind, verdict.counted, verdict.detail, error) == (Kind.RETRY, False, "no database", unready)
 
 
-def test_that_is_told_in_one_line_and_other_mishaps_with_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    tell_mishap(Unready("No database."), 5.0)
-    tell_mishap(OSError("the disk is full"), 5.0)
+def test_unready_is_logged_in_one_line_and_other_failures_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    log_outside_failure(Unready("No database."), 5.0)
+    log_outside_failure(OSError("the disk is full"), 5.0)
 
     assert [(one.levelno, one.getMessage(), bool(one.exc_info)) for one in caplog.records] == [
-        (logging.WARNING, "No database. The message stays in hand for 5.0 s.", False),
-        (logging.ERROR, "The attempt itself failed; the message stays in hand for 5.0 s", True),
+        (logging.WARNING, "No database. The message stays unacked for 5.0 s.", False),
+        (logging.ERROR, "The attempt failed outside its handler; the message stays unacked for 5.0 s", True),
     ]

@@ -1,4 +1,4 @@
-"""What ``manage.py check`` says of handlers that run once for each message."""
+"""System checks of handlers with ``once``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +10,12 @@ from django.test import override_settings
 
 from django_rmq_retry import AckFirst, Delivery, Exponential, Fixed, OneShot, RetryThenPark, Schedule, handler
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
+from django_rmq_retry.testing import isolated_handlers
 
 
 class Nowhere:
-    """A router that keeps our tables out of every database."""
+    """A router that allows no table of the package in any database."""
 
     def allow_migrate(self, _db: str, app_label: str, **_: object) -> bool:
         return app_label != "rmq_retry"
@@ -23,7 +23,7 @@ class Nowhere:
 
 @pytest.fixture(autouse=True)
 def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -41,7 +41,7 @@ def ids(**keys: Any) -> list[str]:
     messages = found(**keys)
     assert all(message.hint for message in messages)
     said = [str(message.id).removeprefix("rmq_retry.") for message in messages]
-    # The outbox says of the same router what it thinks of it.
+    # The checks of the outbox report the same router too.
     return sorted(number for number in said if number != "W040")
 
 
@@ -138,7 +138,7 @@ def test_handlers_that_do_not_run_once_hear_nothing_of_it() -> None:
 
 
 def test_an_answer_cannot_be_given_twice_so_one_shot_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Each call waits for an answer, and once=… has none for a second one"):
+    with pytest.raises(ConfigurationError, match="Each call needs an answer, and once=… has none for a duplicate"):
         once(policy=OneShot())
 
 

@@ -1,4 +1,4 @@
-"""What an error of MariaDB means does not depend on the version of its driver."""
+"""MariaDB errors are classified alike for all versions of the driver."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from django_rmq_retry.server import clashed, uncertain
 
 
 class FromServer(Exception):
-    """As PyMySQL 1.2 raises it: the number stands first, and the state beside it."""
+    """Return an error like that of PyMySQL 1.2: the number is first, followed by the state."""
 
     def __init__(self, number: int, sqlstate: Any) -> None:
         super().__init__(number, "said by the server")
@@ -17,7 +17,7 @@ class FromServer(Exception):
 
 
 @pytest.mark.parametrize(
-    ("number", "state", "told"),
+    ("number", "state", "outcome"),
     [
         (1205, "HY000", (True, False)),
         (1020, "HY000", (True, False)),
@@ -29,9 +29,9 @@ class FromServer(Exception):
 )
 @pytest.mark.parametrize("with_state", [True, False])
 def test_an_sqlstate_beside_the_number_changes_nothing(
-    number: int, state: str, told: tuple[bool, bool], *, with_state: bool
+    number: int, state: str, outcome: tuple[bool, bool], *, with_state: bool
 ) -> None:
     error = OperationalError(number)
     error.__cause__ = FromServer(number, state if with_state else None)
 
-    assert (clashed(error), uncertain(error)) == told
+    assert (clashed(error), uncertain(error)) == outcome

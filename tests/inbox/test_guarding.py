@@ -1,4 +1,4 @@
-"""Nothing is acknowledged whose effects were rolled back in silence: each silent way is found before the commit."""
+"""No message is acked if its effects were silently rolled back: each case is detected before the commit."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,15 +9,13 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
-from django_rmq_retry import Delivery
+from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.errors import EffectsLost
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import OnceState
-from django_rmq_retry.handlers.subscription import Subscription
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.policies.policy import RetryThenPark
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.testing import isolated_handlers
 from tests.core.made import delivery
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
@@ -41,7 +39,7 @@ def not_in_memory() -> None:
 
 
 def lost(does: Callable[[Delivery], object]) -> str:
-    """What is said of a handler that ends well; nothing of it is left."""
+    """Return the error of a handler that ends without one; none of its effects may remain."""
     with pytest.raises(EffectsLost) as found:
         run(does)
 
@@ -95,7 +93,7 @@ def test_a_rollback_by_hand_is_none() -> None:
 
     said = lost(ends)
 
-    assert "ended" in said or "rolled back on the way" in said
+    assert "ended" in said or "rolled back in the handler" in said
 
 
 def test_a_deadlock_swallowed_on_mariadb_is_none(django_db_blocker: Any) -> None:
@@ -106,7 +104,7 @@ def test_a_deadlock_swallowed_on_mariadb_is_none(django_db_blocker: Any) -> None
 
     def other() -> None:
         with django_db_blocker.unblock(), closing(connections["default"]), transaction.atomic():
-            # It has changed more rows, so MariaDB gives up the handler's transaction.
+            # It has changed more rows, so MariaDB rolls back the transaction of the handler.
             Group.objects.bulk_create([Group(name=f"more {number}") for number in range(200)])
             Group.objects.filter(name="two").update(name="two b")
             locked.set()
@@ -123,7 +121,7 @@ def test_a_deadlock_swallowed_on_mariadb_is_none(django_db_blocker: Any) -> None
 
     thread = threading.Thread(target=other)
     thread.start()
-    with pytest.raises(EffectsLost, match="rolled back on the way, as by a deadlock"):
+    with pytest.raises(EffectsLost, match="rolled back in the handler, such as by a deadlock"):
         run(swallows)
     thread.join(20)
 
@@ -162,12 +160,12 @@ def test_the_error_says_what_happened_and_what_to_do() -> None:
     assert str(found.value) == (
         "Handler h ended without an error, but its changes cannot be committed in 'default': the transaction is marked "
         "for rollback, by set_rollback() or by an error that was caught. Let the error leave the handler, or catch it "
-        "outside of an atomic() block of its own."
+        "outside an atomic() block around the statement that failed."
     )
     assert (found.value.handler, found.value.database) == ("h", "default")
 
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield

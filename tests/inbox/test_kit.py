@@ -1,4 +1,4 @@
-"""The test kit and ``once``: what a test lacks ends the test, in words; it is no failure of a handler."""
+"""The test kit and ``once``: a missing database raises a clear error in the test; it is no failure of a handler."""
 
 from collections.abc import Iterator
 
@@ -8,15 +8,14 @@ from django.db import transaction
 from django.test import SimpleTestCase, TestCase
 
 from django_rmq_retry import Delivery, Handler, handler
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.testing import RmqTest, RmqTestMixin
+from django_rmq_retry.testing import RmqTest, RmqTestMixin, isolated_handlers
 from django_rmq_retry.testing.driver import NoDatabase
 
 
 @pytest.fixture(autouse=True)
 def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 

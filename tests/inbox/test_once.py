@@ -1,4 +1,4 @@
-"""A handler with ``once``: its effects and the record that it was done are one commit, in a test as in production."""
+"""A handler with ``once``: its effects and its inbox entry are one commit, in tests and in production."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,9 +9,8 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from django_rmq_retry import Delivery, Fixed, Handler, RetryThenPark, handler, signals
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.testing import RmqTest
+from django_rmq_retry.testing import RmqTest, isolated_handlers
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
 POLICY = RetryThenPark(attempts=2, backoff=Fixed(10))
@@ -19,7 +18,7 @@ POLICY = RetryThenPark(attempts=2, backoff=Fixed(10))
 
 @pytest.fixture(autouse=True)
 def no_other_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 

@@ -1,4 +1,4 @@
-"""Real consumers on a real broker and database: whatever dies or stands still, each effect happens once."""
+"""Real consumers on a real broker and database: each effect happens once, whatever process is killed or stopped."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def not_on(vendor: str) -> None:
 
 
 def cut(proxy: Proxy) -> None:
-    """End all connections with what they held back; new ones get through."""
+    """Close all connections with their delayed data; new connections work."""
     proxy.refuse()
     wait_until(lambda: not any(pair._thread.is_alive() for pair in proxy._pairs), what="all are cut")
     proxy.set(Mode.PASS)
@@ -149,7 +149,7 @@ def test_a_message_that_ends_its_connection_each_time_is_parked_and_blocks_no_ot
 
     assert (ran.returncode, done(), left(amqp)) == (0, [2], 0)
     assert parked() == [("retries_exhausted", State.PARKED)]
-    # The policy has two attempts, and each forgives two losses.
+    # The policy has two attempts, and each tolerates two lost connections.
     assert (tmp_path / "mark").read_text() == "......"
     record = ParkedMessage.objects.using("own").get()
     assert (record.attempts, record.error.rpartition(".")[2]) == (2, "OperationalError")
@@ -193,7 +193,7 @@ def test_an_answer_to_the_commit_that_never_came_is_asked_of_the_redelivery(
             gate.touch()
             wait_for_done(1)
             cut(proxy)
-            consumer.says("Nobody knows whether database 'default' has committed")
+            consumer.says("database 'default' may have committed")
             consumer.says("handled before")
             consumer.signal()
             assert consumer.code() == 0
@@ -210,7 +210,7 @@ def test_a_database_that_is_away_keeps_the_message_in_hand_and_parks_nothing(
     with proxy_to(int(settings["PORT"] or usual)) as proxy:
         through = {**settings, "HOST": "127.0.0.1", "PORT": str(proxy.port)}
         with till.running("rmq_consume", **{VARIABLE: json.dumps(through)}) as consumer:
-            # Before it goes away: on MariaDB Django's own checks ask the server for its version.
+            # Before the database stops: on MariaDB Django's own checks query the server version.
             consumer.says("event=connected")
             proxy.refuse()
             send(1)

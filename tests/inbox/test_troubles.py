@@ -1,4 +1,4 @@
-"""What goes wrong with the database itself costs no attempt: the same again at once, or the message stays in hand."""
+"""Database errors count no attempt: the handler is run again at once, or the message stays unacked."""
 
 import threading
 from collections import defaultdict
@@ -12,15 +12,14 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, DataError, OperationalError, connection, connections, transaction
 
-from django_rmq_retry import Delivery, Park
-from django_rmq_retry.handlers.attempt import Instead, OnceState, Unready
-from django_rmq_retry.handlers.subscription import Subscription
+from django_rmq_retry import Delivery, Park, Queue, RetryThenPark
+from django_rmq_retry.handlers import Subscription
+from django_rmq_retry.handlers.attempt import HandlerSkipped, OnceState, Unready
 from django_rmq_retry.inbox import once as running
 from django_rmq_retry.inbox.once import once
 from django_rmq_retry.models import InboxEntry
-from django_rmq_retry.policies.policy import DUPLICATE, RetryThenPark
+from django_rmq_retry.policies import DUPLICATE
 from django_rmq_retry.server import too_large
-from django_rmq_retry.topology.queues import Queue
 from tests.core.made import delivery
 from tests.tooling.waiting import wait_until
 
@@ -34,7 +33,7 @@ KILLS = {
 
 
 STATES: defaultdict[Hashable, OnceState] = defaultdict(OnceState)
-"""Of each message, as an attempt keeps it."""
+"""The state of each message that an attempt keeps."""
 OWN_END = {POSTGRESQL: "SELECT pg_terminate_backend(pg_backend_pid())", MARIADB: "KILL CONNECTION_ID()"}
 
 
@@ -42,9 +41,9 @@ def run(
     does: Callable[[Delivery], object], *, using: str = "", name: str = "m", message: Delivery | None = None
 ) -> object:
     policy = RetryThenPark(attempts=1)
-    told: dict[str, Any] = {"queue": Queue("q"), "policy": policy, "park": "q.parked", "once": True, "using": using}
+    options: dict[str, Any] = {"queue": Queue("q"), "policy": policy, "park": "q.parked", "once": True, "using": using}
     found = message or delivery(message_id=name)
-    return once(Subscription(name="h", run=does, **told), found, STATES[found.token])
+    return once(Subscription(name="h", run=does, **options), found, STATES[found.token])
 
 
 def not_on(vendor: str) -> None:
@@ -67,7 +66,7 @@ def other() -> Iterator[Any]:
 
 
 def kill_own() -> None:
-    """As an operator would, or a fail-over."""
+    """Terminate the connection, like an operator or a fail-over."""
     ask, kill = KILLS[connection.vendor]
     with connection.cursor() as cursor:
         cursor.execute(ask)
@@ -78,7 +77,7 @@ def kill_own() -> None:
 
 def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
     not_on(SQLITE)
-    # By their primary keys: by name each would lock the index and the row, and could meet the other between the two.
+    # By primary key: by name each would lock the index and then the row, and could deadlock between the two.
     one, two = Group.objects.create(name="one").pk, Group.objects.create(name="two").pk
     locked, waits, runs = threading.Event(), threading.Event(), []
 
@@ -101,7 +100,7 @@ def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
         Group.objects.create(name="done")
 
     if connection.vendor == POSTGRESQL:
-        # Whoever looks first is the one that is given up.
+        # The transaction that detects the deadlock first is rolled back.
         with connection.cursor() as cursor:
             cursor.execute("SET deadlock_timeout = '50ms'")
     thread = threading.Thread(target=opponent)
@@ -110,7 +109,7 @@ def test_a_deadlock_is_run_again_at_once(django_db_blocker: Any) -> None:
     thread.join(20)
     connection.close()
 
-    # A loaded server may wake the other one too late: then the second run meets it again.
+    # A busy server may wake the other transaction too late; then the second run conflicts with it again.
     assert 2 <= len(runs) <= 1 + running.AGAIN
     assert (Group.objects.filter(name="done").count(), InboxEntry.objects.count()) == (1, 1)
 
@@ -169,7 +168,7 @@ def test_after_four_runs_in_vain_the_policy_judges() -> None:
 
 
 def clash() -> OperationalError:
-    """As each database says it."""
+    """Return the error as each database reports it."""
     causes: dict[str, Exception] = {MARIADB: Exception(1213, "Deadlock found"), SQLITE: Exception("database is locked")}
     cause = causes.get(connection.vendor, Exception("deadlock detected"))
     cause.sqlstate, cause.sqlite_errorcode = (  # type: ignore[attr-defined]  # as drivers add them
@@ -183,7 +182,7 @@ def clash() -> OperationalError:
 
 @pytest.fixture
 def keeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keep]:
-    """A connection that is kept between messages, with health checks or without."""
+    """A connection kept between messages, with or without health checks."""
 
     def keep(checks: bool) -> None:
         connection.close()
@@ -229,10 +228,10 @@ def test_a_database_that_is_away_between_two_messages_keeps_the_message_in_hand(
     keeping(True)
     run(lambda _: None, name="m1")
     kill_own()
-    away = Mock(side_effect=OperationalError("nobody answers"))
+    away = Mock(side_effect=OperationalError("the database does not answer"))
     monkeypatch.setattr(connections["default"], "get_new_connection", away)
 
-    with pytest.raises(Unready, match="cannot be used: OperationalError: nobody answers"):
+    with pytest.raises(Unready, match="cannot be used: OperationalError: the database does not answer"):
         run(lambda _: pytest.fail("ran"), name="m2")
 
 
@@ -296,13 +295,13 @@ def test_a_connection_killed_before_the_commit_leaves_the_end_to_the_next_delive
 
 
 def end_own(_message: Delivery) -> None:
-    """By a statement of the handler's own."""
+    """Lose the connection by a statement of the handler."""
     with connection.cursor() as cursor:
         cursor.execute(OWN_END[connection.vendor])
 
 
 def sit_idle_and_write(_message: Delivery) -> None:
-    """PostgreSQL ends the connection of a transaction that does nothing."""
+    """Let PostgreSQL close the connection of an idle transaction."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         number = cursor.fetchone()[0]
@@ -318,7 +317,7 @@ def sit_idle_and_write(_message: Delivery) -> None:
 
 
 def write_and_lose_it(_message: Delivery) -> None:
-    """After the last statement, so that the commit is the first to know."""
+    """Lose the connection after the last statement, so that the commit detects it."""
     Group.objects.create(name="a")
     kill_own()
 
@@ -370,7 +369,7 @@ def test_each_attempt_of_such_a_message_forgives_two_losses() -> None:
 
 def test_a_database_that_is_away_after_each_loss_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     not_on(SQLITE)
-    message, away = delivery(message_id="m"), Mock(side_effect=OperationalError("nobody answers"))
+    message, away = delivery(message_id="m"), Mock(side_effect=OperationalError("the database does not answer"))
 
     for _time in range(6):
         with monkeypatch.context() as patched:
@@ -402,21 +401,21 @@ def test_a_commit_whose_answer_is_lost_each_time_is_found_and_costs_no_attempt(
         raise OperationalError("the answer never came")
 
     monkeypatch.setattr(connections["default"], "commit", commits_unheard)
-    with pytest.raises(Unready, match="Nobody knows whether"):
+    with pytest.raises(Unready, match="may have committed"):
         run(lambda _: Group.objects.create(name="done"), message=message)
     monkeypatch.undo()
-    with pytest.raises(Instead) as found:
+    with pytest.raises(HandlerSkipped) as found:
         run(lambda _: pytest.fail("it must not run"), message=message)
 
     assert (found.value.verdict, committed()) == (DUPLICATE, ["done"])
 
 
-@pytest.mark.parametrize(("code", "told"), [(1153, True), (2006, False)], ids=["it says so", "it only hangs up"])
-def test_what_mariadb_says_of_a_statement_above_its_limit_is_understood(code: int, told: bool) -> None:
+@pytest.mark.parametrize(("code", "outcome"), [(1153, True), (2006, False)], ids=["it says so", "it only hangs up"])
+def test_what_mariadb_says_of_a_statement_above_its_limit_is_understood(code: int, outcome: bool) -> None:
     error = OperationalError(code, "Got a packet bigger than 'max_allowed_packet' bytes")
     error.__cause__ = Exception(*error.args)
 
-    assert too_large(error) is told
+    assert too_large(error) is outcome
     assert not too_large(OperationalError("without a cause"))
 
 
@@ -457,7 +456,7 @@ def test_a_database_without_autocommit_is_refused_for_nothing_would_be_committed
     not_on(SQLITE)
     connection.set_autocommit(False)
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
-    with pytest.raises(Unready, match="AUTOCOMMIT False, so that nothing would be committed"):
+    with pytest.raises(Unready, match="AUTOCOMMIT False, so nothing would be committed"):
         run(lambda _: pytest.fail("it must not run"))
     connection.set_autocommit(True)
 
@@ -469,11 +468,11 @@ def test_what_fails_after_the_commit_is_logged_and_the_message_is_done(caplog: p
         return "answer"
 
     assert run(leaves) == "answer"
-    with pytest.raises(Instead) as found:
+    with pytest.raises(HandlerSkipped) as found:
         run(leaves)
 
     assert (found.value.verdict, committed()) == (DUPLICATE, ["a"])
-    assert "Handler h has committed, but what it left for after that failed: ZeroDivisionError" in caplog.text
+    assert "Handler h has committed, but a callback of its on_commit() failed: ZeroDivisionError" in caplog.text
 
 
 def test_twins_at_the_same_moment_are_done_once(django_db_blocker: Any) -> None:
@@ -490,7 +489,7 @@ def test_twins_at_the_same_moment_are_done_once(django_db_blocker: Any) -> None:
             with django_db_blocker.unblock():
                 try:
                     ends.append(run(does))
-                except Instead as instead:
+                except HandlerSkipped as instead:
                     ends.append(instead.verdict)
                 connection.close()
 
@@ -510,7 +509,7 @@ def test_twins_at_the_same_moment_are_done_once(django_db_blocker: Any) -> None:
 
 
 def waits_for_it(thread: threading.Thread) -> None:
-    """Until the database says that somebody waits for somebody."""
+    """Wait until the database reports that a transaction waits for another."""
     asked = {
         POSTGRESQL: "SELECT count(*) FROM pg_locks WHERE NOT granted",
         MARIADB: "SELECT count(*) FROM information_schema.innodb_lock_waits",
@@ -521,6 +520,6 @@ def waits_for_it(thread: threading.Thread) -> None:
             cursor.execute(asked)
             return bool(cursor.fetchone()[0])
 
-    # MariaDB answers from memory whoever asks again within a tenth of a second.
+    # MariaDB answers repeated queries within 0.1 s from a cache.
     wait_until(waits, what="the second one waits for the first", step=0.2)
     assert thread.is_alive()

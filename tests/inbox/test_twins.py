@@ -1,4 +1,4 @@
-"""A record is closed by itself where another copy of its message was surely handled, and nowhere else."""
+"""A record is closed automatically only if another copy of its message was certainly handled."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import Delivery, Queue, handler
-from django_rmq_retry.handlers import registry
+from django_rmq_retry import Delivery, Queue, handler, publish
 from django_rmq_retry.inbox import retention
 from django_rmq_retry.inbox.retention import Twins
 from django_rmq_retry.models import InboxEntry, ParkedMessage, State
-from django_rmq_retry.publishing.publish import publish
-from django_rmq_retry.testing import RmqTest
+from django_rmq_retry.testing import RmqTest, isolated_handlers
 from tests.records.made import NOON, group, parked
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
@@ -20,7 +18,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db]
 
 @pytest.fixture(autouse=True)
 def handlers(rmq: RmqTest) -> Iterator[None]:  # noqa: ARG001 - messages travel in it
-    with registry.isolated():
+    with isolated_handlers():
         handling("charge", once=True)
         handling("by function", once=lambda message: message.id)
         handling("otherwise")
@@ -38,9 +36,9 @@ def handled(rmq: RmqTest, *ids: str, by: str = "charge") -> None:
     rmq.drain()
 
 
-def twin(**told: Any) -> ParkedMessage:
+def twin(**options: Any) -> ParkedMessage:
     known = {"message_id": "m", "handler": "charge", "queue": "queue charge", "body": b'"a"'}
-    return parked(**{**known, **told})
+    return parked(**{**known, **options})
 
 
 def state(record: ParkedMessage) -> str:
@@ -64,7 +62,7 @@ def test_the_record_of_a_message_that_another_copy_has_done_is_closed(rmq: RmqTe
 
 
 @pytest.mark.parametrize(
-    "told",
+    "options",
     [
         {"body": b'"b"'},
         {"message_id": "n"},
@@ -79,9 +77,9 @@ def test_the_record_of_a_message_that_another_copy_has_done_is_closed(rmq: RmqTe
     ],
     ids=str,
 )
-def test_what_is_not_surely_the_same_stays_as_it_is(rmq: RmqTest, told: dict[str, Any]) -> None:
+def test_what_is_not_surely_the_same_stays_as_it_is(rmq: RmqTest, options: dict[str, Any]) -> None:
     handled(rmq, "m")
-    record = twin(**told)
+    record = twin(**options)
     before = record.state
     Twins()()
 
@@ -112,7 +110,7 @@ def test_it_goes_on_where_it_was_and_begins_anew_in_the_end(rmq: RmqTest, monkey
 
 
 def test_handlers_that_do_not_run_once_ask_no_database(django_assert_num_queries: Any) -> None:
-    with registry.isolated():
+    with isolated_handlers():
         handling("by function", once=lambda message: message.id)
         handling("otherwise")
         with django_assert_num_queries(0):

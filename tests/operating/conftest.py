@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import handler
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.testing import isolated_handlers
 from tests.operating.made import QUEUE
+from tests.tooling.brokers import using_broker
 
 
 @pytest.fixture(autouse=True)
 def project() -> Iterator[None]:
     """Its handler takes what comes from payments by charge.#."""
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler(QUEUE, routing_key="charge.#")
         def charge(message: Delivery) -> None:
@@ -28,17 +27,13 @@ def project() -> Iterator[None]:
 @pytest.fixture
 def wired(broker_url: str, settings: Any, amqp: BlockingChannel) -> Iterator[BlockingChannel]:
     """The broker has its queue; a publish may take a moment on a busy machine."""
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": broker_url, "PUBLISH_TIMEOUT": 20}
     amqp.queue_declare(QUEUE)
-    yield amqp
-    broker_connections.close()
+    with using_broker(settings, broker_url, PUBLISH_TIMEOUT=20):
+        yield amqp
 
 
 @pytest.fixture
 def away(settings: Any) -> Iterator[None]:
-    """Nobody listens where the broker should be."""
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/", "PUBLISH_TIMEOUT": 0.2, "CONNECT_TIMEOUT": 1}
-    yield
-    broker_connections.close()
+    """The URL of a broker at whose port no process listens."""
+    with using_broker(settings, "amqp://guest:guest@127.0.0.1:1/", PUBLISH_TIMEOUT=0.2, CONNECT_TIMEOUT=1):
+        yield

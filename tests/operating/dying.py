@@ -14,7 +14,7 @@ from tests.tooling.filled import VARIABLE, given
 
 STEPS = {
     "before a claim": ("run.claim", "before"),
-    "in a claim, before its commit": ("claims._takes", "after"),
+    "in a claim, before its commit": ("claims._claim_items", "after"),
     "after a claim": ("run.claim", "after"),
     "after the first copy": ("run.publish", "first"),
     "after a publish": ("run.publish", "after"),
@@ -29,13 +29,13 @@ LISTING_STEPS = {
     "after a part": ("run.list_part", "after"),
 }
 LETTING_GO_STEPS = {
-    "before a part": ("run.release", "before"),
+    "before a part": ("run.skip_unsent", "before"),
     "in a part, before its commit": ("items.locked_run", "after"),
-    "after a part": ("run.release", "after"),
+    "after a part": ("run.skip_unsent", "after"),
 }
 KINDS = {"sending": STEPS, "listing": LISTING_STEPS, "letting go": LETTING_GO_STEPS}
 PART = 3
-"""Items that are written, or let go of, in one transaction."""
+"""Items that are written, or skipped, in one transaction."""
 
 
 def die() -> None:

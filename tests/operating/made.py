@@ -2,16 +2,20 @@
 
 import hashlib
 import itertools
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
-from django_rmq_retry.messages.headers import EMPTY, Headers
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
-from django_rmq_retry.parked.groups import COUNTED_AS
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from django_rmq_retry.messages.properties import EMPTY
+from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage, RequeueRun
+from django_rmq_retry.models.parked import COUNTED_AS
+from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.requeue import start
+from django_rmq_retry.parked.selection import Selection
 
 ANN = Actor(name="ann", source="cli")
 BOB = Actor(name="bob", source="cli")
@@ -59,6 +63,16 @@ def record(*, key: str = "", headers: dict[str, object] | None = None, **fields:
     counter = COUNTED_AS[made.state]
     ErrorGroup.objects.filter(pk=made.group_id).update(**{counter: getattr(group_of(made), counter) + 1})
     return made
+
+
+def requeue_run(ids: Iterable[int], by: Actor = ANN, **options: Any) -> RequeueRun:
+    """Start a requeue run of these records; no driver sends it yet."""
+    return start(Selection.of_ids(ids), by, **options)
+
+
+def discard_messages(ids: Iterable[int], by: Actor = ANN, *, category: str = "test", **options: Any) -> None:
+    """Let an operator discard these records."""
+    discard(Selection.of_ids(ids), by, category=category, **options)
 
 
 def group_of(message: ParkedMessage) -> ErrorGroup:

@@ -9,9 +9,8 @@ from django.utils import timezone
 from django_rmq_retry.models import ErrorGroup, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked import actions
 from django_rmq_retry.parked.actions import Done, discard, hold, restore, unhold, unhold_due
-from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.groups import annotate, mute, recount
-from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
+from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused, verify
 from django_rmq_retry.parked.retention import purge, purge_audit
 from django_rmq_retry.parked.selection import Selection
 from tests.operating.made import ANN, again, group, group_of, record
@@ -40,7 +39,7 @@ def test_a_discard_can_be_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("category", "text", "said"), [("other", " ", "in words"), ("boredom", "", "Known are duplicate")]
+    ("category", "text", "said"), [("other", " ", "explanation"), ("boredom", "", "Valid categories: duplicate")]
 )
 def test_a_discard_needs_a_reason(category: str, text: str, said: str) -> None:
     one = record()
@@ -150,7 +149,7 @@ def test_only_what_was_resolved_long_ago_is_purged() -> None:
 
 def test_what_is_open_is_never_purged() -> None:
     for state in ("parked", "on_hold", "requeueing", "requeued"):
-        with pytest.raises(Refused, match="stays, however old"):
+        with pytest.raises(Refused, match="are kept, whatever their age"):
             purge(ANN, older_than=timedelta(0), states=[state], dry=False)
 
 

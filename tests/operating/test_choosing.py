@@ -1,4 +1,4 @@
-"""What is chosen, frozen and counted before anything is done."""
+"""Selections: chosen, frozen and counted before an action."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from django_rmq_retry.parked.findings import Report, Terms, report
 from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, group, record
+from tests.operating.made import ANN, group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
@@ -48,9 +48,9 @@ class TestSelection:
 
     def test_a_forged_or_old_token_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         token = Selection.of_filter(PARKED).token()
-        with pytest.raises(Outdated, match="no selection of this site"):
+        with pytest.raises(Outdated, match="this site did not sign it"):
             Selection.read(token + "x")
-        with pytest.raises(Outdated, match="no selection of this site"):
+        with pytest.raises(Outdated, match="this site did not sign it"):
             Selection.read(signing.dumps({"filter": PARKED}, salt="other"))
         monkeypatch.setattr(selection, "VALID_FOR", -1)
 
@@ -195,6 +195,6 @@ class TestReport:
 
     def test_items_stand_in_the_order_of_parking(self) -> None:
         late, early = record(), record(parked_at=timezone.now() - HOUR)
-        run = start(Selection.of_ids([late.pk, early.pk]), ANN)
+        run = requeue_run([late.pk, early.pk])
 
         assert [(one.message_id, one.place) for one in run.items.order_by("place")] == [(early.pk, 1), (late.pk, 2)]

@@ -11,11 +11,10 @@ from django.utils import timezone
 
 from django_rmq_retry.models import RequeueRun, RunState, State
 from django_rmq_retry.parked import driver as driving
-from django_rmq_retry.parked.claims import sweep
+from django_rmq_retry.parked.claims import end_expired_claims
 from django_rmq_retry.parked.driver import RunDriver, undriven
-from django_rmq_retry.parked.requeue import pause, start
-from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, again, record
+from django_rmq_retry.parked.requeue import pause
+from tests.operating.made import ANN, again, record, requeue_run
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
 from tests.tooling.waiting import wait_until
@@ -38,7 +37,7 @@ def driver() -> Iterator[RunDriver]:
 
 @pytest.mark.usefixtures("wired")
 def test_runs_are_taken_up_and_several_go_side_by_side(driver: RunDriver) -> None:
-    runs = [start(Selection.of_ids([record().pk, record().pk]), ANN, rate=50) for _ in range(3)]
+    runs = [requeue_run([record().pk, record().pk], rate=50) for _ in range(3)]
     driver.start()
 
     wait_until(lambda: RequeueRun.objects.filter(state=RunState.WAITING, sent=2).count() == 3, what="three runs")
@@ -58,7 +57,7 @@ def test_holds_end_and_stale_claims_too(driver: RunDriver) -> None:
 
 
 def test_only_runs_that_nobody_drives_are_taken() -> None:
-    free, paused, driven = (start(Selection.of_ids([record().pk]), ANN) for _ in range(3))
+    free, paused, driven = (requeue_run([record().pk]) for _ in range(3))
     pause(paused.pk, ANN)
     RequeueRun.objects.filter(pk=driven.pk).update(leased_until=timezone.now() + timedelta(seconds=9))
 
@@ -75,12 +74,12 @@ def test_a_database_that_fails_is_told_once_and_tried_again(
 
     monkeypatch.setattr(driving, "LOOK", 0.01)
     monkeypatch.setattr(driving, "CHORES", 0.0)
-    monkeypatch.setattr(driving, "sweep", broken)
-    run = start(Selection.of_ids([record().pk]), ANN)
+    monkeypatch.setattr(driving, "end_expired_claims", broken)
+    run = requeue_run([record().pk])
     with caplog.at_level(logging.WARNING):
         driver.start()
         wait_until(lambda: driver._failing, what="a failure")
-        monkeypatch.setattr(driving, "sweep", sweep)
+        monkeypatch.setattr(driving, "end_expired_claims", end_expired_claims)
         wait_until(lambda: RequeueRun.objects.get(pk=run.pk).sent == 1, what="the run")
 
     assert len([one for one in caplog.records if getattr(one, "event", "") == "runs"]) == 1

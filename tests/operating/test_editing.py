@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry import handler
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.properties import decode_properties
+from django_rmq_retry import Delivery, handler
+from django_rmq_retry.messages import decode_properties
 from django_rmq_retry.models import MessageVersion, OperatorAction, ParkedMessage, State
 from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.edit import Kind, Line, Proposal, Sign, editable, propose, rows, store, text_of
@@ -66,8 +65,8 @@ def test_the_second_of_two_editors_is_told_and_keeps_the_text() -> None:
     ("text", "said"),
     [
         ('{"a": 1,}', "Line 1, column "),
-        ('{"a": NaN}', "NaN is no JSON"),
-        ('{"a": -Infinity}', "-Infinity is no JSON"),
+        ('{"a": NaN}', "NaN is not valid JSON"),
+        ('{"a": -Infinity}', "-Infinity is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         (BODY.decode(), "Nothing was changed"),
     ],
@@ -84,7 +83,7 @@ def test_what_cannot_be_meant_is_not_stored(text: str, said: str) -> None:
 def test_a_name_that_stands_twice_is_a_warning() -> None:
     made = edited(payment(), '{"a": 1, "a": 2}')
 
-    assert (made.problems, made.warnings) == ((), ("These names stand twice in one object: a.",))
+    assert (made.problems, made.warnings) == ((), ("These names occur twice in one object: a.",))
 
 
 def test_the_lines_of_a_browser_end_as_the_original_ones() -> None:
@@ -137,12 +136,12 @@ def test_its_id_is_kept_unless_a_new_one_is_given() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"type": "payment.final"}, "are not to be edited"),
-        ({"type": "refund"}, "are not to be edited"),
-        ({"state": State.REQUEUED}, "is open"),
-        ({"body": b"\xff\xfe"}, "is no text"),
-        ({"body": b"a\0b"}, "is no text"),
-        ({"content_encoding": "gzip"}, "is no text"),
+        ({"type": "payment.final"}, "does not allow messages of the type"),
+        ({"type": "refund"}, "does not allow messages of the type"),
+        ({"state": State.REQUEUED}, "open message"),
+        ({"body": b"\xff\xfe"}, "is not text"),
+        ({"body": b"a\0b"}, "is not text"),
+        ({"content_encoding": "gzip"}, "is not text"),
     ],
 )
 def test_most_messages_are_not_to_be_edited(fields: dict[str, Any], said: str) -> None:
@@ -157,7 +156,7 @@ def test_most_messages_are_not_to_be_edited(fields: dict[str, Any], said: str) -
 def test_an_edit_needs_a_reason_and_leaves_no_secret_in_the_log() -> None:
     one = payment(body=b'{"pan": "4111222233334444", "amount": 1}')
     made = edited(one, '{"pan": "4222", "amount": 2}')
-    with pytest.raises(Refused, match="Say why"):
+    with pytest.raises(Refused, match="Enter the reason for the edit"):
         store(one.pk, ANN, made, version=1, reason=" ")
     store(one.pk, ANN, made, version=1, reason="wrong amount")
     facts: Any = OperatorAction.objects.get().facts

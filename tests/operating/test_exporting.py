@@ -1,4 +1,4 @@
-"""Exports: exact for whoever may see all, harmless for spreadsheets, and always in the audit log."""
+"""Exports: exact with full permissions, harmless for spreadsheets, and always in the audit log."""
 
 import base64
 import csv

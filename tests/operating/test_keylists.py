@@ -21,10 +21,10 @@ from django_rmq_retry.parked.actions import discard
 from django_rmq_retry.parked.key_lists import (
     MOST_TEXT,
     alike,
-    answered,
     keys_of,
+    list_filter,
     look_up,
-    meaning,
+    matches_of_list,
     parse,
     store,
     written,
@@ -35,7 +35,7 @@ from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.run import Drive
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import COLUMNS, csv_lines, export
-from tests.operating.made import ANN, again, group, record
+from tests.operating.made import ANN, again, group, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -45,7 +45,7 @@ def named(*keys: str) -> KeyList:
 
 
 def only(*keys: str, **words: object) -> Selection:
-    return Selection.of_filter({LISTED: meaning(named(*keys)), "state": ["parked"], **words})
+    return Selection.of_filter({LISTED: list_filter(named(*keys)), "state": ["parked"], **words})
 
 
 def keys_in(run: RequeueRun) -> list[str]:
@@ -143,11 +143,11 @@ class TestReading:
         keys = [f"PAY-{number}" for number in range(10_000)]
 
         assert parse("\n".join(keys)) == keys
-        with pytest.raises(Refused, match="The list has 10001 keys; at most 10000 are taken at once"):
+        with pytest.raises(Refused, match="The list has 10001 keys; at most 10000 are allowed"):
             parse("\n".join([*keys, "one more"]))
 
     def test_a_text_that_is_too_long_is_refused_in_a_sentence(self) -> None:
-        with pytest.raises(Refused, match="The text has 4000001 characters; at most 4000000 are read"):
+        with pytest.raises(Refused, match="The text has 4000001 characters; at most 4000000 are allowed"):
             parse("x" * (MOST_TEXT + 1))
 
     def test_a_text_that_is_one_endless_key_is_read_in_no_time(self) -> None:
@@ -188,7 +188,7 @@ class TestLookingUp:
 
         assert look_up(keys, seen) == {"PAY-2": [shown.pk]}
         assert alike(["pay-1", "pay-2"], seen) == {"pay-2": ["PAY-2"]}
-        assert answered(named("PAY-1", "PAY-2"), seen).missing == ["PAY-1"]
+        assert matches_of_list(named("PAY-1", "PAY-2"), seen).missing == ["PAY-1"]
 
     def test_thousands_of_keys_are_looked_up_in_few_statements(self, django_assert_max_num_queries: Any) -> None:
         one = record(key="PAY-7777")
@@ -201,7 +201,7 @@ class TestLookingUp:
         for _ in range(3):
             record(key="CUST-7")
 
-        with pytest.raises(Refused, match="These keys name more than 2 messages"):
+        with pytest.raises(Refused, match="These keys match more than 2 messages"):
             look_up(["CUST-7"])
 
 
@@ -210,9 +210,9 @@ def test_the_answer_says_what_became_of_each_key() -> None:
     one, waits = record(key="PAY-1"), record(key="PAY-2")
     for state in (State.ON_HOLD, State.REQUEUED, State.PROCESSED, State.DISCARDED):
         record(key=f"PAY-{state.value}", state=state)
-    run = start(Selection.of_ids([waits.pk]), ANN)
+    run = requeue_run([waits.pk])
     keys = ["PAY-1", "PAY-2", "PAY-3", "CUST-7", "PAY-on_hold", "PAY-requeued", "PAY-processed", "PAY-discarded"]
-    told = answered(named(*keys))
+    told = matches_of_list(named(*keys))
 
     assert told.found == ["PAY-1", "PAY-2"]
     assert told.missing == ["PAY-3"]
@@ -284,7 +284,7 @@ class TestAllButThese:
             record(key=f"PAY-{number}", group=cause)
         chosen = Selection.of_filter({"group": cause.pk, "state": ["parked"]})
         paid = [f"PAY-{number}" for number in range(30)]
-        rest = chosen.leaving_out(meaning(store(paid, ANN)))
+        rest = chosen.leaving_out(list_filter(store(paid, ANN)))
         run = start(rest, ANN)
 
         assert (chosen.count, rest.count, run.total) == (40, 10, 10)
@@ -294,7 +294,7 @@ class TestAllButThese:
     def test_message_ids_and_every_key_of_a_message_keep_it_out(self) -> None:
         one, two, three = record(key="PAY-1"), record(message_id="9f3c-2"), record(key="PAY-3")
         BusinessKey.objects.create(message=one, value="CUST-7")
-        rest = Selection.of_filter({}).leaving_out(meaning(store(["CUST-7", "9f3c-2"], ANN)))
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["CUST-7", "9f3c-2"], ANN)))
 
         assert list(rest.queryset()) == [three]
         assert two.pk not in rest.queryset().values_list("pk", flat=True)
@@ -302,13 +302,13 @@ class TestAllButThese:
     def test_a_key_keeps_out_letter_for_letter(self) -> None:
         record(key="PAY-1")
         record(message_id="9F3C-2")
-        rest = Selection.of_filter({}).leaving_out(meaning(store(["pay-1", "PAY-1 ", "9f3c-2"], ANN)))
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["pay-1", "PAY-1 ", "9f3c-2"], ANN)))
 
         assert rest.count == 2
 
     def test_messages_that_are_named_one_by_one_are_left_out_too(self) -> None:
         one, two = record(key="PAY-1"), record(key="PAY-2")
-        chosen = Selection.of_ids([one.pk, two.pk]).leaving_out(meaning(store(["PAY-1"], ANN)))
+        chosen = Selection.of_ids([one.pk, two.pk]).leaving_out(list_filter(store(["PAY-1"], ANN)))
         read = Selection.read(chosen.token())
 
         assert (read, read.count, list(read.queryset())) == (chosen, 1, [two])
@@ -320,7 +320,7 @@ class TestAllButThese:
         for number in range(3):
             record(key=f"PAY-{number}")
         chosen = Selection.of_filter({"state": ["parked"]})
-        rest = chosen.leaving_out(meaning(store(["PAY-0"], ANN)))
+        rest = chosen.leaving_out(list_filter(store(["PAY-0"], ANN)))
         run = start(rest, ANN, reason="r")
         early = record(key="PAY-0", parked_at=chosen.as_of - timedelta(minutes=9))
         RequeueRun.objects.filter(pk=run.pk).update(selection={**run.selection, "max_id": early.pk})
@@ -331,7 +331,7 @@ class TestAllButThese:
     def test_the_group_grows_between_preview_and_start(self) -> None:
         record(key="PAY-1")
         record(key="PAY-2")
-        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(meaning(store(["PAY-1"], ANN)))
+        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
         for key in ("PAY-1", "PAY-3"):
             record(key=key, parked_at=timezone.now() + timedelta(seconds=1))
 
@@ -341,7 +341,7 @@ class TestAllButThese:
 
     def test_a_left_out_message_that_is_parked_again_stays_out(self) -> None:
         one, two = record(key="PAY-1"), record(key="PAY-2")
-        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(meaning(store(["PAY-1"], ANN)))
+        rest = Selection.of_filter({"state": ["parked"]}).leaving_out(list_filter(store(["PAY-1"], ANN)))
         ParkedMessage.objects.filter(pk=one.pk).update(parked_at=timezone.now(), cycle=2, revision=3)
         run = start(rest, ANN)
 
@@ -350,7 +350,7 @@ class TestAllButThese:
 
     def test_everything_can_be_left_out(self) -> None:
         record(key="PAY-1")
-        rest = Selection.of_filter({}).leaving_out(meaning(store(["PAY-1"], ANN)))
+        rest = Selection.of_filter({}).leaving_out(list_filter(store(["PAY-1"], ANN)))
 
         assert rest.count == 0
 
@@ -359,13 +359,13 @@ class TestKeeping:
     def test_a_list_that_nobody_used_is_of_no_use_after_a_day_and_is_deleted_after_two(self) -> None:
         record(key="PAY-1")
         unused, used = named("PAY-1"), named("PAY-1")
-        rest = Selection.of_filter({}).leaving_out(meaning(unused))
-        discard(Selection.of_filter({LISTED: meaning(used), "state": ["parked"]}), ANN, category="test")
+        rest = Selection.of_filter({}).leaving_out(list_filter(unused))
+        discard(Selection.of_filter({LISTED: list_filter(used), "state": ["parked"]}), ANN, category="test")
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=25))
 
         with pytest.raises(Outdated, match="The list of keys is older than a day"):
             rest.queryset()
-        assert Selection.of_filter({LISTED: meaning(used)}).count == 1
+        assert Selection.of_filter({LISTED: list_filter(used)}).count == 1
         KeyList.objects.update(created_at=timezone.now() - timedelta(hours=49))
         new = named("PAY-2")
         assert set(KeyList.objects.values_list("pk", flat=True)) == {used.pk, new.pk}
@@ -374,7 +374,7 @@ class TestKeeping:
     def test_an_exclusion_whose_list_is_gone_is_refused(self) -> None:
         record(key="PAY-1")
         record(key="PAY-2")
-        rest = Selection.of_filter({}).leaving_out(meaning(named("PAY-1")))
+        rest = Selection.of_filter({}).leaving_out(list_filter(named("PAY-1")))
         ListedKey.objects.all().delete()
         KeyList.objects.all().delete()
 

@@ -1,4 +1,4 @@
-"""Large runs: started at once, listed part by part by whoever drives them, and let go of in the same way."""
+"""Large runs: started at once, and listed and skipped part by part by their driver."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ from django_rmq_retry.parked.operators import Outdated
 from django_rmq_retry.parked.requeue import pause, resume, start, stop
 from django_rmq_retry.parked.run import Drive, drive
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, BOB, QUEUE, again, record
+from tests.operating.made import ANN, BOB, QUEUE, again, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 PARKED = {"state": ["parked"]}
@@ -83,7 +83,7 @@ class TestStart:
         )  # fmt: skip
 
     def test_records_that_are_named_are_listed_at_once_however_many(self) -> None:
-        run = start(Selection.of_ids([record().pk for _ in range(5)]), ANN)
+        run = requeue_run([record().pk for _ in range(5)])
 
         assert run.items.count() == 5
 
@@ -93,7 +93,7 @@ class TestStart:
         found = Selection.of_filter(PARKED)
         seen = Selection(filter=PARKED, max_id=found.max_id, as_of=found.as_of, count=4)
 
-        with pytest.raises(Outdated, match="5 messages match now and 4 did"):
+        with pytest.raises(Outdated, match="5 messages match now, but 4 matched"):
             start(seen, ANN)
         assert not RequeueRun.objects.exists()
 

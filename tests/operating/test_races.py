@@ -22,13 +22,13 @@ from django_rmq_retry.models.parked import OPEN
 from django_rmq_retry.parked import items
 from django_rmq_retry.parked import requeue as steering
 from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.operators import verify
 from django_rmq_retry.parked.requeue import requeue, start, stop
 from django_rmq_retry.parked.run import drive
 from django_rmq_retry.parked.selection import Selection
 from tests.operating.dying import LETTING_GO_STEPS, LISTING_STEPS, PART, STEPS
-from tests.operating.made import ANN, QUEUE, record
+from tests.operating.made import ANN, QUEUE, record, requeue_run
 from tests.tooling import processes
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -47,7 +47,7 @@ def own(own_database: Own, settings: Any) -> Own:
 
 
 def copies(amqp: BlockingChannel) -> Counter[int]:
-    """How many copies of each record lie in the queue."""
+    """The number of copies of each record in the queue."""
     found: Counter[int] = Counter()
     while True:
         _method, properties, body = amqp.basic_get(QUEUE, auto_ack=True)
@@ -60,7 +60,7 @@ def copies(amqp: BlockingChannel) -> Counter[int]:
 
 
 def together(act: Callable[[int], object], count: int = PEOPLE) -> list[object]:
-    """What each of so many threads gets of the act, all begun at the same moment."""
+    """The result of the action in each thread; all threads begin at the same moment."""
     gate = threading.Barrier(count)
 
     def one(number: int) -> object:
@@ -86,7 +86,7 @@ def test_many_people_who_requeue_one_message_make_one_copy(wired: BlockingChanne
 
 def test_many_drivers_of_one_run_send_each_message_once(wired: BlockingChannel) -> None:
     messages = [record() for _ in range(40)]
-    run = start(Selection.of_ids([one.pk for one in messages]), ANN, rate=1000)
+    run = requeue_run([one.pk for one in messages], rate=1000)
     together(lambda number: drive(run.pk, f"driver {number}", for_seconds=1.0, outcomes=False))
     drive(run.pk, "the last", outcomes=False)
 
@@ -128,7 +128,7 @@ def test_a_killed_driver_leaves_a_run_that_goes_on(
     own: Own, wired: BlockingChannel, broker_url: str, step: str, nth: int
 ) -> None:
     messages = [record() for _ in range(8)]
-    run = start(Selection.of_ids([one.pk for one in messages]), ANN, rate=100)
+    run = requeue_run([one.pk for one in messages], rate=100)
     past = killed(own, broker_url, run, "sending", step, str(nth))
     ParkedMessage.objects.filter(state=State.REQUEUEING).update(claimed_until=past)
     run = drive(run.pk, "heir", outcomes=False)

@@ -12,7 +12,7 @@ from django_rmq_retry.parked.operators import NothingChosen, Outdated, Refused
 from django_rmq_retry.parked.requeue import requeue, start
 from django_rmq_retry.parked.run import drive
 from django_rmq_retry.parked.selection import Selection
-from tests.operating.made import ANN, QUEUE, again, group_of, record
+from tests.operating.made import ANN, QUEUE, again, group_of, record, requeue_run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
@@ -79,7 +79,7 @@ def test_what_was_changed_after_the_preview_is_left_out(wired: BlockingChannel) 
 @pytest.mark.usefixtures("wired")
 def test_what_was_changed_after_the_start_is_left_out() -> None:
     one = record()
-    run = start(Selection.of_ids([one.pk]), ANN)
+    run = requeue_run([one.pk])
     ParkedMessage.objects.filter(pk=one.pk).update(revision=9)
     run = drive(run.pk, "test", outcomes=False)
 
@@ -128,7 +128,7 @@ def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settin
     run = requeue([record()], by="ann", target="payments.slow")
 
     assert (depth(wired), depth(wired, "payments.slow"), run.sent) == (0, 1, 1)
-    with pytest.raises(Refused, match="'made-up' is no queue to requeue to"):
+    with pytest.raises(Refused, match="'made-up' is not a declared queue"):
         requeue([record()], by="ann", target="made-up")
 
 
@@ -136,7 +136,7 @@ def test_a_declared_other_queue_can_be_the_target(wired: BlockingChannel, settin
 def test_many_need_a_reason() -> None:
     several = Selection.of_ids([record().pk for _ in range(101)])
 
-    with pytest.raises(Refused, match="more than 100 messages need a reason"):
+    with pytest.raises(Refused, match="it is required for more than 100 messages"):
         start(several, ANN)
     assert start(several, ANN, reason="INC-1").total == 101
 
@@ -148,7 +148,7 @@ def test_a_set_that_has_grown_is_refused() -> None:
     ParkedMessage.objects.filter(pk__in=[one.pk, two.pk]).update(state=State.PARKED)
     grown = Selection(filter=selection.filter, max_id=two.pk, as_of=selection.as_of, count=1)
 
-    with pytest.raises(Outdated, match="2 messages match now and 1 did when you looked"):
+    with pytest.raises(Outdated, match="2 messages match now, but 1 matched in your preview"):
         start(grown, ANN)
 
 

@@ -1,4 +1,4 @@
-"""Whoever started a run and may not requeue any more: from then on nothing is sent in that name."""
+"""A run whose operator has lost the permission to requeue sends no more messages."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import ItemReason
 from django_rmq_retry.parked.operators import Actor
-from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.run import Drive
-from django_rmq_retry.parked.selection import Selection
 from tests.admin.made import person
-from tests.operating.made import QUEUE, record
+from tests.operating.made import QUEUE, record, requeue_run
 from tests.operating.test_running import Clock, Depths
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,7 +36,7 @@ def test_a_run_sends_nothing_more_for_somebody_who_may_not_any_more(
 ) -> None:
     ann, clock = person("ann", "requeue"), Clock()
     actor = Actor(name="ann", user_id=ann.pk, source="admin")
-    run = start(Selection.of_ids([record().pk for _ in range(3)]), actor, reason="x", rate=1)
+    run = requeue_run([record().pk for _ in range(3)], actor, reason="x", rate=1)
     one = Drive(run.pk, "test", clock=clock, depths=Depths())
     one.step()
     loss(ann)

@@ -22,15 +22,14 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.claims import claim, failed, succeeded, sweep
+from django_rmq_retry.parked.claims import claim, end_expired_claims, failed, succeeded
 from django_rmq_retry.parked.copies import copy_for
 from django_rmq_retry.parked.groups import recount
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.requeue import pause, resume, slow, start, stop
-from django_rmq_retry.parked.run import Drive, Pace, drive, tally, tripped
-from django_rmq_retry.parked.selection import Selection
-from django_rmq_retry.publishing import broker_connections
-from tests.operating.made import ANN, BOB, QUEUE, again, record
+from django_rmq_retry.parked.requeue import pause, resume, slow, stop
+from django_rmq_retry.parked.run import Drive, Pace, drive
+from tests.operating.made import ANN, BOB, QUEUE, again, record, requeue_run
+from tests.tooling.brokers import change_broker
 from tests.tooling.proxy import Mode, proxy_to
 from tests.tooling.waiting import wait_until
 
@@ -38,7 +37,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -54,7 +53,7 @@ class Depths:
         self.depth = depth
         self.reachable = answers
 
-    def answers(self) -> bool:
+    def is_reachable(self) -> bool:
         return self.reachable
 
     def of(self, queue: str) -> int | None:
@@ -70,7 +69,7 @@ class Depths:
 
 def started(count: int = 1, *, key: Callable[[int], str] = lambda _: "", **options: Any) -> RequeueRun:
     messages = [record(key=key(number)) for number in range(count)]
-    return start(Selection.of_ids([one.pk for one in messages]), ANN, **{"reason": "x", **options})
+    return requeue_run([one.pk for one in messages], **{"reason": "x", **options})
 
 
 def now(run: RequeueRun) -> RequeueRun:
@@ -86,7 +85,7 @@ def states(run: RequeueRun) -> list[str]:
 
 
 def outcome(run: RequeueRun, place: int, *, good: bool) -> None:
-    """What the consumer says of the message at this place."""
+    """Report the consumer's result for the message at this place."""
     item = run.items.get(place=place)
     ticket = Ticket(record=item.message_id, cycle=item.cycle)
     if good:
@@ -158,7 +157,7 @@ class TestSteering:
         stop(run.pk, ANN)
 
         for act in (pause, resume, stop):
-            with pytest.raises(Outdated, match="by now: Stopped"):
+            with pytest.raises(Outdated, match="has another state now: Stopped"):
                 act(run.pk, ANN)
         with pytest.raises(Refused, match="a number above 0"):
             slow(started().pk, ANN, rate=0)
@@ -227,11 +226,11 @@ class TestGuards:
         RequeueRun.objects.filter(pk=run.pk).update(failed=5, processed=1, state=RunState.PAUSED, wait=RunWait.GUARD)
         resumed = resume(run.pk, ANN)
 
-        assert not tripped(resumed)
-        assert tally(resumed) == (0, 0)
+        assert not resumed.guard_exceeded
+        assert resumed.guarded_outcomes == (0, 0)
         RequeueRun.objects.filter(pk=run.pk).update(failed=6, processed=5)
-        assert tally(now(run)) == (5, 1)
-        assert not tripped(now(run))
+        assert now(run).guarded_outcomes == (5, 1)
+        assert not now(run).guard_exceeded
 
     @pytest.mark.usefixtures("wired")
     def test_the_rest_follows_when_the_first_was_processed(self) -> None:
@@ -382,8 +381,7 @@ class TestBroker:
         drive(run.pk, "test", for_seconds=1)
         assert (states(run), now(run).wait) == (["pending", "pending"], RunWait.BROKER_AWAY)
         amqp.queue_declare(QUEUE)
-        broker_connections.close()
-        settings.RMQ_RETRY = {"URL": broker_url}
+        change_broker(settings, broker_url)
         drive(run.pk, "test", outcomes=False)
 
         assert (states(run), depth(amqp)) == (["sent", "sent"], 2)
@@ -406,9 +404,8 @@ class TestBroker:
         parts = urlsplit(broker_url)
         run, clock = started(30, rate=10), Clock()
         with proxy_to(parts.port or 5672) as proxy:
-            broker_connections.close()
             address = f"guest:guest@127.0.0.1:{proxy.port}{parts.path}"
-            settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 10}
+            change_broker(settings, f"amqp://{address}", PUBLISH_TIMEOUT=10)
             one = Drive(run.pk, "test", clock=clock, depths=Depths())
             one.step()
             settings.RMQ_RETRY = {"URL": f"amqp://{address}", "PUBLISH_TIMEOUT": 0.5}
@@ -418,7 +415,7 @@ class TestBroker:
                 silent.step()
                 clock.now += 0.5
             proxy.set(Mode.PASS)
-            broker_connections.close()
+            change_broker(settings, broker_url)
         told = now(run)
 
         assert (told.state, told.wait, told.sent) == (RunState.PAUSED, RunWait.NOT_CONFIRMED, 1)
@@ -461,9 +458,9 @@ class TestLeases:
         run = started()
         RequeueRun.objects.filter(pk=run.pk).update(driver="me")
         [one] = claim(run.pk, "me", list(run.items.all()), copy_for)
-        assert sweep() == 0
+        assert end_expired_claims() == 0
         ParkedMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=5))
-        assert sweep() == 1
+        assert end_expired_claims() == 1
         message = ParkedMessage.objects.get()
 
         assert (message.state, message.unconfirmed, message.cycle) == (State.PARKED, True, one.cycle)
@@ -472,9 +469,9 @@ class TestLeases:
 
     def test_what_may_have_been_delivered_is_not_sent_again_without_a_word(self, wired: BlockingChannel) -> None:
         one = record(unconfirmed=True)
-        left_out = drive(start(Selection.of_ids([one.pk]), ANN).pk, "test", outcomes=False)
+        left_out = drive(requeue_run([one.pk]).pk, "test", outcomes=False)
         assert (states(left_out), depth(wired)) == (["skipped"], 0)
-        drive(start(Selection.of_ids([one.pk]), ANN, include=["unconfirmed"]).pk, "test", outcomes=False)
+        drive(requeue_run([one.pk], include=["unconfirmed"]).pk, "test", outcomes=False)
 
         assert depth(wired) == 1
 

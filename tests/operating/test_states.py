@@ -4,7 +4,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -12,25 +11,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from django_rmq_retry.amqp.contracts import Done, Outcome
+from django_rmq_retry import Delivery, Message, RetryThenPark
+from django_rmq_retry.amqp import Done, Outcome
+from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.settlement import settle
 from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, State
 from django_rmq_retry.models.runs import ItemState
 from django_rmq_retry.parked.actions import discard, hold, restore, unhold
-from django_rmq_retry.parked.audit import verify
 from django_rmq_retry.parked.claims import succeeded
 from django_rmq_retry.parked.groups import recount
+from django_rmq_retry.parked.operators import verify
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store
-from django_rmq_retry.policies.policy import RetryThenPark, park
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.policies import park
 from tests.core.made import arrived, delivery, subscription
 from tests.operating.made import ANN, QUEUE
+from tests.tooling.brokers import replaced_by
 from tests.tooling.results import OF_KIND
 
 HANDLED = subscription(RetryThenPark(), queue=QUEUE, park=f"{QUEUE}.parked")
@@ -40,7 +39,7 @@ OPEN, UNDER_WAY = {"parked", "on_hold"}, {"requeueing", "requeued"}
 
 @dataclass(slots=True)
 class Model:
-    """What a record should say."""
+    """The expected state of a record."""
 
     state: str = "parked"
     cycle: int = 1
@@ -62,18 +61,17 @@ class Broker:
 
 
 class Records(RuleBasedStateMachine):
-    """Two messages, all that people do to them, and all that becomes of their copies."""
+    """Two messages, all actions of operators on them, and all outcomes of their copies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
         self.broker = Broker()
-        stand_in: Any = self.broker
-        self.stack.enter_context(broker_connections.replaced(stand_in, lambda _exclusive: stand_in))
+        self.stack.enter_context(replaced_by(self.broker))
         OperatorAction.objects.all()._raw_delete("default")
         for model in (AuditHead, RequeueRun, ParkedMessage, ErrorGroup):
             model.objects.all().delete()
-        self.parker = Store({f"{QUEUE}.parked": QUEUE})
+        self.parker = Store({f"{QUEUE}.parked": QUEUE}, registry.work_queues())
         self.arrivals: list[Delivery] = []
         self.models: dict[int, Model] = {}
         for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Somebody changes the audit log in the database itself: the check tells each change and each gap."""
+"""Changes to the audit log in the database itself: the check reports each change and each gap."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,8 +9,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import note
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, log_action
 from tests.commands.running import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -45,7 +44,7 @@ def acts(db: None) -> list[OperatorAction]:  # noqa: ARG001 - asked for by its n
     user = User.objects.create(username="ann")
     ann = Actor(name="ann", user_id=user.pk, ip="10.0.0.1", source="admin")
     return [
-        note(ann, Action.DISCARD, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
+        log_action(ann, Action.DISCARD, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
         for n in range(1, 6)
     ]
 
@@ -56,9 +55,9 @@ def tamper(sql: str, *values: Any) -> None:
 
 
 def problems() -> list[str]:
-    """What `rmq_audit verify` says."""
+    """The output of `rmq_audit verify`."""
     found = run("rmq_audit", "verify")
-    assert (found.code == 0) == found.out.startswith("The log is whole")
+    assert (found.code == 0) == found.out.startswith("The audit log is complete")
     return [] if found.code == 0 else found.out.splitlines()
 
 

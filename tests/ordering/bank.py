@@ -1,4 +1,4 @@
-"""The handler of these tests: notes what it posts, and fails where a test says so."""
+"""The handler of these tests: it notes its postings, and fails as the test demands."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ QUEUE = "bank.post"
 
 
 class BankDown(Exception):
-    """Another attempt may help."""
+    """Raised for a failure that may succeed at another attempt."""
 
 
 class Closed(Exception):
-    """No attempt will help."""
+    """Raised for a failure that no attempt resolves."""
 
 
 class Bank:
-    """Postings are numbers; those in ``down`` fail so often, those in ``closed`` are parked."""
+    """Postings are numbers; ``down`` has the failures of each, and those in ``closed`` are parked."""
 
     def __init__(self, **options: Any) -> None:
         self.began: list[int] = []
@@ -44,7 +44,7 @@ class Bank:
 
 
 def blocked(using: str = "default") -> dict[str, tuple[str, bool, int]]:
-    """Of each blocked key: what goes first, whether it is parked, and how many wait."""
+    """Return for each blocked key the first message, its parked flag and the number of waiting messages."""
     rows = BlockedKey.objects.using(using).order_by("pk")
     return {row.key: (row.blocker, row.parked, row.waiting) for row in rows}
 

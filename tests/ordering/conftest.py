@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers import registry
+from django_rmq_retry.testing import isolated_handlers
 from tests.ordering.bank import Bank
 from tests.ordering.ledger import Ledger
 from tests.shop.running import Shop
@@ -16,7 +16,7 @@ from tests.tooling.vhosts import Vhost
 
 @pytest.fixture(autouse=True)
 def no_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -27,7 +27,7 @@ def bank() -> Bank:
 
 @pytest.fixture
 def ledger(vhost: Vhost, tmp_path: Path, own_database: Own, amqp: BlockingChannel) -> Ledger:
-    """The ledger with its queues declared and its tables made."""
+    """Declare the queues of the ledger and create its tables."""
     told = {**own_database.environment, "SHOP_APPS": "tests.ordering.project"}
     shop = Shop(url=vhost.url, notes=tmp_path / "notes", records=told).declared()
     amqp.confirm_delivery()

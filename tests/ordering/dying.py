@@ -10,7 +10,7 @@ from tests.records.dying import die, dying
 
 
 def _patched(step: str, nth: int) -> None:
-    # What these import needs the settings.
+    # These imports need the settings.
     from django_rmq_retry.amqp.publisher import PikaPublisher  # noqa: PLC0415 - as above
     from django_rmq_retry.ordering import gate, keys  # noqa: PLC0415 - as above
 
@@ -23,7 +23,7 @@ def _patched(step: str, nth: int) -> None:
         "after the block": (gate.Order, "_failed", "after"),
         "before it is stored": (gate, "add_waiting", "before"),
         "after it is stored": (gate, "add_waiting", "after"),
-        "between the row and the ack": (gate.Order, "_behind", "after"),
+        "between the row and the ack": (gate.Order, "_wait_behind", "after"),
         "before the unblocking": (gate, "pass_on", "before"),
         "in the unblocking": (keys, "keep", "after"),
         "at the end of the unblocking": (gate, "pass_on", "after"),
@@ -33,7 +33,7 @@ def _patched(step: str, nth: int) -> None:
 
 
 def _confirmed(publisher: Any, nth: int) -> None:
-    """Killed as a retry's copy is confirmed, before the original is acknowledged."""
+    """Kill the process when the copy of a retry is confirmed, before the original is acked."""
     send = publisher.send
     seen = iter(range(1, 1000))
 

@@ -1,4 +1,4 @@
-"""The ledger on a broker and a database of the test's own, with consumers as processes."""
+"""The ledger on a private broker and database, with consumers as processes."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ QUEUE = "ledger.post"
 
 @dataclass(slots=True)
 class Ledger:
-    """What was posted stands in the notes, in the order in which it happened, whichever process did it."""
+    """The ledger; the notes have the postings of all processes in their order."""
 
     shop: Shop
     amqp: BlockingChannel
@@ -34,12 +34,12 @@ class Ledger:
 
     @contextmanager
     def consumer(self, *options: str, **changed: str) -> Iterator[Running]:
-        """One of them; of several the first that subscribes is handed what there is."""
+        """Start a consumer; of several, the first one is the active consumer."""
         with self.shop.running("rmq_consume", "--max-runtime", "120", *options, **changed) as running:
             yield running
 
     def _consumers(self) -> int:
-        # The broker itself counts only the one that is active.
+        # The broker counts only the active consumer.
         rows = self.vhost.management.call("GET", f"consumers/{quote(self.vhost.name, safe='')}")
         return sum(row["queue"]["name"] == QUEUE for row in rows)
 
@@ -47,7 +47,7 @@ class Ledger:
         wait_until(lambda: self._consumers() == count, what=f"{count} consumers are subscribed")
 
     def ended(self, account: str) -> list[int]:
-        """What was posted of an account, each for the first time."""
+        """Return the first postings of an account, in their order."""
         return list(dict.fromkeys(number for word, number in self.seen(account) if word == "end"))
 
     def seen(self, account: str) -> list[tuple[str, int]]:
@@ -55,7 +55,7 @@ class Ledger:
         return [(word, int(number)) for word, key, number in found if key == account]
 
     def overtaken(self, account: str, *, resolved: tuple[int, ...] = ()) -> list[tuple[int, set[int]]]:
-        """What began although an earlier one was not done with, and which these were."""
+        """Return the postings that started before an earlier one was resolved, with the earlier ones."""
         done, found = set(resolved), []
         for word, number in self.seen(account):
             early = set(range(1, number)) - done
@@ -66,7 +66,7 @@ class Ledger:
         return found
 
     def posts(self, account: str, *numbers: int, timeout: float = 60) -> None:
-        """Until these were posted."""
+        """Wait until these were posted."""
         wait_until(
             lambda: set(numbers) <= set(self.ended(account)),
             timeout,
@@ -74,5 +74,5 @@ class Ledger:
         )
 
     def free(self) -> None:
-        """Until no key is blocked."""
+        """Wait until no key is blocked."""
         wait_until(lambda: not blocked("own") and not waiting("own"), what=f"no key is blocked: {blocked('own')}")

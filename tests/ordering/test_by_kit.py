@@ -1,14 +1,13 @@
-"""What the handler of a key sees, on the virtual clock: as tests of users drive it."""
+"""Handlers with ``order_by`` in the test kit, on its virtual clock."""
 
 import pytest
 
-from django_rmq_retry import Delivery, Discard, Exchange, Queue, Republish, RetryThenPark, handler
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry import Delivery, Discard, Exchange, Message, Queue, Republish, RetryThenPark, handler
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering.keys import unblock
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.ordering.bank import QUEUE, Bank, BankDown, blocked, waiting
+from tests.tooling.brokers import publish_exactly
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -80,12 +79,12 @@ def test_a_message_without_a_key_is_parked_and_blocks_nobody(rmq: RmqTest, found
     rmq.drain()
 
     assert made.posted == [2]
-    assert rmq.parked(made.post).reason.startswith("Its key cannot be told: order_by returned")
+    assert rmq.parked(made.post).reason.startswith("Its ordering key cannot be computed: order_by returned")
     assert blocked() == {}
 
 
 def test_a_body_that_nobody_reads_is_parked_and_blocks_nobody(bank: Bank, rmq: RmqTest) -> None:
-    broker_connections.current.publisher.publish(Message(body=b"{", routing_key=QUEUE))
+    publish_exactly(Message(body=b"{", routing_key=QUEUE))
     bank.publish(2)
     rmq.drain()
 
@@ -124,7 +123,7 @@ def test_two_without_an_id_and_with_the_same_bytes_both_wait(bank: Bank, rmq: Rm
     bank.closed.add(1)
     bank.publish(1)
     for _ in range(2):
-        broker_connections.current.publisher.publish(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
+        publish_exactly(Message(body=b'{"account": "A", "number": 2}', routing_key=QUEUE))
     rmq.drain()
 
     assert len(waiting()) == 2

@@ -1,4 +1,4 @@
-"""Consumers that are killed or stopped with keys in their hands: whoever goes on keeps the order."""
+"""Consumers killed or stopped with blocked keys: the next consumer keeps the order."""
 
 import random
 import signal
@@ -19,7 +19,7 @@ KILLED = -signal.SIGKILL
 
 
 class Dying(Shop):
-    """Runs modules that are no commands."""
+    """Run modules that are no commands."""
 
     @staticmethod
     def command(words: tuple[str, ...]) -> list[str]:
@@ -28,7 +28,7 @@ class Dying(Shop):
 
 @contextmanager
 def dying(ledger: Ledger, step: str, nth: int = 1) -> Iterator[Running]:
-    """The active consumer, which dies at a step."""
+    """Start the active consumer, which is killed at a step."""
     shop = Dying(url=ledger.shop.url, notes=ledger.shop.notes, records=ledger.shop.records)
     with shop.running("tests.ordering.dying", step, str(nth)) as running:
         yield running

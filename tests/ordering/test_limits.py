@@ -1,4 +1,4 @@
-"""Where there is no more room, or no database: messages stay in hand, in their order, and nothing runs twice for it."""
+"""Exceeded limits, or no database: messages stay unacked in their order, and no handler runs twice."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, connections
 
+from django_rmq_retry import Delivery, Message
 from django_rmq_retry.consumer.assembly import _away
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Headers, Properties, Settlement
 from django_rmq_retry.models import BlockedKey
 from django_rmq_retry.ordering import gate, keys
 from django_rmq_retry.ordering.keys import unblock
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.testing import RmqTest
 from tests.core.made import delivery
 from tests.inbox.test_troubles import POSTGRESQL, SQLITE, end_own, not_on
 from tests.ordering.bank import QUEUE, Bank, blocked, waiting
+from tests.tooling.brokers import publish_exactly
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -51,7 +50,7 @@ def test_above_the_limit_later_ones_are_slowed_down_and_keep_their_order(
 
 
 class Away:
-    """A step that the database does not allow so many times."""
+    """A step that fails for a number of times because of the database."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
         self.times = times
@@ -66,7 +65,7 @@ class Away:
 
 
 class Patient:
-    """Does what a consumer does where an attempt itself fails: the message stays in hand, unless it is at fault."""
+    """Act like a consumer if an attempt itself fails: the message stays unacked, unless it is the cause."""
 
     def __init__(self, rmq: RmqTest) -> None:
         self.rmq = rmq
@@ -88,8 +87,8 @@ class Patient:
         def settled(arrival: Delivery, begin: Any = None) -> Settlement:
             try:
                 return settlement(arrival, begin)
-            except (OperationalError, gate.Unkept, Unready) as mishap:
-                return attempts.after_mishap(arrival, mishap)
+            except (OperationalError, gate.NotStored, Unready) as error:
+                return attempts.after_outside_failure(arrival, error)
 
         attempts.settlement = settled  # type: ignore[method-assign]
 
@@ -98,14 +97,12 @@ def test_what_could_not_go_back_to_its_queue_is_parked_at_once(bank: Bank, rmq: 
     bank.closed.add(1)
     bank.publish(1)
     much = Properties(message_id="m2", headers=Headers.of({"much": "x" * 131_000}))
-    broker_connections.current.publisher.publish(
-        Message(body=b'{"account": "A", "number": 2}', properties=much, routing_key=QUEUE)
-    )
+    publish_exactly(Message(body=b'{"account": "A", "number": 2}', properties=much, routing_key=QUEUE))
     bank.publish(3)
     rmq.drain()
 
     assert waiting() == ["m3"]
-    assert [one.reason[:37] for one in rmq.all_parked(bank.post)][1:] == ["It cannot wait behind a message of it"]
+    assert [one.reason[:37] for one in rmq.all_parked(bank.post)][1:] == ["The message cannot wait behind a fail"]
 
 
 @pytest.mark.parametrize("over", [1 << 20, 8 << 20], ids=["refused", "hung up on"])
@@ -116,7 +113,7 @@ def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobo
     not_on(POSTGRESQL)
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@max_allowed_packet")
-        # Each is two bytes of the statement, for the embedded broker takes no body that large.
+        # Each is two bytes of the statement, because the embedded broker accepts no body that large.
         quotes = "'" * ((cursor.fetchone()[0] + over) // 2)
     bank.closed.add(1)
     bank.publish(1)
@@ -127,8 +124,8 @@ def test_what_costs_the_connection_each_time_it_is_kept_is_parked_and_stops_nobo
 
     assert (bank.posted, blocked(), waiting()) == ([4], {"A": ("m1", True, 1)}, ["m3"])
     assert [one.message.id for one in rmq.all_parked(bank.post)] == ["m1", "m2"]
-    said = f"for its {len(rmq.all_parked(bank.post)[1].message.body)} bytes cost the connection to database 'default'"
-    assert said in rmq.all_parked(bank.post)[1].reason
+    parked = rmq.all_parked(bank.post)[1]
+    assert f"its {len(parked.message.body)} bytes broke the connection to database 'default'" in parked.reason
 
 
 @pytest.mark.parametrize("until", [1, 2], ids=["as its transaction is left", "as it is asked"])
@@ -148,7 +145,7 @@ def test_a_database_that_is_away_after_each_loss_parks_nothing(
 
     def away_once(params: Any) -> Any:
         if coming and not coming.pop():
-            raise OperationalError("nobody answers")
+            raise OperationalError("the database does not answer")
         return connect(params)
 
     monkeypatch.setattr(gate, "add_waiting", loses)

@@ -1,4 +1,4 @@
-"""Whatever fails, is requeued or discarded: invariant B, by many made-up days of a bank."""
+"""Invariant B with failed, requeued and discarded messages, for many generated days of a bank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,12 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.message import Message
+from django_rmq_retry import Message
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage
 from django_rmq_retry.ordering.keys import unblock
-from django_rmq_retry.publishing import broker_connections
-from django_rmq_retry.testing import RmqTest
+from django_rmq_retry.testing import RmqTest, isolated_handlers
 from tests.ordering.bank import QUEUE, Bank, blocked
+from tests.tooling.brokers import publish_exactly
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -30,7 +29,7 @@ PAUSES = st.lists(st.sampled_from([0, 3, 12]), max_size=12)
 
 
 class Day:
-    """One day of the bank: who came first on each account, what was resolved, and what passed what."""
+    """One day of the bank: the order on each account, resolved messages, and violations."""
 
     def __init__(self, rmq: RmqTest, bank: "ToldBank") -> None:
         self.rmq, self.bank = rmq, bank
@@ -45,7 +44,7 @@ class Day:
         self.bank.publish(number, account=account)
 
     def resolve(self, row: BlockedKey, act: str) -> None:
-        """What a person does to a parked message."""
+        """An action of an operator on a parked message."""
         number = int(row.blocker.removeprefix("m"))
         self.bank.closed.discard(number)
         if act == "discard":
@@ -54,12 +53,10 @@ class Day:
             unblock(row)
             return
         (copy,) = [one for one in self.rmq.all_parked(self.bank.post) if one.message.id == row.blocker][-1:]
-        broker_connections.current.publisher.publish(
-            Message(body=copy.body, properties=copy.message.properties, routing_key=QUEUE)
-        )
+        publish_exactly(Message(body=copy.body, properties=copy.message.properties, routing_key=QUEUE))
 
     def overtaken(self) -> list[tuple[int, int]]:
-        """Each that began although an earlier one of its account was neither handled nor discarded."""
+        """Return messages that started before an earlier one of their account was handled or discarded."""
         done: set[int] = set()
         found = []
         for word, number in self.bank.story:
@@ -72,7 +69,7 @@ class Day:
 
 
 class ToldBank(Bank):
-    """One that also tells what happened in which order."""
+    """A bank that also records the order of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +96,7 @@ def a_day() -> Iterator[Day]:
     with transaction.atomic():
         for model in (BlockedMessage, BlockedKey, OutboxMessage):
             model.objects.all().delete()
-    with registry.isolated(), RmqTest() as rmq:
+    with isolated_handlers(), RmqTest() as rmq:
         yield Day(rmq, ToldBank())
 
 

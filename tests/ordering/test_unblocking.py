@@ -10,33 +10,29 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry import handler
-from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.parked import TICKET, identity
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry import Delivery, Message, handler
+from django_rmq_retry.messages import Headers, Properties, encode_properties
+from django_rmq_retry.messages.parked import identity
 from django_rmq_retry.models import BlockedKey, BlockedMessage, OperatorAction, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.ordering import keys
 from django_rmq_retry.ordering.keys import (
     add_waiting,
     block,
+    blocked_figures,
     digest,
     goes_first,
     pass_on,
     record_of,
-    settle,
-    standing,
+    unblock_resolved,
 )
-from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.controls import discard as discard_unsent
+from django_rmq_retry.parked.controls import discard_outbox as discard_unsent
 from django_rmq_retry.parked.controls import unblock
 from django_rmq_retry.parked.operators import Outdated, Refused
-from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.outbox import keep
 from tests.admin.made import person
-from tests.operating.made import ANN, QUEUE, record
+from tests.operating.made import ANN, QUEUE, discard_messages, record
+from tests.records.arrivals import ticket_header
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -81,7 +77,7 @@ def recorded(**fields: Any) -> ParkedMessage:
 
 
 def sent() -> list[tuple[str, str]]:
-    """What lies in the outbox: where it goes, and which message it is."""
+    """Return the queue and name of each message in the outbox."""
     return list(OutboxMessage.objects.order_by("pk").values_list("routing_key", "message_id"))
 
 
@@ -89,7 +85,7 @@ def test_a_discard_lets_the_next_one_go_first() -> None:
     standstill()
     known = recorded()
 
-    discard(Selection.of_ids([known.pk]), ANN, category="test")
+    discard_messages([known.pk])
 
     row = BlockedKey.objects.get()
     assert (row.blocker, row.parked, row.waiting, sent()) == ("m2", False, 1, [(QUEUE, "m2")])
@@ -99,7 +95,7 @@ def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
     standstill()
     recorded(state=State.PROCESSED, resolved_at=timezone.now())
 
-    assert settle() is False
+    assert unblock_resolved() is False
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m2", [(QUEUE, "m2")])
 
@@ -113,7 +109,7 @@ def test_a_key_that_cannot_go_on_keeps_no_other_from_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(keys, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
 
     with pytest.raises(ZeroDivisionError):
-        settle()
+        unblock_resolved()
 
     assert list(BlockedKey.objects.values_list("pk", flat=True)) == [known.pk]
     assert other.pk != known.pk
@@ -123,7 +119,7 @@ def test_what_was_resolved_before_it_failed_once_more_lets_nothing_go_on() -> No
     standstill()
     recorded(state=State.PROCESSED, resolved_at=timezone.now() - timedelta(minutes=5))
 
-    settle()
+    unblock_resolved()
 
     assert (BlockedKey.objects.get().blocker, sent()) == ("m1", [])
 
@@ -133,7 +129,7 @@ def test_what_nobody_has_resolved_lets_nothing_go_on(state: State) -> None:
     standstill()
     recorded(state=state)
 
-    settle()
+    unblock_resolved()
 
     assert sent() == []
 
@@ -144,7 +140,7 @@ def test_a_message_without_an_id_is_found_by_its_bytes() -> None:
 
     assert record_of(row) == known
 
-    discard(Selection.of_ids([known.pk]), ANN, category="test")
+    discard_messages([known.pk])
 
     assert sent() == [(QUEUE, "m2")]
 
@@ -159,7 +155,7 @@ def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: py
     looks = 0
     while BlockedKey.objects.count() == 5 and looks < 300:
         looks += 1
-        settle()
+        unblock_resolved()
 
     assert not BlockedKey.objects.filter(digest=digest("charge", "5")).exists()
 
@@ -200,19 +196,19 @@ def test_what_waits_for_an_order_that_nobody_keeps_any_more_goes_on(order_by: An
     handler(QUEUE, order_by=order_by)(post)
     standstill()
 
-    settle()
+    unblock_resolved()
 
     assert sent() == ([] if left else [(QUEUE, "m2"), (QUEUE, "m3")])
     assert BlockedKey.objects.exists() is left
 
 
-@pytest.mark.parametrize("new_id", ["m1", "m1-mended"])
+@pytest.mark.parametrize("new_id", ["m1", "m1-repaired"])
 def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(new_id: str) -> None:
     row = standstill()
     known = recorded(state=State.REQUEUED)
-    body = b'{"number": 1, "mended": true}'
-    ticket = Ticket(record=known.pk, cycle=1).signed(bearer(QUEUE, new_id, body))
-    properties = Properties(message_id=new_id, headers=Headers.of({TICKET: ticket}))
+    body = b'{"number": 1, "repaired": true}'
+    ticket = ticket_header(known.pk, 1, queue=QUEUE, id=new_id, body=body)
+    properties = Properties(message_id=new_id, headers=Headers.of(ticket))
     copy = Delivery(queue=QUEUE, body=body, raw=encode_properties(properties), key="A")
     first = goes_first(row, copy)
     with transaction.atomic():
@@ -222,7 +218,7 @@ def test_what_was_edited_and_requeued_still_goes_first_and_again_when_it_fails(n
 
     assert (first, goes_first(again, copy), again.blocker, again.parked) == (True, True, new_id, True)
 
-    discard(Selection.of_ids([known.pk]), ANN, category="test")
+    discard_messages([known.pk])
 
     assert sent() == [(QUEUE, "m2")]
 
@@ -246,7 +242,7 @@ def test_the_copy_that_goes_back_says_where_it_came_in() -> None:
 
 def test_unblocking_needs_a_reason_and_leaves_it_in_the_audit_log() -> None:
     row = standstill()
-    with pytest.raises(Refused, match="Give a reason"):
+    with pytest.raises(Refused, match="Enter a reason"):
         unblock(row, ANN, reason=" ")
     now = unblock(row, ANN, reason="booked by hand")
 
@@ -268,11 +264,11 @@ def test_two_who_let_it_go_at_once_release_one_message() -> None:
 def test_how_much_waits_is_known_in_figures(settings: Any) -> None:
     standstill()
 
-    now = standing()
+    now = blocked_figures()
     assert (now.keys, now.waiting, now.most, now.parked, now.full) == (1, 2, 2, 1, False)
 
     settings.RMQ_RETRY = {"URL": "embedded://", "BLOCKED_PER_KEY": 2}
-    assert standing().full
+    assert blocked_figures().full
 
 
 def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,10 +279,10 @@ def test_the_command_lists_and_releases(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
 
     assert [line.split()[:4] for line in listed.splitlines()] == [
-        ["HANDLER", "KEY", "GOES", "FIRST"],
+        ["HANDLER", "KEY", "FIRST", "MESSAGE"],
         ["charge", "A", "m1", "yes"],
     ]
-    assert ("m2 goes first, 1 wait behind it" in said, sent()) == (True, [(QUEUE, "m2")])
+    assert ("m2 is first now, 1 wait behind it" in said, sent()) == (True, [(QUEUE, "m2")])
 
 
 def page(client: Client, name: str, *args: object) -> str:

@@ -1,14 +1,13 @@
-"""A message that cannot be settled as it is: its key waits behind it, as behind any other that is parked."""
+"""A message that cannot be settled unchanged is parked, and blocks its key like any parked message."""
 
 import pytest
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry import Message
+from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.testing import RmqTest
 from tests.core.hostile import VALUES
 from tests.ordering.bank import QUEUE, Bank, blocked, waiting
+from tests.tooling.brokers import publish_exactly
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
 
@@ -19,12 +18,10 @@ def test_a_summary_that_is_not_utf_8_blocks_its_key_and_no_other(rmq: RmqTest, o
     bank.closed.add(1)
     table = b"\x11rmq-retry-summary" + VALUES["not UTF-8"]
     properties = Properties(delivery_mode=2, message_id="m1", headers=Headers(table))
-    broker_connections.current.publisher.publish(
-        Message(body=b'{"account": "A", "number": 1}', routing_key=QUEUE, properties=properties)
-    )
+    publish_exactly(Message(body=b'{"account": "A", "number": 1}', routing_key=QUEUE, properties=properties))
     bank.publish(2)
     bank.publish(3, account="B")
     rmq.drain()
 
     assert (bank.posted, blocked(), waiting()) == ([3], {"A": ("m1", True, 1)}, ["m2"])
-    assert rmq.parked(bank.post).reason == "Not to be retried: Closed: 1"
+    assert rmq.parked(bank.post).reason == "Non-retryable: Closed: 1"

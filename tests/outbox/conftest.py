@@ -1,10 +1,10 @@
-"""A publisher that does as a test says, and what the outbox remembers of the broker, fresh for each test."""
+"""A publisher controlled by the test, and a fresh state of the outbox for each test."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from django_rmq_retry.publishing import broker_connections, faults, outbox
+from django_rmq_retry.publishing import broker_connections, outbox
 from django_rmq_retry.publishing.broker_connections import Reach
 from tests.outbox.made import Post
 from tests.tooling.connections import Given
@@ -12,18 +12,18 @@ from tests.tooling.connections import Given
 
 @pytest.fixture(autouse=True)
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
-    """No test learns from another one that the broker is away."""
+    """Give each test its own state of the broker's reachability."""
     made = Reach()
-    for module in (outbox, faults, broker_connections):
+    for module in (outbox, broker_connections):
         monkeypatch.setattr(module, "reach", made)
     return made
 
 
 @pytest.fixture(autouse=True)
-def clerk(monkeypatch: pytest.MonkeyPatch) -> faults.Clerk:
-    """Its thread knows the databases of this test, and of no other."""
-    made = faults.Clerk()
-    monkeypatch.setattr(faults, "clerk", made)
+def result_writer(monkeypatch: pytest.MonkeyPatch) -> outbox.ResultWriter:
+    """Give each test its own writer, whose thread uses only the databases of this test."""
+    made = outbox.ResultWriter()
+    monkeypatch.setattr(outbox, "result_writer", made)
     return made
 
 

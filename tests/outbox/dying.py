@@ -17,7 +17,7 @@ def die(*_arguments: Any, **_options: Any) -> None:
 
 def main(step: str) -> None:
     django.setup()
-    # What these import reads the settings.
+    # These imports read the settings.
     from django.db import transaction  # noqa: PLC0415 - as above
 
     from django_rmq_retry import publish  # noqa: PLC0415 - as above
@@ -25,7 +25,7 @@ def main(step: str) -> None:
     from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415 - as above
 
     if step == "before it is sent":
-        outbox.Departure.__call__ = die  # type: ignore[method-assign]
+        outbox.AfterCommit.__call__ = die  # type: ignore[method-assign]
     else:
         outbox_rows.delete = die
     if step == "a relay before it forgets":

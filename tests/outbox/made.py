@@ -1,23 +1,23 @@
-"""What the tests of the outbox are made of."""
+"""Helpers of the outbox tests."""
 
 import threading
 from collections.abc import Iterable
 
-from django_rmq_retry.amqp.contracts import CONFIRMED, Done, PublishResult
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import CONFIRMED, Done, PublishResult
+from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing.outbox_rows import insert
 from django_rmq_retry.publishing.relay import Relay
 
 
 class Post:
-    """A publisher that keeps what it is given, and answers as it is told: at once, or when a test says so."""
+    """A publisher that keeps its messages and returns given results, at once or when the test releases them."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.ends: dict[str, PublishResult] = {}
-        """By routing key; what is not named is confirmed."""
+        """Results by routing key; all other messages are confirmed."""
         self.silent = False
         self.held: list[tuple[Message, Done]] = []
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Post:
         return self.ends.get(message.routing_key, CONFIRMED)
 
     def answer(self) -> None:
-        """Say what was held back."""
+        """Return the delayed results."""
         held, self.held = self.held, []
         for message, done in held:
             done(self.end_of(message))
@@ -55,12 +55,12 @@ class Post:
 
 
 def kept(using: str = "default") -> list[str]:
-    """The routing keys of what lies in the outbox, in their order."""
+    """Return the routing keys of the outbox rows, in their order."""
     return list(OutboxMessage.objects.using(using).order_by("pk").values_list("routing_key", flat=True))
 
 
 def left(*keys: str, using: str = "own", order_key: str = "", body: bytes = b"1", exchange: str = "") -> None:
-    """Rows that a commit has left behind, one for each routing key."""
+    """Insert rows that a commit did not send, one for each routing key."""
     properties = [Properties(message_id=f"id of {key}") for key in keys]
     messages = [
         Message(body=body, properties=one, exchange=exchange, routing_key=key, order_key=order_key)
@@ -74,6 +74,6 @@ def relay(using: str = "own") -> Relay:
 
 
 def emptied(one: Relay) -> None:
-    """Until it finds nothing more to do."""
+    """Run the relay until no row is left to send."""
     while not one.turn().nothing:
         pass

@@ -1,8 +1,8 @@
-"""Routers that tests put into the project."""
+"""Database routers for tests."""
 
 
 class Refuse:
-    """Wants none of our tables."""
+    """A router that allows no table of the package."""
 
     def allow_migrate(self, _db: str, app_label: str, **_hints: object) -> bool:
         return app_label != "rmq_retry"

@@ -1,4 +1,4 @@
-"""What people do with messages that stay in the outbox: by command and in the admin, and never without permission."""
+"""Actions on messages in the outbox, by command and in the admin, and only with permission."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -11,10 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_rmq_retry.management.command import Exit
 from django_rmq_retry.models import OperatorAction, OutboxMessage
 from django_rmq_retry.models.boxes import OutboxRows
-from tests.commands.running import run
+from tests.commands.running import Exit, run
 from tests.outbox.made import kept, left
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db]
@@ -24,7 +23,7 @@ STATUS = "admin:rmq_retry_livestatus_changelist"
 
 @pytest.fixture
 def rows() -> dict[str, int]:
-    """One that is stuck, one that failed once, one on its way."""
+    """Create a failed row, a row that failed once, and a row that is being sent."""
     left("stuck", "failing", "fine", using="default")
     OutboxMessage.objects.filter(routing_key="stuck").update(
         failed_at=timezone.now(), attempts=15, error="312 NO_ROUTE"
@@ -136,8 +135,8 @@ def status(*permissions: str) -> str:
 def test_what_cannot_be_published_is_told_on_the_status_page() -> None:
     told = status("view_outboxmessage")
 
-    assert "1 message in the outbox cannot be published and waits for a person." in told
-    assert "Nothing needs you." not in told
+    assert "1 message in the outbox cannot be published and needs an operator." in told
+    assert "No problems found." not in told
     assert f'href="{reverse(LIST)}"' in told
     assert f'href="{reverse(LIST)}"' not in status()
 
@@ -147,8 +146,8 @@ def test_what_is_not_published_for_long_is_told_on_the_status_page(rows: dict[st
     at_first = status()
     OutboxMessage.objects.filter(pk=rows["fine"]).update(created_at=timezone.now() - timedelta(minutes=19, seconds=5))
 
-    assert "not published yet" not in at_first
-    assert "2 messages in the outbox are not published yet, the oldest has waited for 19 min." in status()
+    assert "have not been published" not in at_first
+    assert "2 messages in the outbox have not been published; the oldest has waited for 19 min." in status()
 
 
 def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,4 +156,4 @@ def test_a_status_page_outlives_an_outbox_whose_database_is_away(monkeypatch: py
 
     monkeypatch.setattr(OutboxRows, "pending", away)
 
-    assert "The outbox cannot be looked into: a database of it does not answer." in status()
+    assert "The outbox cannot be read: its database does not answer." in status()

@@ -1,12 +1,12 @@
-"""Whose fault it is that a row was not confirmed: decided by the result's scope and cause, never by its text."""
+"""The fault of an unconfirmed row, decided by the scope and cause of the result, never by its text."""
 
 from dataclasses import replace
 
 import pytest
 
-from django_rmq_retry.amqp.contracts import Cause, Outcome, PublishResult, Scope
+from django_rmq_retry import Message
+from django_rmq_retry.amqp import Cause, Outcome, PublishResult, Scope
 from django_rmq_retry.amqp.refusals import channel_closed
-from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing.faults import Fault, fault
 from tests.tooling.results import (
     CONNECTION_LOST,
@@ -28,7 +28,7 @@ RESULTS = (
     (UNSENT, Fault.BROKER, Fault.BROKER),
     (UNKNOWN, Fault.BROKER, Fault.BROKER),
     (CONNECTION_LOST, Fault.BROKER, Fault.BROKER),
-    (channel_closed_over(Cause.ACCESS_EXCHANGE), Fault.RIGHT, Fault.SHARED),
+    (channel_closed_over(Cause.ACCESS_EXCHANGE), Fault.PERMISSION, Fault.SHARED),
     (channel_closed_over(Cause.ACCESS_TOPIC), Fault.FULL, Fault.SHARED),
     (channel_closed_over(Cause.OTHER, 406), Fault.ROW, Fault.SHARED),
 )

@@ -1,4 +1,4 @@
-"""A process that is forked while another thread of its parent looks at the broker."""
+"""A process forked while another thread of its parent holds the lock of the broker's state."""
 
 import os
 

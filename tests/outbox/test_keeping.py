@@ -1,4 +1,4 @@
-"""Inside a transaction a message is a row of it; after the commit it leaves, and the row is gone."""
+"""Inside a transaction a message is a row; after the commit it is sent, and the row is deleted."""
 
 import time
 from contextlib import nullcontext
@@ -10,17 +10,15 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_rmq_retry import Message, Raw, publish, publish_many
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.codecs import Raw
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Properties
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import outbox as keeping
-from django_rmq_retry.publishing import outbox as leaving
+from django_rmq_retry.publishing import outbox as outbox_module
 from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing.outbox import keep
 from django_rmq_retry.publishing.outbox_rows import READ, row_of
-from django_rmq_retry.publishing.publish import Options, message_of, publish, publish_many
+from django_rmq_retry.publishing.publish import Options, message_of
 from tests.outbox.made import Post, kept
 
 pytestmark = [pytest.mark.database, pytest.mark.django_db(transaction=True)]
@@ -58,7 +56,7 @@ def test_a_savepoint_that_is_rolled_back_takes_only_its_own_rows(post: Post) -> 
 
 
 def test_what_is_sent_is_what_was_published_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving.Departure, "__call__", lambda _self: None)
+    monkeypatch.setattr(outbox_module.AfterCommit, "__call__", lambda _self: None)
     headers = {"text": "é\0", "whole": 2**40, "list": [1, {"a": b"\xff"}], "nothing": None}
     message = message_of(
         bytes(range(256)),
@@ -170,8 +168,8 @@ def test_a_savepoint_made_by_hand_takes_its_rows_too(post: Post, *, nested: bool
 def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_back(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where rows are not locked: a slow callback has used up the lease, and a relay has one of its own."""
-    monkeypatch.setattr(leaving, "SPARE", 0.0)
+    """Like on a database without row locks: a slow callback has used up the lease, and a relay has its own."""
+    monkeypatch.setattr(outbox_module, "SPARE", 0.0)
     theirs = timezone.now() + timedelta(seconds=60)
     with transaction.atomic():
         transaction.on_commit(lambda: OutboxMessage.objects.update(due_at=theirs) and None)
@@ -180,13 +178,28 @@ def test_what_a_relay_has_taken_meanwhile_its_writer_neither_sends_nor_takes_bac
     assert (post.keys, OutboxMessage.objects.get().due_at) == ([], theirs)
 
 
+def test_a_lease_that_is_renewed_only_in_part_leaves_all_rows_to_the_relays(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease of the first row ended during a long transaction; the second row was written just before the commit."""
+    monkeypatch.setattr(outbox_module, "SPARE", 0.0)
+    leases = iter([0.0, 60.0, 60.0])
+    monkeypatch.setattr(outbox_module, "lease", lambda: next(leases))
+    with transaction.atomic():
+        publish(1, routing_key="first")
+        publish(1, routing_key="second")
+
+    assert (post.keys, kept()) == ([], ["first", "second"])
+    assert not OutboxMessage.objects.filter(due_at__gt=timezone.now() + timedelta(seconds=5)).exists()
+
+
 def test_the_lease_of_rows_that_were_long_in_being_written_has_begun_before(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[float] = []
     begun: list[float] = []
-    monkeypatch.setattr(keeping, "insert", lambda *_args, **_more: written.append(time.monotonic()))
-    monkeypatch.setattr(keeping, "_leave", lambda _rows, _using, at: begun.append(at))
+    monkeypatch.setattr(outbox_module, "insert", lambda *_args, **_more: written.append(time.monotonic()))
+    monkeypatch.setattr(outbox_module, "_send_on_commit", lambda _rows, _using, at: begun.append(at))
     with transaction.atomic():
         publish(1, routing_key="q")
 

@@ -1,4 +1,4 @@
-"""The test kit: the outbox of production, and what was left in it is sent by ``drain``."""
+"""The test kit: the outbox of production, and ``drain`` sends the rows that remain in it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_rmq_retry import handler
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.handler import Handler
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.testing import RmqTest
+from django_rmq_retry import Delivery, Handler, handler
+from django_rmq_retry.testing import RmqTest, isolated_handlers
 from tests.outbox.made import kept
 
 Capture = Callable[..., AbstractContextManager[Any]]
@@ -19,11 +16,11 @@ Capture = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture
 def charge() -> Iterator[Handler[None]]:
-    with registry.isolated():
+    with isolated_handlers():
 
         @handler("outbox.charge")
         def charge(message: Delivery) -> None:
-            """Nothing."""
+            """Do nothing."""
 
         yield charge
 

@@ -1,4 +1,4 @@
-"""Real processes, a real broker and a real database: kills between the steps, a broker that is away, the commands."""
+"""Real processes, a real broker and a real database: kills between the steps, an unreachable broker, the commands."""
 
 import os
 import queue
@@ -15,16 +15,17 @@ import pytest
 from django.db import connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.management.command import Exit
+from django_rmq_retry import publish
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import broker_connections, outbox_rows, relay_thread
+from django_rmq_retry.publishing import outbox_rows
 from django_rmq_retry.publishing import relay as claiming
-from django_rmq_retry.publishing.publish import publish
-from django_rmq_retry.publishing.relay_thread import Ears, Relaying
+from django_rmq_retry.publishing.relay import RelayThread, WakeUps
+from tests.commands.running import Exit
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.outbox.test_relaying import due_again
 from tests.tooling import processes
+from tests.tooling.brokers import change_broker, using_broker
 from tests.tooling.filled import Own
 from tests.tooling.results import RETURNED, UNSENT
 from tests.tooling.waiting import wait_until
@@ -39,17 +40,15 @@ Start = Callable[..., "processes.Started"]
 
 @pytest.fixture
 def declared(amqp: BlockingChannel, broker_url: str, settings: Any, own_database: Own) -> Iterator[None]:  # noqa: ARG001 - in this order
-    """The broker has a queue, and we publish to that broker."""
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": broker_url}
+    """Declare a queue on the broker to which the test publishes."""
     amqp.queue_declare(QUEUE)
-    yield
-    broker_connections.close()
+    with using_broker(settings, broker_url):
+        yield
 
 
 @pytest.fixture
 def start(own_database: Own, broker_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Start a Python module on that database and broker; whatever runs in the end is ended."""
+    """Start Python modules on that database and broker; they are ended with the test."""
     with ExitStack() as started:
 
         def begin(*words: str, url: str = broker_url) -> "processes.Started":
@@ -70,7 +69,7 @@ def start(own_database: Own, broker_url: str, tmp_path: Path) -> Iterator[Start]
 
 
 def arrived(amqp: BlockingChannel) -> list[str]:
-    """The ids of what lies in the queue, which is empty afterwards."""
+    """Take all messages from the queue; return their ids."""
     found: list[str] = []
     while True:
         _method, properties, _body = amqp.basic_get(QUEUE, auto_ack=True)
@@ -120,8 +119,7 @@ def test_the_rows_of_a_killed_relay_are_free_at_once_where_rows_are_locked(amqp:
 def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
     amqp: BlockingChannel, broker_url: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": "amqp://guest:guest@127.0.0.1:1/"}
+    change_broker(settings, "amqp://guest:guest@127.0.0.1:1/")
     took: list[float] = []
     for number in range(20):
         began = time.monotonic()
@@ -133,8 +131,7 @@ def test_while_the_broker_is_away_commits_wait_once_and_all_arrives_in_order(
     assert sum(took[1:]) < 3
     assert len(said) == 1
 
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": broker_url}
+    change_broker(settings, broker_url)
     due_again()
     emptied(relay())
     assert (arrived(amqp), kept("own")) == ([f"{number:02}" for number in range(20)], [])
@@ -151,28 +148,28 @@ def test_a_confirm_that_comes_late_still_ends_the_row(amqp: BlockingChannel, mon
 
 def test_a_relay_wakes_when_it_is_called(amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLL", "LISTENING_POLL"):
-        monkeypatch.setattr(relay_thread, name, 600.0)
+        monkeypatch.setattr(claiming, name, 600.0)
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     asleep: list[float] = []
-    listened = Ears.wait
+    listened = WakeUps.wait
 
-    def wait(ears: Ears, seconds: float) -> None:
+    def wait(wake_ups: WakeUps, seconds: float) -> None:
         asleep.append(seconds)
-        listened(ears, seconds)
+        listened(wake_ups, seconds)
 
-    monkeypatch.setattr(Ears, "wait", wait)
-    relaying = Relaying()
-    relaying.start()
+    monkeypatch.setattr(WakeUps, "wait", wait)
+    relays = RelayThread()
+    relays.start()
     wait_until(lambda: asleep, what="it sleeps")
     if connections["own"].vendor == "postgresql":
-        # The database calls it, and nobody in this process.
+        # The relay is woken by the database, not by this process.
         outbox_rows.wakers.clear()
     left(QUEUE)
     outbox_rows.notify("own")
     wait_until(lambda: not kept("own"), what="the row was sent")
 
     assert asleep[0] == 600.0
-    assert relaying.stop(timeout=20)
+    assert relays.stop(timeout=20)
     assert arrived(amqp) == [f"id of {QUEUE}"]
 
 
@@ -213,35 +210,35 @@ def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_n
     monkeypatch.setattr(outbox_rows, "served", lambda: ["own"])
     left("good", "bad")
     post.ends["bad"] = RETURNED
-    relaying, told = Relaying(), queue.SimpleQueue[bool]()
-    relaying.empty(told.put)
-    relaying.start()
+    relays, told = RelayThread(), queue.SimpleQueue[bool]()
+    relays.empty(told.put)
+    relays.start()
     first = told.get(timeout=30)
     post.ends["bad"] = UNSENT
     due_again()
-    relaying.empty(told.put)
+    relays.empty(told.put)
     second = told.get(timeout=30)
-    assert relaying.stop(timeout=20)
-    relaying.empty(told.put)
+    assert relays.stop(timeout=20)
+    relays.empty(told.put)
 
     assert (first, second, told.get(timeout=30)) == (False, True, True)
     assert kept("own") == ["bad"]
 
 
 def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_thread, "PATIENCE", 0.0)
+    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
     monkeypatch.setattr(outbox_rows, "served", list)
-    relaying, told = Relaying(), queue.SimpleQueue[bool]()
+    relays, told = RelayThread(), queue.SimpleQueue[bool]()
 
     def given_up() -> bool:
-        relaying.empty(told.put)
+        relays.empty(told.put)
         return not told.empty()
 
-    # Nobody answers before it is started.
-    relaying.empty(told.put)
+    # No report arrives before the thread is started.
+    relays.empty(told.put)
     wait_until(given_up, what="it is given up")
-    relaying.start()
-    assert relaying.stop(timeout=20)
+    relays.start()
+    assert relays.stop(timeout=20)
     assert told.get() is True
 
 

@@ -1,4 +1,4 @@
-"""The relay sends what commits have left: once, in order where asked, and past what the broker can never take."""
+"""The relay sends rows that commits did not send: once, in order if requested, and past rows that always fail."""
 
 import logging
 import threading
@@ -13,11 +13,11 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_rmq_retry.amqp.contracts import CONFIRMED, Cause, PublishResult
+from django_rmq_retry import publish
+from django_rmq_retry.amqp import CONFIRMED, Cause, PublishResult
 from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import faults, outbox_rows
 from django_rmq_retry.publishing import relay as claiming
-from django_rmq_retry.publishing.publish import publish
 from django_rmq_retry.publishing.relay import Turn
 from tests.outbox.made import Post, emptied, kept, left, relay
 from tests.tooling.results import CONNECTION_LOST, NACKED, RETURNED, UNSENT, channel_closed_over
@@ -29,12 +29,12 @@ ROWS = OutboxMessage.objects.using("own")
 
 
 def due_again() -> None:
-    """As if the waits after failures were over."""
+    """Make all rows due, like after the waits."""
     ROWS.update(due_at=timezone.now() - timedelta(seconds=1))
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float = 1000.0) -> None:
-    """As if so much time were over that each exchange that is closed to us is asked again."""
+    """Advance the time, so that each exchange without write permission is probed again."""
     now = time.monotonic() + seconds
     monkeypatch.setattr(faults, "time", SimpleNamespace(monotonic=lambda: now))
 
@@ -143,7 +143,7 @@ def test_two_relays_at_once_never_double_and_keep_each_order(post: Post) -> None
         one = relay()
 
         def over() -> bool:
-            # Two that delete at the same time are a deadlock now and then, to MariaDB: the relay goes on.
+            # On MariaDB two concurrent deletes sometimes deadlock; the relay then continues.
             with suppress(OperationalError):
                 return one.turn().nothing and not ROWS.exists()
             return False
@@ -313,6 +313,19 @@ def test_a_broker_that_is_away_costs_no_tries_and_is_asked_by_one_message_only(
     post.ends = {}
     emptied(one)
     assert (post.keys[5:], kept("own")) == (["a", "b", "c"], [])
+
+
+def test_rows_that_a_relay_gives_back_do_not_wake_it(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a relay without row locks tries an unreachable broker again and again without a pause."""
+    monkeypatch.setattr(claiming, "skips_locked", lambda _using: False)
+    woken: list[bool] = []
+    monkeypatch.setattr(outbox_rows, "wakers", {lambda: woken.append(True)})
+    left("a")
+    post.ends["a"] = UNSENT
+    assert relay().turn().away
+
+    assert woken == []
+    assert claiming.waiting("own")
 
 
 def test_one_with_which_the_connection_is_lost_each_time_lets_the_others_pass(post: Post) -> None:

@@ -1,4 +1,4 @@
-"""A right to write that is taken away: what needs it waits in the outbox for as long as it takes, and nothing else."""
+"""A revoked write permission: only the messages that need it wait in the outbox, without a time limit."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,12 +7,13 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.publishing import broker_connections, faults
+from django_rmq_retry.publishing import faults, outbox
 from django_rmq_retry.publishing.faults import Fault
 from django_rmq_retry.publishing.outbox_rows import Row
 from django_rmq_retry.publishing.relay import Relay
 from tests.outbox.dying import QUEUE
 from tests.outbox.made import kept, left, relay
+from tests.tooling.brokers import using_broker
 from tests.tooling.filled import Own
 from tests.tooling.vhosts import Vhost
 from tests.tooling.waiting import wait_until
@@ -25,21 +26,19 @@ Grant = Callable[[str], None]
 
 @pytest.fixture
 def grant(vhost: Vhost, amqp: BlockingChannel, own_database: Own, settings: Any) -> Iterator[Grant]:  # noqa: ARG001
-    """We publish as a user of this test's own, who may write to what this says."""
+    """Publish as a user of this test, with the given write permission."""
     name, management = vhost.name, vhost.management
     management.call("PUT", f"users/{name}", {"password": "p", "tags": ""})
 
     def grant(write: str) -> None:
         management.call("PUT", f"permissions/{name}/{name}", {"configure": "^$", "write": write, "read": "^$"})
 
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": vhost.url.replace("guest:guest@", f"{name}:p@")}
     amqp.queue_declare(QUEUE)
     for exchange in ("shut", "open"):
         amqp.exchange_declare(exchange, "fanout")
         amqp.queue_bind(QUEUE, exchange)
-    yield grant
-    broker_connections.close()
+    with using_broker(settings, vhost.url.replace("guest:guest@", f"{name}:p@")):
+        yield grant
     management.call("DELETE", f"users/{name}")
 
 
@@ -51,14 +50,14 @@ def turned(one: Relay, done: Callable[[], bool]) -> bool:
 def test_rows_wait_for_a_right_however_long_it_is_missing_and_others_leave(
     grant: Grant, amqp: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((faults, "TRIES", 2), (faults, "LONGEST_WAIT", 0.1), (faults, "MARGIN", 0.1)):
+    for module, name, value in ((outbox, "TRIES", 2), (faults, "LONGEST_WAIT", 0.1), (faults, "MARGIN", 0.1)):
         monkeypatch.setattr(module, name, value)
     grant("^open$")
     left("s1", "s2", "s3", exchange="shut")
     left("o1", exchange="open")
     one = relay()
     wait_until(lambda: turned(one, lambda: kept("own") == ["s1", "s2", "s3"]), what="what may be sent is sent")
-    # Each refusal closes the channel: one row asks for all.
+    # Each refusal closes the channel, so one row probes for all.
     asked: list[int] = []
     failed = faults.failed
 

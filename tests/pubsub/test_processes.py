@@ -87,7 +87,7 @@ def test_what_may_be_lost_is_neither_retried_nor_parked(news: News, amqp: Blocki
     assert told.returncode == 0, told.stdout
     assert news.noted() == ["see fail", "see one"]
     assert told.stdout.count("event=discard queue=news.seen") == 2, told.stdout
-    assert "It is lost, for its handler has ack='auto'" in told.stdout
+    assert "It is lost, because its handler has ack='auto'" in told.stdout
     depths = [amqp.queue_declare(name, passive=True).method.message_count for name in ("news.seen", "news.seen.parked")]
     assert depths == [0, 0]
 

@@ -1,14 +1,12 @@
-"""Attempts as the recorder is told of them."""
+"""Attempts as the recorder receives them."""
 
 from typing import Any
 
+from django_rmq_retry import Delivery, Fixed, Queue, RetryThenPark
+from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.handlers.attempt import FinishedAttempt
-from django_rmq_retry.handlers.subscription import Subscription
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import ACK, RetryThenPark, Verdict, retry
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.messages import ErrorNote
+from django_rmq_retry.policies import ACK, Verdict, retry
 from tests.core.made import delivery
 from tests.core.raising import caught, post
 

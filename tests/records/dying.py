@@ -36,13 +36,13 @@ def main(step: str, nth: int) -> None:
     # What these import needs the settings.
     from django_rmq_retry.consumer import drainer  # noqa: PLC0415 - as above
     from django_rmq_retry.consumer.drainer import Drainer  # noqa: PLC0415 - as above
-    from django_rmq_retry.parked.store import Filing, Store  # noqa: PLC0415 - as above
+    from django_rmq_retry.parked.store import BatchWriter, Store  # noqa: PLC0415 - as above
 
     drainer.BATCH = 10
     owner, name, when = {
         "before the batch": (Store, "store", "before"),
-        "in the transaction": (Filing, "_add", "after"),
-        "before the commit": (Filing, "_end_items", "after"),
+        "in the transaction": (BatchWriter, "_add", "after"),
+        "before the commit": (BatchWriter, "_end_items", "after"),
         "between commit and ack": (Store, "store", "after"),
         "after the ack was handed over": (Drainer, "_settle", "after"),
     }[step]

@@ -11,7 +11,7 @@ _numbers = itertools.count(1)
 
 
 def minutes(count: float) -> datetime:
-    """So many minutes after noon."""
+    """The time this number of minutes after noon."""
     return NOON + timedelta(minutes=count)
 
 
@@ -23,7 +23,7 @@ def group(**told: Any) -> ErrorGroup:
 
 
 def parked(**told: Any) -> ParkedMessage:
-    """A record, by default one that was parked at noon and waits for a person."""
+    """A record, by default one that was parked at noon and is open."""
     number = next(_numbers)
     known = {
         "identity": f"message:{number}",

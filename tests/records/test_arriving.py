@@ -1,4 +1,4 @@
-"""What the arrival of a parked copy does to its record: the seven rules."""
+"""The effect of an arriving parked copy on its record: the seven rules."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.parked.groups import recount
-from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, untaken
+from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, ticket_header, untaken
 from tests.records.made import item
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -247,7 +245,7 @@ class TestRequeued:
     @pytest.mark.parametrize("other", [{"body": b"another"}, {"id": "m-2"}, {"id": None}])
     def test_a_ticket_that_another_message_carries_says_nothing(self, other: dict[str, Any]) -> None:
         record = requeued(first(body=b"one"))
-        copied = {TICKET: Ticket(record=record.pk, cycle=2).signed(bearer("payments", "m-1", b"one"))}
+        copied = ticket_header(record.pk, 2, body=b"one")
         store(by_us(**{"headers": copied, "at": DAWN + 90 * SECOND, "body": b"one", **other}))
 
         assert list(ParkedMessage.objects.order_by("pk").values_list("state", flat=True)) == ["requeued", "parked"]
@@ -257,7 +255,7 @@ class TestRequeued:
         requeued(first())
         store(by_us(headers={"rmq-retry-ticket": text}, at=DAWN + 90 * SECOND))
 
-        # Found by its id, as a copy that nobody knows the cycle of.
+        # Found by its id, as a copy of unknown cycle.
         assert (the_record().state, the_record().unconfirmed) == ("parked", True)
 
     def test_a_record_that_is_gone_is_made_anew(self) -> None:

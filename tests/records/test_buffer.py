@@ -1,4 +1,4 @@
-"""Between the workers and the database: nothing is lost that need not be, and nobody waits."""
+"""The buffer between workers and database: it loses nothing without need, and no worker waits."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ import pytest
 from django.db import DataError, OperationalError
 
 from django_rmq_retry.parked import history
-from django_rmq_retry.parked.attempts import Draft, drafted
+from django_rmq_retry.parked.attempts import Draft, draft_of
 from django_rmq_retry.parked.history import AT_ONCE, Buffer
 from tests.core.made import delivery
 from tests.records.attempted import failure
@@ -16,7 +16,7 @@ from tests.tooling.waiting import wait_until
 
 
 class Table:
-    """What was written, and what goes wrong with it."""
+    """The drafts that were written, and the errors that writing raises."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -43,7 +43,7 @@ class Table:
 
 
 def draft(name: str) -> Draft:
-    return drafted(failure(delivery(message_id=name)), None)
+    return draft_of(failure(delivery(message_id=name)), None)
 
 
 def filled(table: Table, *names: str, **options: int) -> Buffer:
@@ -117,7 +117,7 @@ def test_the_oldest_make_room_and_are_counted(caplog: pytest.LogCaptureFixture) 
 
     assert table.names == ["m-2", "m-3"]
     assert caplog.messages == [
-        "Attempts cannot be recorded ('OperationalError: no server'); 2 wait, 2 were given up, next try in 1 s"
+        "Attempts cannot be recorded ('OperationalError: no server'). 2 are buffered, 2 dropped; next write in 1 s."
     ]
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_at_the_end_is_counted(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.ERROR, "django_rmq_retry"):
         buffer.close(30)
 
-    assert caplog.messages[-1:] == ["1 attempts and outcomes were not recorded: no database"]
+    assert caplog.messages[-1:] == ["1 attempts and outcomes were not recorded, because the database was unavailable."]
 
 
 def test_a_row_that_is_refused_keeps_no_other_from_the_table(caplog: pytest.LogCaptureFixture) -> None:
@@ -257,4 +257,4 @@ def test_an_outcome_that_can_never_be_told_holds_up_nothing(caplog: pytest.LogCa
         buffer.flush()
 
     assert table.names == ["m-0"]
-    assert caplog.messages == ["An outcome cannot be stored: its record stays as it is"]
+    assert caplog.messages == ["An outcome cannot be stored. The state of its parked message does not change."]

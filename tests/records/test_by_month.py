@@ -8,7 +8,7 @@ from django.db import connections
 
 from django_rmq_retry.models import Attempt
 from django_rmq_retry.parked import retention
-from django_rmq_retry.parked.attempts import Scribe, drafted
+from django_rmq_retry.parked.attempts import RowBuilder, draft_of
 from django_rmq_retry.parked.history import write
 from tests.core.made import delivery
 from tests.records.attempted import failure
@@ -21,18 +21,18 @@ pytestmark = [
     pytest.mark.database,
     pytest.mark.skipif(databases.chosen() != databases.POSTGRESQL, reason="the statements are PostgreSQL's"),
 ]
-SCRIBE = Scribe(deploy="a1b2c3", host="worker-3")
+SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
 MONTHS = {"2026_11": datetime(2026, 11, 10, tzinfo=UTC), "2026_12": datetime(2026, 12, 10, tzinfo=UTC)}
 LATER = datetime(2028, 2, 1, tzinfo=UTC)
 
 
 def attempt(number: int, at: datetime) -> None:
-    row = SCRIBE.row(drafted(failure(delivery(message_id=f"m-{number}")), None))
+    row = SCRIBE.row(draft_of(failure(delivery(message_id=f"m-{number}")), None))
     write([row._replace(started_at=at)])
 
 
 def tables() -> dict[str, int]:
-    """How many rows each part holds."""
+    """The number of rows in each part."""
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("SELECT tableoid::regclass::text, count(*) FROM rmq_retry_attempt GROUP BY 1")
         return {name.removeprefix("rmq_retry_attempt_"): count for name, count in cursor.fetchall()}
@@ -62,7 +62,7 @@ def test_history_by_the_month_is_written_read_and_dropped(settings: Any) -> None
     run(next_month)
     attempt(4, MONTHS["2026_12"] + timedelta(days=31))
     assert tables() == {"2026_12": 1, "2027_01": 1, "others": 1}
-    assert retention.unkept(before=datetime(2027, 1, 1, tzinfo=UTC)) == 1
+    assert retention.delete_attempts(before=datetime(2027, 1, 1, tzinfo=UTC)) == 1
     assert tables() == {"2027_01": 1, "others": 1}
 
 

@@ -88,14 +88,14 @@ def test_a_line_that_cannot_be_written_is_told() -> None:
         def __str__(self) -> str:
             raise OSError("gone")
 
-    keeper = next(one for one in logging.getLogger().handlers if type(one).__name__ == "_Keeper")
+    keeper = next(one for one in logging.getLogger().handlers if type(one).__name__ == "_LineHandler")
     attempts.begin()
     for message, values in (("%s", (Broken(),)), ("a\0\udcff", None)):
         keeper.emit(
             logging.makeLogRecord({"name": "odd", "levelno": 20, "levelname": "INFO", "msg": message, "args": values})
         )
 
-    assert said() == ["INFO odd: (OSError while this line was written) %s", r"INFO odd: a\x00\udcff"]
+    assert said() == ["INFO odd: (this line could not be formatted: OSError) %s", r"INFO odd: a\x00\udcff"]
 
 
 def test_a_line_tells_the_class_of_its_error() -> None:
@@ -110,7 +110,7 @@ def test_warnings_are_still_shown_where_the_project_has_no_handler(
 ) -> None:
     root = logging.getLogger()
     with monkeypatch.context() as alone:
-        alone.setattr(root, "handlers", [one for one in root.handlers if type(one).__name__ == "_Keeper"])
+        alone.setattr(root, "handlers", [one for one in root.handlers if type(one).__name__ == "_LineHandler"])
         bank.warning("seen")
         bank.info("not seen")
         alone.setattr(bank, "handlers", [logging.NullHandler()])

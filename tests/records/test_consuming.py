@@ -1,4 +1,4 @@
-"""The drainer within the command: what is parked reaches the database, whoever parked it."""
+"""The drainer within the command: every parked message reaches the database, by whichever program it was parked."""
 
 import json
 import signal

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from django_rmq_retry.models import ErrorGroup, State
-from django_rmq_retry.parked.groups import COUNTED_AS, COUNTERS, gone, moved, recount
+from django_rmq_retry.models.parked import COUNTED_AS, COUNTERS
+from django_rmq_retry.parked.groups import recount
 from tests.records.made import group, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -23,13 +24,13 @@ def test_each_state_is_counted_somewhere() -> None:
 def test_a_message_that_changes_its_state_moves_from_one_counter_to_another() -> None:
     bank = group(parked=3, processed=1)
 
-    moved(bank.pk, State.PARKED, State.REQUEUEING, 2)
-    moved(bank.pk, State.REQUEUEING, State.REQUEUED)
+    ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.REQUEUEING, 2)
+    ErrorGroup.objects.count_moved(bank.pk, State.REQUEUEING, State.REQUEUED)
 
     assert counts(bank.pk) == [1, 2, 1, 0]
 
-    moved(bank.pk, None, State.PARKED)
-    moved(bank.pk, State.PROCESSED, None)
+    ErrorGroup.objects.count_moved(bank.pk, None, State.PARKED)
+    ErrorGroup.objects.count_moved(bank.pk, State.PROCESSED, None)
 
     assert counts(bank.pk) == [2, 2, 0, 0]
 
@@ -37,7 +38,7 @@ def test_a_message_that_changes_its_state_moves_from_one_counter_to_another() ->
 def test_a_counter_that_was_wrong_stops_at_zero() -> None:
     bank = group(parked=1)
 
-    moved(bank.pk, State.PARKED, State.DISCARDED, 3)
+    ErrorGroup.objects.count_moved(bank.pk, State.PARKED, State.DISCARDED, 3)
 
     assert counts(bank.pk) == [0, 0, 0, 3]
 
@@ -50,7 +51,7 @@ def test_messages_of_many_groups_that_are_gone_are_counted_no_more(django_assert
         (card.pk, State.PROCESSED): 2,
     }
     with django_assert_num_queries(3):
-        gone(counted)
+        ErrorGroup.objects.count_deleted(counted)
 
     assert [counts(one.pk) for one in (bank, card, rest)] == [[0, 0, 3, 0], [0, 0, 1, 4], [0, 0, 9, 0]]
 

@@ -12,10 +12,9 @@ import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_rmq_retry import Message
 from django_rmq_retry.handlers.settlement import parked
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Message
-from django_rmq_retry.messages.properties import Properties
+from django_rmq_retry.messages import Headers, Properties
 from django_rmq_retry.models import ErrorGroup, ParkedMessage
 from django_rmq_retry.parked.groups import recount
 from tests.broker.at_hand import AtHand
@@ -51,7 +50,7 @@ def readers(amqp: BlockingChannel) -> int:
 
 
 def copy(number: int, *, named: bool = True) -> Message:
-    """What our consumer would have parked."""
+    """A message as our consumer parks it."""
     failed = delivery(queue=ORDERS, message_id=f"m-{number}" if named else None, body=b"%d" % number)
     made = parked(BANK_DOWN, failed, PARKED, handler="shop.order", now=DAWN).copy
     assert made is not None
@@ -126,7 +125,7 @@ def test_processes_under_one_supervisor_do_too(shop: Shop, put: Any, amqp: Block
 class TestDatabaseAway:
     @contextmanager
     def between(self, own: Own) -> Iterator[tuple[Proxy, dict[str, str]]]:
-        """A proxy before the database, and what tells a process of it."""
+        """A proxy before the database, and the environment of a process that uses it."""
         kind = databases.KINDS[databases.chosen()]
         parts = urlsplit(kind.url)
         server = (parts.hostname or "127.0.0.1", parts.port or databases.PORTS[kind.engine])
@@ -146,7 +145,7 @@ class TestDatabaseAway:
             wait_until(lambda: len(rows()) == 1, timeout=60)
             proxy.refuse()
             put(*(copy(number) for number in range(2, 40)))
-            drainer.says("parked messages stay in hand")
+            drainer.says("parked messages stay unacked")
             proxy.accept()
             wait_until(lambda: len(rows()) == 39, timeout=60)
             wait_until(lambda: left(amqp) == 0)
@@ -309,10 +308,15 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "changed", "code", "said"),
         [
-            (["shop.orders"], {}, 2, "--park-only runs no handlers: leave the queues out."),
+            (["shop.orders"], {}, 2, "--park-only runs no handlers. Omit the queues."),
             (["--no-park"], {}, 2, "not allowed with argument"),
-            ([], {"SHOP_APPS": "django.contrib.sessions"}, 6, "There is nothing to record: no handler or setting"),
-            ([], {"SHOP_RECORDS": "no"}, 6, "There is nothing to record: RMQ_RETRY['RECORDS'] is False."),
+            (
+                [],
+                {"SHOP_APPS": "django.contrib.sessions"},
+                6,
+                "There is no parked queue to record: no handler or setting",
+            ),
+            ([], {"SHOP_RECORDS": "no"}, 6, "There is no parked queue to record: RMQ_RETRY['RECORDS'] is False."),
         ],
     )
     def test_what_makes_no_sense_is_refused(

@@ -1,4 +1,4 @@
-"""What became of requeued copies."""
+"""Outcomes of requeued copies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from django_rmq_retry.handlers.ticket import Ticket
 from django_rmq_retry.models import ErrorGroup, ItemState, ParkedMessage, RequeueItem, RequeueRun, State
+from django_rmq_retry.models.parked import COUNTERS
 from django_rmq_retry.parked.claims import failed, succeeded
-from django_rmq_retry.parked.groups import COUNTERS, recount
+from django_rmq_retry.parked.groups import recount
 from tests.records.made import group, item, minutes, parked
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -23,7 +24,7 @@ def record(state: State = State.REQUEUED, **told: Any) -> ParkedMessage:
 
 
 def after(known: ParkedMessage, *, at: float = 10, cycle: int = 2) -> ParkedMessage:
-    """The record when a copy of a cycle has succeeded so many minutes after noon."""
+    """The record after a copy of a cycle has succeeded, this number of minutes after noon."""
     succeeded(Ticket(record=known.pk, cycle=cycle), minutes(at))
     return ParkedMessage.objects.get(pk=known.pk)
 

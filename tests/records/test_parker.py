@@ -1,37 +1,33 @@
 """The parker: whatever comes is stored or named, and nothing of one message harms another."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connection
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Queue, handler, signals
+from django_rmq_retry import DeadLetter, Delivery, Message, Queue, Raw, RetryThenPark, handler, signals
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.handlers.layout import layout
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.messages.codecs import Raw
-from django_rmq_retry.messages.deaths import deaths
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message
-from django_rmq_retry.messages.properties import Properties, decode_properties
+from django_rmq_retry.messages import Headers, Properties, decode_properties
+from django_rmq_retry.messages.history import deaths
 from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage
 from django_rmq_retry.parked import database
 from django_rmq_retry.parked import store as parker
-from django_rmq_retry.parked.store import Absent, Filing, Store, Stored
-from django_rmq_retry.policies.carriers import DeadLetter
-from django_rmq_retry.policies.policy import Kind, RetryThenPark
+from django_rmq_retry.parked.store import BatchWriter, Store, Stored, StoreUnavailable
+from django_rmq_retry.policies import Kind
 from tests.broker.at_hand import AtHand
 from tests.broker.declared import declare
-from tests.core.made import subscription
+from tests.core.made import subscription, topology_of
 from tests.records.arrivals import HOMES, by_us, foreign, store, the_group, the_record
 from tests.tooling.vhosts import Vhost
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
-WRITE = Filing.write
+WRITE = BatchWriter.write
 NASTY = "\0<script>\udc80\u202e💥" + "é" * 300
 
 
@@ -118,11 +114,11 @@ class TestQueries:
 
 def refusing(
     *bodies: bytes, error: type[Exception] = DatabaseError, times: float = float("inf")
-) -> Callable[[Filing], None]:
+) -> Callable[[BatchWriter], None]:
     """A database that cannot write some messages, or nothing for a while."""
     left = [times]
 
-    def write(filing: Filing) -> None:
+    def write(filing: BatchWriter) -> None:
         WRITE(filing)
         found = {arrival.parked.body for arrival in filing._arrivals}
         if left[0] > 0 and (not bodies or found & set(bodies)):
@@ -134,7 +130,7 @@ def refusing(
 
 class TestPoison:
     def test_one_that_cannot_be_stored_is_named_and_harms_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Filing, "write", refusing(b"5", b"9"))
+        monkeypatch.setattr(BatchWriter, "write", refusing(b"5", b"9"))
         stored = store(*(by_us(id=str(n), body=str(n).encode()) for n in range(11)))
 
         assert [one.problem for one in stored if one.problem] == ["DatabaseError: it is poison"] * 2
@@ -146,7 +142,7 @@ class TestPoison:
     def test_one_that_met_somebody_elses_lock_is_tried_again(
         self, error: type[Exception], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Filing, "write", refusing(error=error, times=2))
+        monkeypatch.setattr(BatchWriter, "write", refusing(error=error, times=2))
 
         assert store(by_us()) == [Stored()]
         assert the_record().copies == 1
@@ -162,19 +158,67 @@ class TestPoison:
     def test_a_record_that_another_drainer_made_meanwhile_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
 
-        def look_up(self: Filing) -> None:
+        def look_up(self: BatchWriter) -> None:
             if looks:
                 LOOK_UP(self)
             looks.append(1)
 
         store(by_us())
-        monkeypatch.setattr(Filing, "_look_up", look_up)
+        monkeypatch.setattr(BatchWriter, "_look_up", look_up)
 
         assert store(by_us(again=True), by_us(id="m-2")) == [Stored(), Stored()]
         assert (ParkedMessage.objects.count(), ErrorGroup.objects.get().parked) == (2, 2)
 
 
-LOOK_UP = Filing._look_up
+LOOK_UP = BatchWriter._look_up
+
+
+def losing_answer(*, committed: bool) -> SimpleNamespace:
+    """Return a stand-in for django.db.transaction whose first COMMIT gets no answer."""
+    lost: list[bool] = []
+
+    @contextmanager
+    def atomic(using: str) -> Iterator[None]:
+        with transaction.atomic(using=using):
+            yield
+            if not lost and not committed:
+                lost.append(True)
+                raise OperationalError("server closed the connection unexpectedly")
+        if not lost:
+            lost.append(True)
+            raise OperationalError("server closed the connection unexpectedly")
+
+    return SimpleNamespace(atomic=atomic)
+
+
+class TestLostAnswer:
+    """The connection fails during a COMMIT, and a new one is accepted at once."""
+
+    @pytest.mark.parametrize("committed", [True, False])
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_a_message_without_an_id_has_one_record(
+        self, committed: bool, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(parker, "transaction", losing_answer(committed=committed))
+        batch = [by_us(id=None, body=b"%d" % n) for n in range(count)]
+
+        assert store(*batch) == [Stored()] * count
+        assert (ParkedMessage.objects.count(), the_group().parked) == (count, count)
+
+    def test_equal_messages_without_an_id_are_never_one_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parker, "transaction", losing_answer(committed=False))
+
+        assert store(by_us(id=None), by_us(id=None)) == [Stored(), Stored()]
+        assert ParkedMessage.objects.count() == 2
+
+    def test_a_neighbour_that_cannot_be_stored_makes_no_message_redelivered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store(by_us(id=None))
+        monkeypatch.setattr(BatchWriter, "write", refusing(b"5"))
+        store(by_us(id=None), by_us(id="m-5", body=b"5"))
+
+        assert ParkedMessage.objects.count() == 2
 
 
 class TestAway:
@@ -182,17 +226,17 @@ class TestAway:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers = iter(["", "It is away."])
-        monkeypatch.setattr(parker, "absent", lambda _: next(answers))
-        monkeypatch.setattr(Filing, "write", refusing(b"2", b"3"))
+        monkeypatch.setattr(parker, "outage", lambda _: next(answers))
+        monkeypatch.setattr(BatchWriter, "write", refusing(b"2", b"3"))
         batch = [by_us(id=str(n), body=str(n).encode()) for n in range(4)]
 
-        with pytest.raises(Absent) as absent:
-            Store(HOMES).store(batch)
+        with pytest.raises(StoreUnavailable) as outage:
+            Store(HOMES, registry.work_queues()).store(batch)
 
-        assert (absent.value.why, absent.value.done) == ("It is away.", {batch[0]: Stored(), batch[1]: Stored()})
+        assert (outage.value.reason, outage.value.done) == ("It is away.", {batch[0]: Stored(), batch[1]: Stored()})
 
     def test_a_database_that_takes_messages_is_not_away_and_nothing_of_the_trial_stays(self) -> None:
-        assert Store(HOMES).absent() == ""
+        assert Store(HOMES, registry.work_queues()).outage() == ""
         assert (ErrorGroup.objects.count(), ParkedMessage.objects.count()) == (0, 0)
 
     def test_one_that_does_not_answer_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +244,7 @@ class TestAway:
             raise OperationalError("Connection refused\n\tIs the server running?")
 
         monkeypatch.setattr(connection, "ensure_connection", refuse)
-        said = database.absent("default")
+        said = database.outage("default")
 
         assert said == "The database 'default' does not answer (Connection refused Is the server running?)."
 
@@ -210,8 +254,8 @@ class TestAway:
 
         monkeypatch.setattr(database, "_try", refuse)
 
-        assert database.absent("default").startswith(
-            "The database 'default' takes no parked messages (attempt to write"
+        assert database.outage("default").startswith(
+            "The database 'default' does not accept parked messages (attempt to write"
         )
 
 
@@ -268,10 +312,35 @@ class TestKeys:
             raise error("no")
 
         keys(fail)
-        caplog.set_level(logging.INFO)
 
         assert store(by_us()) == [Stored()]
-        assert f"No business keys of a message of 'payments': {error.__name__}" in caplog.text
+        [line] = caplog.records
+        assert (line.levelname, line.exc_info and line.exc_info[0]) == ("WARNING", error)
+        assert line.getMessage().startswith(
+            f"The keys function of handler 'payments.charge' raised {error.__name__}: the parked message has no"
+        )
+
+    def test_a_failing_function_is_a_warning_once_for_each_type_of_error(
+        self, keys: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(message: Delivery) -> str:
+            raise {1: ValueError, 2: KeyError}[message.data["n"]]("no")
+
+        keys(fail)
+        caplog.set_level(logging.DEBUG, "django_rmq_retry")
+
+        store(*(by_us(id=str(place), body=b'{"n": %d}' % n) for place, n in enumerate((1, 1, 2, 1))))
+
+        told = [(line.levelname, line.exc_info and line.exc_info[0]) for line in caplog.records]
+        assert told == [("WARNING", ValueError), ("DEBUG", ValueError), ("WARNING", KeyError), ("DEBUG", ValueError)]
+
+    def test_a_body_that_cannot_be_decoded_is_no_error_of_the_function(
+        self, keys: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        keys(lambda message: message.data["n"])
+
+        assert store(by_us(body=b"no json")) == [Stored()]
+        assert caplog.records == []
 
     def test_whatever_it_returns_is_at_most_twenty_short_texts(self, keys: Any) -> None:
         keys(lambda _: [7, None, "", "a", "A", "a", "á", "a ", NASTY, *range(100, 200)])
@@ -319,13 +388,33 @@ class TestSignal:
 
         assert the_record().copies == 1
 
+    def test_a_connection_lost_after_the_commit_stores_nothing_twice(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def records(_: BatchWriter) -> list[ParkedMessage]:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        def hear(**_: object) -> None:
+            pytest.fail("there is nothing to announce")
+
+        monkeypatch.setattr(BatchWriter, "records", records)
+        signals.recorded.connect(hear)
+        try:
+            assert store(by_us(id=None)) == [Stored()]
+        finally:
+            signals.recorded.disconnect(hear)
+
+        assert ParkedMessage.objects.count() == 1
+        assert [line.levelname for line in caplog.records] == ["ERROR"]
+        assert caplog.messages[0].startswith("The signal `recorded` was not sent")
+
 
 def test_the_brokers_own_count_is_kept_of_what_went_round_in_its_loop(vhost: Vhost, amqp: BlockingChannel) -> None:
     """Parked by a consumer whose carrier counts by x-death, on a real broker."""
     amqp.confirm_delivery()
     loop = DeadLetter(exchange="again", queue="later", after=0.2)
     charge = subscription(RetryThenPark(attempts=3, via=loop))
-    declare(vhost, layout(intakes([charge])))
+    declare(vhost, topology_of(charge))
     hand = AtHand(channel=amqp, subscription=charge)
     hand.publish(Message(body=b"{}", routing_key="payments", properties=Properties(message_id="m-1")))
     verdicts = [hand.fail().kind for _ in range(3)]

@@ -9,17 +9,16 @@ import pytest
 from django.db import OperationalError, transaction
 from django.test import override_settings
 
-from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.parked import TICKET
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry import Discard
+from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
 from django_rmq_retry.parked import attempts, claims, history
-from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of
 from django_rmq_retry.parked.history import Buffer, Recorder
-from django_rmq_retry.policies.policy import Discard, discard, park, retry
+from django_rmq_retry.policies import discard, park, retry
 from tests.core.made import delivery
 from tests.core.raising import BankDown, caught, post
+from tests.records.arrivals import ticket_header
 from tests.records.attempted import failure, success
 from tests.records.made import group, parked
 
@@ -31,8 +30,8 @@ def rows() -> list[Row]:
 
 @pytest.fixture
 def recorder(rows: list[Row]) -> Recorder:
-    """One whose rows are taken by nobody but the test."""
-    scribe = Scribe()
+    """A recorder whose rows only the test takes."""
+    scribe = RowBuilder()
 
     def write(drafts: Sequence[Draft], *, plain: bool = False) -> None:
         assert not plain
@@ -113,10 +112,9 @@ def test_the_version_of_the_project_is_noted(version: Any, noted: str) -> None:
 
 
 def requeued(**told: Any) -> tuple[ParkedMessage, Any]:
-    """A record under way, and the copy that its consumer gets."""
+    """A record in a requeue, and the copy that its consumer gets."""
     record = parked(state=State.REQUEUED, cycle=2, group=group(requeued=1), **told)
-    ticket = Ticket(record=record.pk, cycle=2).signed(bearer("payments", "m-1", b"{}"))
-    return record, delivery(message_id="m-1", headers={TICKET: ticket})
+    return record, delivery(message_id="m-1", headers=ticket_header(record.pk, 2))
 
 
 @pytest.mark.django_db(transaction=True)

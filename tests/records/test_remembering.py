@@ -10,9 +10,8 @@ import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry.handlers.ticket import Ticket, bearer
-from django_rmq_retry.messages.parked import TICKET
 from django_rmq_retry.models import Attempt, ErrorGroup, ParkedMessage, State
+from tests.records.arrivals import ticket_header
 from tests.records.made import NOON
 from tests.shop.running import Shop
 from tests.tooling.waiting import wait_until
@@ -21,10 +20,10 @@ pytestmark = pytest.mark.database
 
 
 def order(
-    amqp: BlockingChannel, name: str, ticket: Ticket | None = None, *, queue: str = "shop.orders", **data: Any
+    amqp: BlockingChannel, name: str, ticket: tuple[int, int] | None = None, *, queue: str = "shop.orders", **data: Any
 ) -> None:
     body = json.dumps(data).encode()
-    headers: Any = {TICKET: ticket.signed(bearer(queue, name, body))} if ticket else None
+    headers: Any = ticket_header(*ticket, queue=queue, id=name, body=body) if ticket else None
     amqp.basic_publish("", queue, body, BasicProperties(message_id=name, headers=headers))
 
 
@@ -71,7 +70,7 @@ def test_what_was_logged_before_a_failure_is_kept(shop: Shop, amqp: BlockingChan
 
 def test_the_success_of_a_requeued_copy_closes_its_record(shop: Shop, amqp: BlockingChannel) -> None:
     record = requeued()
-    order(amqp, "again", Ticket(record=record.pk, cycle=2), do="work")
+    order(amqp, "again", (record.pk, 2), do="work")
 
     assert shop.run("rmq_consume", "--burst").returncode == 0
 

@@ -1,4 +1,4 @@
-"""What is over is let go of after its time; nothing that waits for anybody."""
+"""Retention: resolved messages are deleted after their time, open ones never."""
 
 from datetime import timedelta
 from typing import Any
@@ -34,14 +34,14 @@ def test_what_was_resolved_long_ago_goes_with_all_that_hangs_on_it(state: State)
     BusinessKey.objects.create(message=old, value="k")
     item(old)
 
-    assert retention.age_out() is False
+    assert retention.delete_old() is False
     assert (left(), BusinessKey.objects.count(), RequeueItem.objects.count()) == (["young"], 0, 0)
 
 
 @pytest.mark.parametrize("state", UNRESOLVED)
 def test_what_waits_for_anybody_stays_however_old_it_is(state: State) -> None:
     parked(state=state, resolved_at=OLD, parked_at=OLD, recorded_at=OLD, message_id="open")
-    retention.age_out()
+    retention.delete_old()
 
     assert left() == ["open"]
 
@@ -51,7 +51,7 @@ def test_the_group_stays_and_its_counters_follow() -> None:
     for state in (State.DISCARDED, State.DISCARDED, State.PROCESSED):
         parked(group=one, state=state, resolved_at=OLD)
     parked(group=one)
-    retention.age_out()
+    retention.delete_old()
 
     assert (recount(), ErrorGroup.objects.get().parked, ErrorGroup.objects.get().discarded) == (0, 1, 0)
 
@@ -60,7 +60,7 @@ def test_the_settings_say_how_long(settings: Any) -> None:
     settings.RMQ_RETRY = {**settings.RMQ_RETRY, "OPERATORS": {"RESOLVED_DAYS": 88, "ATTEMPT_DAYS": 92}}
     parked(state=State.DISCARDED, resolved_at=YOUNG)
     attempt("a")
-    retention.age_out()
+    retention.delete_old()
 
     assert (left(), Attempt.objects.count()) == ([], 1)
 
@@ -70,7 +70,7 @@ def test_attempts_go_unless_their_message_is_kept() -> None:
     attempt(kept.identity)
     attempt("gone")
     attempt("gone", started_at=timezone.now() - timedelta(days=29))
-    retention.age_out()
+    retention.delete_old()
 
     assert sorted(Attempt.objects.values_list("identity", flat=True)) == ["gone", kept.identity]
 
@@ -79,7 +79,7 @@ def test_attempts_of_a_message_without_an_id_stay_while_its_queue_has_such_a_rec
     parked(message_id="", queue="q")
     attempt("body:1")
     attempt("body:2", queue="other")
-    retention.age_out()
+    retention.delete_old()
 
     assert list(Attempt.objects.values_list("identity", flat=True)) == ["body:1"]
 
@@ -90,8 +90,8 @@ def test_much_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(9):
         parked(group=one, state=State.PROCESSED, resolved_at=OLD, parked_at=NOON)
 
-    assert (retention.age_out(), len(left())) == (True, 1)
-    assert (retention.age_out(), len(left())) == (False, 0)
+    assert (retention.delete_old(), len(left())) == (True, 1)
+    assert (retention.delete_old(), len(left())) == (False, 0)
 
 
 def test_what_was_opened_again_meanwhile_stays() -> None:
@@ -108,6 +108,6 @@ def test_what_was_opened_again_meanwhile_stays() -> None:
         return found
 
     with connection.execute_wrapper(meanwhile):
-        retention.age_out()
+        retention.delete_old()
 
     assert (len(looks), left()) == (1, ["back"])

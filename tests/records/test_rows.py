@@ -9,27 +9,26 @@ from datetime import timedelta
 
 import pytest
 
+from django_rmq_retry import Delivery
 from django_rmq_retry.handlers.attempt import FinishedAttempt, grouped
 from django_rmq_retry.handlers.settlement import parked
 from django_rmq_retry.handlers.ticket import Ticket, bearer, ticket_of
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages import ErrorNote, Reason, encode_properties
 from django_rmq_retry.messages.parked import TICKET, identity, read_parked
-from django_rmq_retry.messages.properties import encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote, named
-from django_rmq_retry.parked.attempts import KEPT, Row, Scribe, drafted, identity_of
-from django_rmq_retry.policies.policy import halt, park
+from django_rmq_retry.messages.tracebacks import named
+from django_rmq_retry.parked.attempts import KEPT, Row, RowBuilder, draft_of, identity_of
+from django_rmq_retry.policies import halt, park
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, caught, post
 from tests.records.attempted import CHARGE, failure, success
 from tests.records.made import NOON
 
-SCRIBE = Scribe(deploy="a1b2c3", host="worker-3")
+SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
 
 
 def row_of(attempt: FinishedAttempt, ticket: Ticket | None = None) -> Row:
     """As if it had ended at noon."""
-    return SCRIBE.row(drafted(attempt, ticket)._replace(ended=NOON.timestamp()))
+    return SCRIBE.row(draft_of(attempt, ticket)._replace(ended=NOON.timestamp()))
 
 
 def test_a_failed_attempt_is_told_whole() -> None:
@@ -42,7 +41,7 @@ def test_a_failed_attempt_is_told_whole() -> None:
     assert (row.error, row.error_text, row.reason) == ("BankDown", "no answer", "")
     assert (row.host, row.pid, row.thread) == ("worker-3", os.getpid(), threading.current_thread().name)
     assert (row.deploy, json.loads(row.chain)[1]["error"]) == ("a1b2c3", "TimeoutError")
-    assert Scribe().host == socket.gethostname()
+    assert RowBuilder().host == socket.gethostname()
 
 
 def test_a_success_tells_no_error_and_waits_for_nothing() -> None:
@@ -102,7 +101,7 @@ def test_messages_without_an_id_share_what_their_bytes_say() -> None:
 
 def test_a_large_body_is_not_kept_until_a_row_is_made() -> None:
     small, large = b"1" * KEPT, b"1" * (KEPT + 1)
-    drafts = [drafted(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
+    drafts = [draft_of(failure(delivery(message_id="m-1", body=body)), None) for body in (small, large)]
 
     assert [draft.body for draft in drafts] == [small, b""]
     assert [SCRIBE.row(draft).identity for draft in drafts] == [

@@ -8,13 +8,12 @@ import pytest
 from django.test import override_settings
 
 from django_rmq_retry.handlers.ticket import Ticket
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.tracebacks import ErrorNote
+from django_rmq_retry.messages import ErrorNote, Reason
 from django_rmq_retry.models import Attempt
-from django_rmq_retry.parked.attempts import Draft, Row, Scribe, attempts_of, drafted, identity_of, waiting
+from django_rmq_retry.parked.attempts import Draft, Row, RowBuilder, attempts_of, draft_of, identity_of, waiting
 from django_rmq_retry.parked.history import Writer
 from django_rmq_retry.parked.history import write as add
-from django_rmq_retry.policies.policy import halt, park
+from django_rmq_retry.policies import halt, park
 from tests.core.made import delivery
 from tests.core.raising import BankDown
 from tests.records.attempted import failure, success
@@ -24,11 +23,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def draft(attempt: Any = None, *, at: float = 0, ticket: Ticket | None = None) -> Draft:
-    """An attempt that ended so many minutes after noon."""
-    return drafted(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
+    """An attempt that ended this number of minutes after noon."""
+    return draft_of(attempt or failure(), ticket)._replace(ended=minutes(at).timestamp())
 
 
-SCRIBE = Scribe(deploy="a1b2c3", host="worker-3")
+SCRIBE = RowBuilder(deploy="a1b2c3", host="worker-3")
 write = Writer(SCRIBE)
 
 

@@ -1,4 +1,4 @@
-"""Run by the tests of supervising: a supervisor whose children do as they are told, one word for each start.
+"""Run by the supervisor's tests: a supervisor whose children follow one instruction for each start.
 
 ``python -m tests.runtime.forked FOLDER PROCESSES WORD...``; children note their starts and ends in FOLDER.
 """
@@ -18,7 +18,7 @@ supervising.FIRST_WAIT = supervising.LONGEST_REACHED = supervising.TICK = 0.05
 
 def main(folder: Path, processes: int, words: list[str]) -> int:
     if "stick" in words:
-        # Only who is to be killed for being late is given little time: a busy machine makes everybody late.
+        # Only a child to be killed for a timeout gets little time: on a busy machine, all children are slow.
         supervising.GRACE = 0.5
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 

@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import json
 import struct
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -8,33 +10,43 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.amqp.frames import check_writable, marshal_publish
-from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
-from django_rmq_retry.handlers.subscription import Intake, Match, Subscription, intakes
-from django_rmq_retry.messages.codecs import JSON, Codec, Raw
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import DONE, Delivery, Message, Settlement, Tell
-from django_rmq_retry.messages.parked import read_parked
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.stamp import ANSWER
-from django_rmq_retry.policies.backoff import Backoff, Fixed
-from django_rmq_retry.policies.carriers import DeadLetter, NackRequeue, Native, Republish
-from django_rmq_retry.policies.carriers.carrier import Hop, Route
-from django_rmq_retry.policies.policy import (
+from django_rmq_retry import (
+    DeadLetter,
+    Delivery,
     Discard,
-    Kind,
+    Fixed,
+    Message,
+    NackRequeue,
+    Native,
     OneShot,
     Park,
-    Policy,
+    Queue,
+    Raw,
+    Republish,
     Retry,
     RetryThenPark,
     StopTheLine,
-    Unacked,
 )
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.amqp.frames import check_writable, marshal_publish
+from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.errors import UndecodableBody
+from django_rmq_retry.handlers import Match, Subscription, WorkQueue, work_queues
+from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
+from django_rmq_retry.messages import (
+    DONE,
+    Codec,
+    Headers,
+    Instruction,
+    Properties,
+    Reason,
+    Settlement,
+    encode_properties,
+)
+from django_rmq_retry.messages.codecs import JSON
+from django_rmq_retry.messages.history import ANSWER
+from django_rmq_retry.messages.parked import read_parked
+from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
+from django_rmq_retry.policies.policy import Unacked
 from tests.core.made import NOW, arrived, delivery
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
@@ -42,12 +54,12 @@ PLAIN = RetryThenPark(attempts=3, backoff=Fixed(30))
 
 
 class Broken(Exception):
-    """What handlers raise here."""
+    """The error that handlers raise here."""
 
 
 @dataclass
 class Book:
-    """A journal that keeps what it is told, or cannot."""
+    """A journal that keeps the attempts it receives, or fails."""
 
     notes_acks: bool = True
     failing: BaseException | None = None
@@ -77,7 +89,10 @@ class Bench:
         return self.attempts().settlement(delivery() if arrival is None else arrival)
 
     def attempts(self) -> Attempts:
-        surroundings = Surroundings(
+        return Attempts(self.work_queues(), self.surroundings())
+
+    def surroundings(self) -> Surroundings:
+        return Surroundings(
             around=self.around,
             journals=(self.book,),
             clock=lambda: 1.0,
@@ -85,9 +100,8 @@ class Bench:
             chance=self.chance,
             **self.options,
         )
-        return Attempts(self.intakes(), surroundings)
 
-    def intakes(self) -> tuple[Intake, ...]:
+    def work_queues(self) -> tuple[WorkQueue, ...]:
         made = Subscription(
             name="payments.handlers.charge",
             run=self.run,
@@ -97,7 +111,7 @@ class Bench:
             match=self.match,
             codec=self.codec,
         )
-        return intakes([made])
+        return work_queues([made])
 
     def run(self, arrival: Delivery) -> object:
         self.log.append("run")
@@ -345,7 +359,7 @@ def test_returns_that_are_native_retries_are_no_crashes() -> None:
     seventh = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 6}))
     eighth = bench.settle(delivery(redelivered=True, headers={"x-delivery-count": 7}))
 
-    assert seventh.tell is Tell.COUNTED_REQUEUE
+    assert seventh.instruction is Instruction.COUNTED_REQUEUE
     assert reason_in(eighth) == "retries_exhausted"
     lost = {"x-delivery-count": 12, "x-acquired-count": 12}
     assert reason_in(bench.settle(delivery(redelivered=True, headers=lost))) == "worker_stopped"
@@ -490,7 +504,7 @@ def test_what_a_handler_returns_goes_to_who_asked(to: str) -> None:
     bench = Bench(act=lambda _: {"status": "ok"})
     settlement = bench.settle(delivery(reply_to=to, correlation_id="c-1"))
 
-    assert settlement.tell is Tell.ACK
+    assert settlement.instruction is Instruction.ACK
     assert settlement.answer is not None
     assert (settlement.answer.exchange, settlement.answer.routing_key) == ("", to)
     assert settlement.answer.mandatory is (to != DIRECT)
@@ -522,14 +536,14 @@ def test_one_shot_answers_none_as_well() -> None:
     assert answer_in(settlement) == (None, "ok")
 
 
-@pytest.mark.parametrize(("park", "tell"), [(False, None), (True, "payments.parked")])
-def test_one_shot_answers_with_the_error(park: bool, tell: str | None) -> None:
+@pytest.mark.parametrize(("park", "routing_key"), [(False, None), (True, "payments.parked")])
+def test_one_shot_answers_with_the_error(park: bool, routing_key: str | None) -> None:
     bench = Bench(policy=OneShot(park=park), act=raising(Broken("no rate")))
     settlement = bench.settle(delivery(reply_to=DIRECT))
 
     assert answer_in(settlement) == ({"error": {"type": "Broken", "message": "no rate"}}, "error")
-    assert settlement.tell is Tell.ACK
-    assert (settlement.copy and settlement.copy.routing_key) == tell
+    assert settlement.instruction is Instruction.ACK
+    assert (settlement.copy and settlement.copy.routing_key) == routing_key
 
 
 def test_one_shot_answers_who_sent_what_cannot_be_read() -> None:
@@ -552,7 +566,7 @@ def test_an_answer_that_cannot_be_written_is_an_error_answer_and_no_second_attem
     bench = Bench(policy=policy, codec=codec, act=lambda _: object())
     settlement = bench.settle(delivery(reply_to=DIRECT))
 
-    assert settlement.tell is Tell.ACK
+    assert settlement.instruction is Instruction.ACK
     assert settlement.copy is None
     assert answer_in(settlement)[1] == "error"
 
@@ -578,7 +592,7 @@ class TooFar(Republish):
 
 
 def copied_to(key: str, delivery: Delivery) -> Settlement:
-    return Settlement(tell=Tell.ACK, copy=Message(body=delivery.body, routing_key=key))
+    return Settlement(instruction=Instruction.ACK, copy=Message(body=delivery.body, routing_key=key))
 
 
 @pytest.mark.parametrize(
@@ -599,7 +613,7 @@ def test_a_verdict_that_cannot_be_carried_out_parks_the_message_once(via: Republ
 
     assert reason_in(settlement) == "unsettled"
     found = read_parked(arrived(copy_in(settlement), queue="payments.parked"), {"payments.parked": "payments"})
-    assert (found.body, found.raw, found.story.attempts) == (one.body, one.raw, 1)
+    assert (found.body, found.raw, found.stamp.attempts) == (one.body, one.raw, 1)
     assert found.detail.startswith(detail)
     assert bench.verdicts == [(Kind.PARK, Reason.UNSETTLED)]
     assert bench.log == ["enter", "run", "leave"]
@@ -611,7 +625,7 @@ def test_a_journal_that_fails_changes_no_attempt(error: BaseException, caplog: p
 
     assert bench.settle() is DONE
     assert bench.log == ["enter", "run", "leave"]
-    assert caplog.messages == ["An attempt could not be noted; its message is settled all the same"]
+    assert caplog.messages == ["An attempt could not be recorded or announced; its message is settled anyway"]
 
 
 def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> None:
@@ -620,7 +634,7 @@ def test_an_answer_that_fails_to_be_allowed_settles_the_message_without_it() -> 
 
     bench = Bench(act=lambda _: "done", options={"refused": refused})
 
-    assert bench.settle(delivery(reply_to="somebody's")) is DONE
+    assert bench.settle(delivery(reply_to="anothers")) is DONE
     assert bench.log == ["enter", "run", "leave"]
 
 
@@ -660,7 +674,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
         ack="auto",
     )
     bench = Bench()
-    attempts = Attempts(intakes([made]), replace(bench.attempts()._out, journals=(bench.book,)))
+    attempts = Attempts(work_queues([made]), replace(bench.attempts()._out, journals=(bench.book,)))
 
     assert attempts.settlement(delivery()) == DONE
     assert attempts.settlement(delivery(body=b"no json")) == DONE
@@ -725,3 +739,34 @@ def test_what_a_handler_did_to_its_data_is_undone_for_the_next_attempt() -> None
     attempts.settlement(arrival)
 
     assert seen == [{"amount": 5}, {"amount": 5}]
+
+
+def dropped(begin: Callable[[Delivery], object], **message: Any) -> bool:
+    """Return True if nothing refers to a delivery any longer that was begun and then dropped by its consumer."""
+    arrival = delivery(**message)
+    begin(arrival)
+    reference = weakref.ref(arrival)
+    del arrival
+    gc.collect()
+    return reference() is None
+
+
+def test_the_state_of_a_message_that_returned_to_its_queue_is_dropped() -> None:
+    def fail(_: Delivery) -> None:
+        raise Broken("no bank")
+
+    def settle_unrecorded(arrival: Delivery) -> None:
+        halted.settlement(arrival)
+        bench.book.notes.clear()
+
+    keyed = Subscription(
+        name="post", run=fail, queue=Queue("accounts"), policy=PLAIN, park="parked", order_by=lambda _: "A"
+    )
+    bench = Bench(policy=StopTheLine(backoff=Fixed(60)), act=fail)
+    waiting = Attempts(work_queues([keyed]), bench.surroundings())
+    halted = bench.attempts()
+
+    assert dropped(waiting.key, queue="accounts")
+    assert dropped(waiting.key, queue="accounts", body=b"{")
+    assert dropped(lambda one: waiting.after_outside_failure(one, Broken("the gate")), queue="accounts")
+    assert dropped(settle_unrecorded)

@@ -9,31 +9,30 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry import Delivery, Fixed, OneShot, Raw, RetryThenPark, StopTheLine
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import consumer as room
-from django_rmq_retry.consumer.attempt import AFTER_MISHAP, Attempts
+from django_rmq_retry.consumer.attempt import OUTSIDE_FAILURE_WAIT, Attempts
 from django_rmq_retry.consumer.consumer import BROKEN, NO_BROKER, STOPPED, UNFIT, Consumer, Limits, Watchers
 from django_rmq_retry.consumer.deadlines import Deadlines, Run
 from django_rmq_retry.errors import BrokerRefused, BrokerUnfit, QueueUnusable
+from django_rmq_retry.handlers import Subscription, WorkQueue, work_queues
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
-from django_rmq_retry.handlers.subscription import Intake, Subscription, intakes
-from django_rmq_retry.messages.codecs import Raw
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement, Tell
+from django_rmq_retry.messages import DONE, Instruction, Settlement
 from django_rmq_retry.messages.parked import read_parked
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import Kind, OneShot, Policy, RetryThenPark, StopTheLine, Verdict
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.policies import Kind, Policy, Verdict
+from django_rmq_retry.topology import Server
 from tests.core.made import NOW, arrived, delivery, subscription
 from tests.tooling.waiting import wait_until
 
-NOBODYS = b"nobody's"
+NOBODYS = b"unhandled"
 PATIENT = RetryThenPark(backoff=Fixed(30))
 Settled = tuple[bytes, Settlement]
 RABBIT = Server(product="RabbitMQ", version=(3, 10, 8))
 
 
 class Tap:
-    """A source that brings what the test says, and keeps what it is told."""
+    """A source that delivers the messages of the test, and keeps the settlements it receives."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -114,7 +113,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "TICK", 0.02)
-    monkeypatch.setattr(room, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(room, "FLUSH_TIMEOUT", 0.2)
 
 
 def surroundings() -> Surroundings:
@@ -127,8 +126,8 @@ def surroundings() -> Surroundings:
     )
 
 
-def joined(policy: Policy) -> tuple[Intake, ...]:
-    return intakes([subscription(policy)])
+def joined(policy: Policy) -> tuple[WorkQueue, ...]:
+    return work_queues([subscription(policy)])
 
 
 @contextmanager
@@ -281,14 +280,14 @@ def test_an_attempt_that_itself_fails_keeps_its_message_and_counts_for_nothing(
         made.tap.bring(b"1")
         wait_until(lambda: made.tap.settled)
 
-        assert made.tap.settled == [(b"1", Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP))]
+        assert made.tap.settled == [(b"1", Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT))]
         assert [delivery.attempt for delivery in attempts] == [1]
         assert made.consumer.running in {0, 1}
-    assert "The attempt itself failed" in caplog.text
+    assert "The attempt failed outside its handler" in caplog.text
 
 
 def tried(made: Running, one: Delivery, times: int) -> list[Settlement]:
-    """How one message is settled, so many times; a source delivers again what stays unacked."""
+    """Return the settlements of one message; the source redelivers it while it stays unacked."""
     for number in range(1, times + 1):
         made.tap.receiver.arrived(one)
         wait_until(lambda: len(made.tap.settled) == number)  # noqa: B023 - called at once
@@ -307,8 +306,8 @@ def test_what_a_message_makes_fail_again_and_again_parks_it_once(policy: Policy,
     with running(make, policy=policy, noted=noted) as made:
         *held, last = tried(made, one, 3)
 
-    assert held == [Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)] * 2
-    assert last.tell is Tell.ACK
+    assert held == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 2
+    assert last.instruction is Instruction.ACK
     assert last.copy is not None
     found = read_parked(arrived(last.copy, queue="payments.parked"), {"payments.parked": "payments"})
     assert (found.body, found.raw, found.queue) == (b"\xfe", one.raw, "payments")
@@ -329,7 +328,7 @@ def test_what_any_message_would_meet_parks_none(error: BaseException) -> None:
     with running(make, noted=noted) as made:
         settled = tried(made, delivery(), 10)
 
-    assert settled == [Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)] * 10
+    assert settled == [Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)] * 10
     assert noted == []
 
 
@@ -352,7 +351,7 @@ class Around:
 
 
 class Leave:
-    """A gate that hears of no run until it failed so often."""
+    """A gate that fails a number of times before it receives a verdict."""
 
     def __init__(self, failing: int) -> None:
         self.failing = failing
@@ -375,7 +374,7 @@ def handling(act: Callable[[Delivery], object], policy: Policy = PATIENT, **opti
     """A consumer whose attempts are real, with one handler."""
     surrounded = replace(surroundings(), **options)
     order = (lambda _: "k") if surrounded.gates else None
-    found = intakes([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
+    found = work_queues([replace(subscription(policy), run=act, order_by=order, codec=Raw())])
     consumer = Consumer(found, Tap(), Attempts(found, surrounded), threads=1, prefetch=2, limits=Limits(shutdown=5.0))
     made = Running(consumer._source, consumer)  # type: ignore[arg-type]  # the Tap above
     made.thread.start()
@@ -395,7 +394,7 @@ def test_what_fails_at_the_end_of_an_attempt_settles_the_message_as_it_ended(cap
         wait_until(lambda: len(made.tap.settled) == 2)
 
     assert (made.tap.settled, runs) == ([(b"1", DONE), (b"2", DONE)], [b"1", b"2"])
-    assert caplog.messages[:1] == ["An attempt failed after its end; its message is settled all the same"]
+    assert caplog.messages[:1] == ["An attempt failed after its last step; its message is settled anyway"]
 
 
 def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
@@ -410,7 +409,7 @@ def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
     with handling(act, StopTheLine(backoff=Fixed(30)), around=lambda: around) as made:
         halted, done = tried(made, delivery(), 2)
 
-    assert ((halted.tell, halted.hold), done, runs) == ((Tell.AGAIN, 30), DONE, [1, 2])
+    assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -420,17 +419,17 @@ def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -
     with handling(lambda message: runs.append(message.body), gates=(gate,)) as made:
         settled = tried(made, delivery(body=b"1"), failing + 1)
 
-    held = Settlement(tell=Tell.AGAIN, hold=AFTER_MISHAP)
+    held = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
     assert (settled, runs, gate.heard) == ([held] * failing + [DONE], [b"1"], [Kind.ACK])
 
 
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
-        (None, "Its handler succeeded, but what follows cannot be done: ValueError: no leave"),
+        (None, "Its handler succeeded, but the next step failed: ValueError: no leave"),
         (
             ConnectionError("no bank"),
-            "Its handler failed (ConnectionError: no bank), and what follows cannot be done: ValueError: no leave",
+            "Its handler failed (ConnectionError: no bank), and so did the next step: ValueError: no leave",
         ),
     ],
     ids=["succeeded", "failed"],
@@ -498,7 +497,7 @@ def test_nothing_more_is_taken_once_the_last_of_so_many_has_begun() -> None:
 def test_it_ends_after_so_many_seconds() -> None:
     with running(seconds=0.05) as made:
         assert made.ended() == STOPPED
-        assert made.consumer.why == "0.05 s were asked for"
+        assert made.consumer.why == "the limit of 0.05 s is reached"
 
 
 def test_a_burst_ends_when_everything_is_empty() -> None:
@@ -550,7 +549,7 @@ def test_a_handler_that_hangs_ends_the_process_and_its_message_is_settled_once()
     def act(message: Delivery) -> None:
         held.acquire() if message.body == b"1" else others.wait(5)
 
-    found = intakes([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
+    found = work_queues([replace(subscription(PATIENT), run=act, timeout=0.05, codec=Raw())])
     tap = Tap()
     limits = Limits(shutdown=5.0)
     consumer = Consumer(found, tap, Attempts(found, surroundings()), threads=2, prefetch=2, limits=limits)
@@ -589,7 +588,7 @@ def test_each_handler_that_hangs_is_named_with_its_place_in_the_code(caplog: pyt
 
     bank = replace(subscription(PATIENT, name="bank", queue="bank"), run=wait_for_bank, timeout=0.05)
     ledger = replace(subscription(PATIENT, name="ledger", queue="ledger"), run=wait_for_ledger, timeout=0.2)
-    found, tap = intakes([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
+    found, tap = work_queues([replace(one, codec=Raw()) for one in (bank, ledger)]), Tap()
     attempts = Attempts(found, surroundings())
     made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=5.0)))
     made.thread.start()
@@ -629,7 +628,7 @@ def test_a_watcher_that_dies_is_replaced_while_its_handler_runs(monkeypatch: pyt
     # What the thread dies of is shown by threading, as it must; only this test need not see it.
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(Deadlines, "_expire", fail_once)
-    found, tap = intakes([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
+    found, tap = work_queues([replace(subscription(PATIENT), run=turn, timeout=0.05, codec=Raw())]), Tap()
     made = Running(tap, Consumer(found, tap, Attempts(found, surroundings()), threads=1, prefetch=1, limits=Limits()))
     made.thread.start()
     wait_until(lambda: tap.receiver)
@@ -662,13 +661,13 @@ class Deaf:
 def test_a_hung_handler_without_a_database_does_not_keep_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(room, "LAST_ATTEMPTS", 0.2)
+    monkeypatch.setattr(room, "RECORD_TIMEOUT", 0.2)
     held, gate, tap = threading.Lock(), Deaf(), Tap()
     held.acquire()
     one = replace(
         subscription(PATIENT), run=lambda _: held.acquire(), timeout=0.05, order_by=lambda _: "k", codec=Raw()
     )
-    found = intakes([one])
+    found = work_queues([one])
     attempts = Attempts(found, replace(surroundings(), gates=(gate,)))
     made = Running(tap, Consumer(found, tap, attempts, threads=2, prefetch=2, limits=Limits(shutdown=1.0)))
     made.thread.daemon = True
@@ -683,6 +682,5 @@ def test_a_hung_handler_without_a_database_does_not_keep_the_process(
 
     assert (code, made.consumer.hung, tap.words[-1]) == (BROKEN, True, "stop")
     assert (
-        "Hanging handlers without a record of their attempt: 1. Their messages return to their queues"
-        in caplog.messages
+        "1 hanging handlers have no record of their attempt; their messages return to their queues" in caplog.messages
     )

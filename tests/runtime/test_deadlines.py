@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry import Delivery, RetryThenPark
 from django_rmq_retry.consumer import deadlines as room
 from django_rmq_retry.consumer.deadlines import Deadlines, HandlerAbandoned, Run
 from django_rmq_retry.errors import DeadlineExceeded
+from django_rmq_retry.handlers import Subscription, work_queues
 from django_rmq_retry.handlers.attempt import Unready
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.policy import RetryThenPark
 from tests.core.made import delivery, subscription
 from tests.tooling.waiting import wait_until
 
@@ -25,7 +24,7 @@ Act = Callable[[Delivery], object]
 def limited(deadlines: Deadlines, act: Act, timeout: float, **options: Any) -> Subscription:
     """A handler with a deadline."""
     found = replace(subscription(RetryThenPark(), name="charge"), run=act, timeout=timeout, **options)
-    return deadlines.limited(intakes([found])[0]).subscriptions[0]
+    return deadlines.limited(work_queues([found])[0]).subscriptions[0]
 
 
 def turn(_: object = None) -> None:
@@ -94,7 +93,7 @@ def test_what_a_handler_makes_of_its_deadline_is_its_error() -> None:
 
 
 def test_at_the_very_moment_of_the_deadline_nothing_is_raised_after_the_handler() -> None:
-    """Whether it ends by itself or is ended: once ``run`` has come back, its thread is left alone."""
+    """Once ``run`` has returned, no exception is raised in its thread, whichever way the handler ended."""
     deadlines = Deadlines()
     ended = {"returned": 0, "late": 0}
 
@@ -233,7 +232,7 @@ def test_a_watcher_that_cannot_be_replaced_is_logged_once(
         limited(deadlines, outlive, 60).run(delivery())
 
     said = "No thread can be started to watch the deadline of handler charge: can't start new thread."
-    assert caplog.messages == [f"{said} Tried again each second until it can."]
+    assert caplog.messages == [f"{said} Retrying every second."]
 
 
 @pytest.mark.usefixtures("unhooked")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.amqp.contracts import Line
+from django_rmq_retry import Delivery
+from django_rmq_retry.amqp import Line
 from django_rmq_retry.consumer import drainer
-from django_rmq_retry.consumer.drainer import Chore, Drainer, Means
+from django_rmq_retry.consumer.drainer import Chore, Drainer, DrainerParts
 from django_rmq_retry.errors import BrokerRefused
-from django_rmq_retry.messages.message import DONE, Delivery
-from django_rmq_retry.parked.store import Absent, Stored
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.messages import DONE
+from django_rmq_retry.parked.store import Stored, StoreUnavailable
+from django_rmq_retry.topology import Server
 from tests.runtime.test_consumer import Tap
 from tests.tooling.waiting import wait_until
 
@@ -36,7 +37,7 @@ class Shelf:
         self.partly = 0
         self.closed = 0
 
-    def absent(self) -> str:
+    def outage(self) -> str:
         return self.why
 
     def store(self, batch: Sequence[Delivery]) -> Sequence[Stored]:
@@ -50,7 +51,7 @@ class Shelf:
         if self.why:
             done, self.partly = batch[: self.partly], 0
             self.stored += [one.body for one in done]
-            raise Absent(self.why, dict.fromkeys(done, Stored()))
+            raise StoreUnavailable(self.why, dict.fromkeys(done, Stored()))
         self.stored += [one.body for one in batch if one.body not in self.problems]
         return [Stored(problem=self.problems.get(one.body, "")) for one in batch]
 
@@ -59,7 +60,7 @@ class Shelf:
 
 
 class Stage:
-    """A drainer under way, and what it meets."""
+    """A running drainer, and the parts that it uses."""
 
     def __init__(self, chores: Sequence[Chore] = ()) -> None:
         self.shelf = Shelf()
@@ -68,7 +69,9 @@ class Stage:
         self.no_aside: Exception | None = None
         self.aside_tries = 0
         self.entered = 0
-        means = Means(source=self._tap, parker=self.shelf, aside=self._aside, around=self._around, chores=tuple(chores))
+        means = DrainerParts(
+            source=self._tap, parker=self.shelf, aside=self._aside, around=self._around, chores=tuple(chores)
+        )
         self.drainer = Drainer(LINES, means)
 
     @property
@@ -95,7 +98,7 @@ class Stage:
 
 
 class Doing:
-    """A chore that counts how often it was done, and answers or fails as it is told."""
+    """A chore that counts its runs, and returns or raises the values it was given."""
 
     def __init__(self, *answers: bool, error: Exception | None = None) -> None:
         self.answers = iter(answers)
@@ -113,8 +116,8 @@ class Doing:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"TICK": 0.02, "COLLECT": 0.02, "FIRST_WAIT": 0.01, "LONGEST_WAIT": 0.05}.items():
         monkeypatch.setattr(drainer, name, seconds)
-    monkeypatch.setattr(drainer, "LAST_WORDS", 0.2)
-    monkeypatch.setattr(drainer, "STUCK", 0.05)
+    monkeypatch.setattr(drainer, "FLUSH_TIMEOUT", 0.2)
+    monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN", 0.05)
 
 
 @pytest.fixture
@@ -202,7 +205,7 @@ class TestDatabaseAway:
             tap = stage.tap
             stage.shelf.why = AWAY
             tap.bring(b"1", b"2")
-            wait_until(lambda: caplog.text.count("2 parked messages stay in hand") >= 2)
+            wait_until(lambda: caplog.text.count("2 parked messages stay unacked") >= 2)
 
             assert (stage.settled(), tap.returned, AWAY in caplog.text) == ([], [], True)
             stage.shelf.why = ""
@@ -279,13 +282,14 @@ class TestProblems:
             wait_until(lambda: stage.settled() == [b"1", b"3", b"4"])
 
             assert (
-                "stays in hand, for it can be neither stored (too large) nor put aside (no such queue)" in caplog.text
+                "stays unacked, because it can be neither stored (too large) nor put aside (no such queue)"
+                in caplog.text
             )
             stage.no_aside = None
             wait_until(lambda: stage.settled() == [b"1", b"3", b"4", b"2"])
 
     def test_nobody_waits_for_the_second_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(drainer, "STUCK", 600)
+        monkeypatch.setattr(drainer, "PUT_ASIDE_AGAIN", 600)
         with draining(problems={b"1": "a", b"2": "b"}) as stage:
             stage.no_aside = ValueError("no such queue")
             stage.tap.bring(b"1", b"2", b"3")
@@ -311,7 +315,7 @@ class TestProblems:
             stage.tap.receiver.failed(BrokerRefused("amqp://here", "it refused the user name or password"))
             stage.tap.receiver.connected(Server())
 
-            assert "Parked messages are not taken: " in caplog.text
+            assert "The drainer cannot consume parked messages: " in caplog.text
 
 
 class TestStopping:
@@ -341,7 +345,7 @@ class TestStopping:
         with draining() as stage:
             stage.tap.hears_last_words = False
 
-        assert "The broker did not hear the drainer's last words" in caplog.text
+        assert "The connection of the drainer did not close in time" in caplog.text
 
 
 class TestEmpty:
@@ -371,7 +375,7 @@ class TestEmpty:
     def test_one_that_has_not_looked_yet_may_have_something(self) -> None:
         gate = threading.Event()
         stage = Stage()
-        stage.shelf.absent = lambda: "" if gate.wait(10) else "no"  # type: ignore[method-assign]
+        stage.shelf.outage = lambda: "" if gate.wait(10) else "no"  # type: ignore[method-assign]
         stage.drainer.start()
 
         assert self.told(stage) is False

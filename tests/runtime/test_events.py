@@ -6,13 +6,12 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from django_rmq_retry import Delivery, RetryThenPark, StopTheLine
 from django_rmq_retry.consumer.events import Events, pattern_of
 from django_rmq_retry.handlers.attempt import FinishedAttempt
 from django_rmq_retry.handlers.subscription import Keys
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.policy import ACK, Kind, RetryThenPark, StopTheLine, Verdict, discard, halt, park, retry
+from django_rmq_retry.messages import ErrorNote, Reason
+from django_rmq_retry.policies import ACK, Kind, Verdict, discard, halt, park, retry
 from tests.core.made import delivery, subscription
 
 NOTE = ErrorNote(kind="BankDown", text="timeout")
@@ -95,7 +94,7 @@ def test_a_line_that_stands_still_is_known_until_it_goes_on(caplog: pytest.LogCa
     note(ACK, 3)
 
     assert events.halts == ()
-    assert "goes on" in caplog.text
+    assert "has resumed" in caplog.text
 
 
 def test_successes_are_wanted_only_where_somebody_looks() -> None:

@@ -1,25 +1,24 @@
-"""Several gates: each hears of a run once, whatever another one meets."""
+"""Several gates: each receives the verdict on a run once, even if another gate fails."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 
-from django_rmq_retry import RetryThenPark
+from django_rmq_retry import Delivery, Queue, RetryThenPark
 from django_rmq_retry.consumer.attempt import Attempts
 from django_rmq_retry.consumer.events import Events
+from django_rmq_retry.handlers import Subscription, work_queues
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings, Unready
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.message import DONE, Delivery, Settlement
-from django_rmq_retry.policies.policy import ACK, Verdict, retry
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.messages import DONE, Settlement
+from django_rmq_retry.policies import ACK, Verdict, retry
 from tests.core.made import NOW, delivery
 
 SPARED = retry(0.0, counted=False)
 
 
 class One:
-    """Notes the verdicts it is told, and fails so often."""
+    """Keep the verdicts that it receives, and fail a number of times."""
 
     def __init__(self, says: Verdict | None = None, failing: int = 0) -> None:
         self.says = says
@@ -54,7 +53,7 @@ def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: On
         chance=lambda: 0.0,
         gates=gates,
     )
-    return Attempts(intakes([one]), surroundings)
+    return Attempts(work_queues([one]), surroundings)
 
 
 def test_who_has_heard_of_a_run_is_not_told_again_when_another_could_not_hear() -> None:

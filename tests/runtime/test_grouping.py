@@ -1,4 +1,4 @@
-"""The group of what is parked: told by headers of the parked copy, read back by whoever drains it."""
+"""The group of a parked message: written to headers of the parked copy and read back by the drainer."""
 
 import logging
 from collections.abc import Callable
@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
+from django_rmq_retry import Delivery, Fixed, Park, Queue, RetryThenPark
 from django_rmq_retry.consumer.attempt import Attempts
-from django_rmq_retry.handlers import attempt
+from django_rmq_retry.handlers import Match, Subscription, attempt, work_queues
 from django_rmq_retry.handlers.attempt import Surroundings
-from django_rmq_retry.handlers.subscription import Fingerprint, Match, Subscription, intakes
-from django_rmq_retry.messages.message import Delivery, Settlement
+from django_rmq_retry.handlers.subscription import Fingerprint
+from django_rmq_retry.messages import Settlement, encode_properties
 from django_rmq_retry.messages.parked import Parked, read_parked
-from django_rmq_retry.messages.properties import encode_properties
 from django_rmq_retry.messages.tracebacks import Grouping, named, untraced
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.policy import Kind, Park, RetryThenPark
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.policies import Kind
 from tests.core.made import NOW, delivery
 from tests.core.raising import BankDown, Unprintable, deep, odd_names, post
 from tests.runtime.test_attempt import Book
@@ -49,7 +47,7 @@ def settled(
         today=lambda: NOW,
         chance=lambda: 0.0,
     )
-    return Attempts(intakes([made]), surroundings).settlement(arrival)
+    return Attempts(work_queues([made]), surroundings).settlement(arrival)
 
 
 class Nothing:
@@ -125,7 +123,7 @@ def test_it_is_told_that_a_handler_could_not_name_its_group(caplog: pytest.LogCa
         parked(charge, fingerprint=fails)
 
     assert caplog.messages == [
-        "fingerprint= of handler payments.handlers.charge raised SystemExit; the rule groups this failure"
+        "fingerprint= of handler payments.handlers.charge raised SystemExit; the default rule groups this failure"
     ]
 
 

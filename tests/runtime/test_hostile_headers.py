@@ -7,18 +7,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_rmq_retry import (
+    AckFirst,
+    DeadLetter,
+    Delivery,
+    Exchange,
+    Fixed,
+    Ladder,
+    Message,
+    NackRequeue,
+    Native,
+    OneShot,
+    Queue,
+    Republish,
+    RetryThenPark,
+    StopTheLine,
+    WaitQueue,
+)
 from django_rmq_retry.amqp.frames import check_writable
 from django_rmq_retry.consumer.attempt import Attempts
+from django_rmq_retry.handlers import work_queues
 from django_rmq_retry.handlers.attempt import FinishedAttempt, Surroundings
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message, Tell
+from django_rmq_retry.messages import Headers, Instruction, Properties, decode_properties, encode_properties
 from django_rmq_retry.messages.parked import ROOM, Original, read_parked, requeued, set_aside
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
-from django_rmq_retry.policies.backoff import Fixed
-from django_rmq_retry.policies.carriers import AckFirst, DeadLetter, Ladder, NackRequeue, Native, Republish, WaitQueue
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
-from django_rmq_retry.topology.queues import Exchange, Queue
+from django_rmq_retry.policies import Policy
 from tests.core.hostile import NAMES, headers
 from tests.core.made import NOW, subscription
 
@@ -41,7 +53,7 @@ POLICIES: dict[str, Policy] = {
 
 
 class Broken(Exception):
-    """What the handler always raises."""
+    """The error that the handler always raises."""
 
 
 class Book:
@@ -64,15 +76,15 @@ def delivered(body: bytes, raw: bytes, *, redelivered: bool) -> Delivery:
     return Delivery(queue="payments", body=body, raw=raw, exchange="", routing_key="payments", redelivered=redelivered)
 
 
-def given_back(delivery: Delivery, tell: Tell, times: int) -> Delivery:
+def given_back(delivery: Delivery, instruction: Instruction, times: int) -> Delivery:
     """As the broker delivers it once more, with its own count."""
     counts: dict[str, object] = {"x-delivery-count": times}
-    if tell is Tell.REJECT:
+    if instruction is Instruction.REJECT:
         counts = {"x-death": [{"queue": "payments", "reason": "rejected", "count": times}]}
     known = decode_properties(delivery.raw)
     headers = known.headers.replacing(drop=frozenset(counts), put=counts)
     raw = encode_properties(replace(known, headers=headers))
-    return delivered(delivery.body, raw, redelivered=tell is not Tell.REJECT)
+    return delivered(delivery.body, raw, redelivered=instruction is not Instruction.REJECT)
 
 
 def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Message:
@@ -88,7 +100,7 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
     )
     one = subscription(policy, queue=QUEUE)
     object.__setattr__(one, "run", failing)
-    attempts = Attempts(intakes([one]), around)
+    attempts = Attempts(work_queues([one]), around)
     delivery = delivered(BODY, raw, redelivered=redelivered)
     for number in range(1, MOST + 1):
         settlement = attempts.settlement(delivery)
@@ -96,9 +108,9 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
         assert "unsettled" not in reasons, book.notes[-1].verdict.detail
         copy = settlement.copy
         if copy is None:
-            assert settlement.tell is not Tell.ACK
-            if settlement.tell is not Tell.AGAIN:
-                delivery = given_back(delivery, settlement.tell, number)
+            assert settlement.instruction is not Instruction.ACK
+            if settlement.instruction is not Instruction.KEEP:
+                delivery = given_back(delivery, settlement.instruction, number)
             continue
         encode_properties(copy.properties)
         if copy.routing_key == "payments.parked":

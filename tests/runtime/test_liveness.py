@@ -14,7 +14,7 @@ from tests.tooling.waiting import wait_until
 
 
 class Io:
-    """Stands for the I/O thread: it answers when it is told to."""
+    """A stand-in for the I/O thread, which answers when the test calls it."""
 
     def __init__(self) -> None:
         self.asked: list[Callable[[], None]] = []
@@ -120,5 +120,5 @@ def test_too_much_memory_is_a_reason_to_stop() -> None:
     little, much = process.Memory(1), process.Memory(100_000)
     why = little() or ""
 
-    assert (why.endswith("MB of memory are in use, more than 1 MB"), little.exceeded) == (True, True)
+    assert (why.endswith("MB of memory are in use, and the limit is 1 MB"), little.exceeded) == (True, True)
     assert (much(), much.exceeded) == (None, False)

@@ -1,10 +1,10 @@
-"""After a wait a handler sees where its message was first published to, and nobody else can say so."""
+"""After a wait, a handler receives the original exchange and key, which a sender cannot forge."""
 
+from django_rmq_retry import Delivery
+from django_rmq_retry.handlers import Match
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.handlers.settlement import settle
-from django_rmq_retry.handlers.subscription import Match
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.policies.policy import retry
+from django_rmq_retry.policies import retry
 from django_rmq_retry.publishing.publish import Options, message_of
 from tests.core.made import delivery
 from tests.runtime.test_attempt import Bench
@@ -20,7 +20,7 @@ def test_a_retried_message_is_dispatched_by_the_key_it_first_came_by() -> None:
     seen: list[tuple[str, str]] = []
     bench = Bench(match=CARD, act=lambda message: seen.append((message.exchange, message.routing_key)))
     first = delivery(exchange="bank", routing_key="pay.card")
-    copy = settle(retry(10), first, bench.intakes()[0].subscriptions[0], now=0).copy
+    copy = settle(retry(10), first, bench.work_queues()[0].subscriptions[0], now=0).copy
     assert copy is not None
     again = delivery(headers=dict(copy.headers), exchange="", routing_key="payments")
     bench.settle(again)
@@ -31,7 +31,7 @@ def test_a_retried_message_is_dispatched_by_the_key_it_first_came_by() -> None:
 def test_a_delayed_message_is_dispatched_by_the_key_it_would_have_come_by() -> None:
     seen: list[str] = []
     bench = Bench(match=CARD, act=lambda message: seen.append(message.routing_key))
-    subscription = bench.intakes()[0].subscriptions[0]
+    subscription = bench.work_queues()[0].subscriptions[0]
     message = message_of(
         {}, exchange="bank", routing_key="pay.card", options=Options(delay=10), destination=destination_of(subscription)
     )
@@ -47,5 +47,5 @@ def test_a_sender_cannot_choose_another_handler_by_our_headers() -> None:
 
     assert bench.log == ["enter", "leave"]
     assert [note.verdict.detail for note in bench.book.notes] == [
-        "No handler of queue 'payments' takes a message with the key 'pay.cash'."
+        "No handler of queue 'payments' takes a message with the routing key 'pay.cash'."
     ]

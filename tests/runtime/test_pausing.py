@@ -1,20 +1,18 @@
-"""What becomes of what a consumer has in hand when one of its queues is shut."""
+"""Unacked messages of a consumer when one of its queues is paused."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from django_rmq_retry import RetryThenPark
-from django_rmq_retry.consumer.consumer import Valves, Workers
+from django_rmq_retry import Delivery, Queue, RetryThenPark
+from django_rmq_retry.consumer.consumer import QueuePauses, Workers
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry.handlers import Subscription, work_queues
 
 QUEUE = "ledger"
 
 
 class Source:
-    """What was paused, and what was given back."""
+    """Keeps the paused queues and the returned messages."""
 
     def __init__(self) -> None:
         self.paused: list[str] = []
@@ -44,7 +42,7 @@ def test_what_came_again_as_its_queue_is_shut_still_gets_its_thread() -> None:
     turns = Sequencer(lambda delivery: delivery.body)
     workers: Workers[Delivery] = Workers(0, lambda _delivery: None)
     source = Source()
-    valves = Valves(intakes([handler]), source, workers, turns)
+    pauses = QueuePauses(work_queues([handler]), source, workers, turns)
     turns.add(first)
     turns.take()
     turns.keep(first)
@@ -52,7 +50,7 @@ def test_what_came_again_as_its_queue_is_shut_still_gets_its_thread() -> None:
         turns.add(one)
         workers.add(one)
 
-    valves.shut(QUEUE)
+    pauses.pause(QUEUE)
 
     assert (source.paused, source.returned) == ([QUEUE], [second])
     assert workers.waiting >= 1

@@ -1,16 +1,16 @@
-"""Whose turn it is: in the order of arrival within a key, side by side otherwise."""
+"""The order of deliveries: by arrival within a key, concurrent otherwise."""
 
 import threading
 from collections import defaultdict
 
+from django_rmq_retry import Delivery
 from django_rmq_retry.consumer.consumer import Workers
 from django_rmq_retry.consumer.sequencer import Sequencer
-from django_rmq_retry.messages.message import Delivery
 from tests.tooling.waiting import wait_until
 
 
 class Channel:
-    """What tells an arrival by one channel from one by another."""
+    """A channel, which distinguishes the deliveries of one connection from those of another."""
 
     open = True
 

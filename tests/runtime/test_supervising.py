@@ -1,4 +1,4 @@
-"""Real processes: a supervisor in a process of its own, told by signals."""
+"""Real processes: a supervisor in a process of its own, controlled by signals."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a supervisor of so many children; its output is for ``communicate``."""
+    """Start a supervisor with a number of children; read its output with ``communicate``."""
     started: list[subprocess.Popen[str]] = []
 
     def start(processes: int, *words: str) -> "subprocess.Popen[str]":
@@ -100,7 +100,7 @@ def test_a_child_that_was_killed_is_replaced(start: Start, tmp_path: Path) -> No
     supervisor.terminate()
     code, output = said(supervisor)
 
-    assert (code, f"(pid {first[0]}) was ended by SIGKILL; a fresh one starts in" in output) == (0, True), output
+    assert (code, f"(pid {first[0]}) was ended by SIGKILL; a new one starts in" in output) == (0, True), output
 
 
 def test_a_child_that_wants_a_fresh_one_gets_it(start: Start, tmp_path: Path) -> None:
@@ -119,34 +119,34 @@ def test_one_that_a_handler_ended_as_if_all_were_well_is_replaced(start: Start, 
     code, output = said(start(1, "leave", "0"))
 
     assert (code, len(pids(tmp_path))) == (0, 2)
-    assert "ended with exit code 0; a fresh one starts in" in output
+    assert "ended with exit code 0; a new one starts in" in output
 
 
 def test_ones_that_handlers_end_again_and_again_end_all_with_a_code_that_tells(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "leave"))
 
     assert (code, len(pids(tmp_path))) == (1, 5)
-    assert "ended with exit code 0, 5 times in a row; ending all" in output
+    assert "ended with exit code 0, 5 times in a row; stopping all processes" in output
 
 
 def test_one_that_always_fails_ends_all_with_its_code(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "1", "die", "1"))
 
     assert (code, len(pids(tmp_path))) == (1, 5)
-    assert "ended with exit code 1, 5 times in a row; ending all" in output
+    assert "ended with exit code 1, 5 times in a row; stopping all processes" in output
 
 
 def test_what_ends_processes_that_have_reached_their_broker_ends_not_all_so_soon(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, *["reach"] * 8, "0"))
 
-    assert (code, len(pids(tmp_path)), "ending all" in output) == (0, 9, False)
+    assert (code, len(pids(tmp_path)), "stopping all processes" in output) == (0, 9, False)
 
 
 def test_what_ends_them_without_end_ends_all_in_the_end(start: Start, tmp_path: Path) -> None:
     code, output = said(start(1, "reach"))
 
     assert (code, len(pids(tmp_path))) == (137, 20)
-    assert "was ended by SIGKILL, 20 times in a row; ending all" in output
+    assert "was ended by SIGKILL, 20 times in a row; stopping all processes" in output
 
 
 def test_one_that_reached_its_broker_once_has_not_done_so_for_good(start: Start, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_whatever_a_job_raises_its_thread_lives_on(error: BaseException, caplog:
         assert workers.wait_quiet(5)
         assert workers.dead == []
         assert ran == [1]
-        assert "A worker thread met an error outside any handler" in caplog.text
+        assert "A worker thread raised an error outside any handler" in caplog.text
 
 
 def test_a_log_filter_that_raises_ends_no_worker_thread(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_a_log_filter_that_raises_ends_no_worker_thread(capsys: pytest.CaptureFi
     # Where the log fails, stderr has both errors.
     said = capsys.readouterr().err
     assert "ValueError: of the job" in said
-    assert "SystemExit: A worker thread met an error outside any handler" in said
+    assert "SystemExit: A worker thread raised an error outside any handler" in said
 
 
 def test_a_thread_that_dies_all_the_same_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""A tiny project whose handlers do what a message says: for tests that run its commands as processes."""
+"""A small project whose handlers follow the message, for tests that run its commands as processes."""

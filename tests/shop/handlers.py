@@ -1,4 +1,4 @@
-"""What the messages ask for: ``{"do": "fail"}``. Each run leaves a line in the file SHOP_NOTES."""
+"""Handlers that follow the message, such as ``{"do": "fail"}``. Each attempt writes a line to the file SHOP_NOTES."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ PAUSE = threading.Event()
 
 
 class OutOfStock(Exception):
-    """What a failing order raises."""
+    """Raised for a failing order."""
 
 
 def wait_for(path: str) -> None:

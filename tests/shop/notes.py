@@ -1,4 +1,4 @@
-"""What handlers leave for the test that runs them as processes."""
+"""Notes of handlers for the test that runs them as processes."""
 
 import os
 from pathlib import Path

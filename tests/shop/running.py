@@ -1,4 +1,4 @@
-"""Runs the shop's commands as processes of their own."""
+"""Run the shop's commands as processes."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(slots=True)
 class Running:
-    """A command under way; what it writes is collected."""
+    """A running command; its output is collected."""
 
     process: "processes.Started"
     out: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Running:
         return self.process.pid
 
     def says(self, text: str, *, times: int = 1) -> None:
-        """Wait until its output holds this text."""
+        """Wait until the output contains this text."""
         wait_until(
             lambda: self.text.count(text) >= times or self._early(text, times), timeout=20, what=f"{text!r} {self.out}"
         )
@@ -48,7 +48,7 @@ class Running:
         self.process.send_signal(number)
 
     def code(self) -> int:
-        """Wait for its end."""
+        """Wait for the exit."""
         code = self.process.wait(timeout=30)
         for reader in self.readers:
             reader.join(timeout=5)
@@ -70,7 +70,7 @@ class Shop:
     url: str
     notes: Path
     records: dict[str, str] = field(default_factory=dict)
-    """What tells it of a database; without one it leaves parked messages in their queues."""
+    """Return the environment for a database; without one, parked messages stay in their queues."""
 
     def environment(self, **changed: str) -> dict[str, str]:
         own = {
@@ -94,14 +94,14 @@ class Shop:
         return subprocess.CompletedProcess(told.args, told.returncode, out, err)
 
     def declared(self) -> Self:
-        """With its queues."""
+        """Declare the queues."""
         told = self.run("rmq_declare")
         assert told.returncode == 0, told.stderr
         return self
 
     @contextmanager
     def running(self, *words: str, **changed: str) -> Iterator[Running]:
-        """Start a command; whatever is left of its group at the end is killed."""
+        """Start a command; its process group is killed at the end."""
         piped = subprocess.PIPE
         process = processes.start(
             self.command(words), env=self.environment(**changed), stdout=piped, stderr=piped, text=True, session=True
@@ -125,14 +125,14 @@ class Shop:
                     stream.close()
 
     def noted(self, text: str = "") -> list[str]:
-        """The notes of the handlers that hold this text, without their process ids."""
+        """Return the notes that contain this text, without their process ids."""
         if not self.notes.exists():
             return []
         lines = (line.partition(" ")[2] for line in self.notes.read_text().splitlines())
         return [line for line in lines if text in line]
 
     def pids(self) -> list[int]:
-        """The processes that ran a handler."""
+        """Return the ids of the processes that ran a handler."""
         return [int(line.split()[0]) for line in self.notes.read_text().splitlines()]
 
     @staticmethod

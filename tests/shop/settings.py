@@ -1,4 +1,4 @@
-"""The shop's settings; the environment says which broker, and what else a test changes."""
+"""The shop's settings; the environment has the broker and the values that a test changes."""
 
 import os
 
@@ -10,7 +10,7 @@ USE_TZ = True
 if VARIABLE in os.environ:
     DATABASES = {"default": given(os.environ[VARIABLE])}
 else:
-    # In a file: one in memory is another one for each thread, and Django closes none of them.
+    # In a file, because a database in memory is separate for each thread, and Django closes none of them.
     DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{os.environ.get('SHOP_NOTES')}.sqlite3"}}
 OWN_APPS = os.environ.get("SHOP_APPS", "tests.shop").split()
 NEEDED_APPS = ("django.contrib.auth", "django.contrib.contenttypes", "django_rmq_retry")
@@ -18,7 +18,7 @@ INSTALLED_APPS = list(dict.fromkeys((*NEEDED_APPS, *OWN_APPS)))
 
 
 class Nowhere:
-    """A router: our tables are in no database."""
+    """A router that allows no table of the package."""
 
     def allow_migrate(self, _alias: str, label: str, **_hints: object) -> bool | None:
         return False if label == "rmq_retry" else None
@@ -28,7 +28,7 @@ DATABASE_ROUTERS = [] if VARIABLE in os.environ else [Nowhere()]
 RMQ_RETRY = {
     "URL": os.environ.get("RMQ_URL", "amqp://guest:guest@127.0.0.1:1/"),
     "QUEUE_TYPE": "classic",
-    # Who looks into the parked queues must find something there.
+    # Tests that read the parked queues need the messages there.
     "RECORDS": VARIABLE in os.environ and os.environ.get("SHOP_RECORDS") != "no",
     "OUTBOX": VARIABLE in os.environ,
     "PARKED_QUEUES": os.environ.get("SHOP_PARKED_QUEUES", "").split(),

@@ -10,14 +10,13 @@ import pytest
 from django.db import connections
 
 from django_rmq_retry import Breaker, InPlace, Queue, RetryThenPark
-from django_rmq_retry.breakers.gate import LEASE, LOOK, Board
+from django_rmq_retry.breakers.gate import LEASE, READ_EVERY, BreakerGate
 from django_rmq_retry.breakers.rates import AHEAD, Pace
 from django_rmq_retry.breakers.table import MeterTable, Table
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.messages.message import Tell
+from django_rmq_retry.handlers import Subscription, work_queues
+from django_rmq_retry.messages import Instruction
 from django_rmq_retry.models import HandlerRate, QueueControl
-from django_rmq_retry.policies.breaker import Circuit
-from django_rmq_retry.policies.policy import ACK, Kind, Verdict, retry
+from django_rmq_retry.policies import ACK, Circuit, Kind, Verdict, retry
 from tests.core.made import delivery, subscription
 from tests.tooling.filled import Own
 from tests.tooling.owned import routed
@@ -30,20 +29,20 @@ NOW = 1_800_000_000.0
 class BankDown(Exception): ...
 
 
-class Hands:
-    """What a board has done."""
+class RecordedControl:
+    """The calls that a gate has made."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.online = True
 
-    def shut(self, queue: str) -> None:
+    def pause(self, queue: str) -> None:
         self.done.append("shut")
 
-    def open(self, queue: str) -> None:
+    def resume(self, queue: str) -> None:
         self.done.append("open")
 
-    def try_one(self, queue: str) -> None:
+    def probe(self, queue: str) -> None:
         self.done.append("one")
 
     def able(self) -> bool:
@@ -51,7 +50,7 @@ class Hands:
 
 
 class Away:
-    """A table that does not answer while it is told to."""
+    """A table that raises while the test wants it to."""
 
     def __init__(self) -> None:
         self.table, self.away = Table(), False
@@ -81,20 +80,20 @@ class Process:
         self.subscription = Subscription(
             name=name, run=known.run, queue=known.queue, policy=known.policy, park=known.park, breaker=breaker
         )
-        self.intakes = intakes([self.subscription])
+        self.work_queues = work_queues([self.subscription])
         self.queue = self.subscription.queue.name
         self.now = NOW
-        self.hands = Hands()
-        self.board = Board(self.intakes, store or Table(), now=lambda: self.now, chance=lambda: 0.0, who=who)
-        self.board.hands = self.hands
+        self.control = RecordedControl()
+        self.gate = BreakerGate(self.work_queues, store or Table(), now=lambda: self.now, chance=lambda: 0.0, who=who)
+        self.gate.control = self.control
 
     def ran(self, error: BaseException | None = None) -> Verdict:
         verdict = ACK if error is None else retry(10)
-        return self.board.leave(delivery(), self.subscription, verdict, error)
+        return self.gate.leave(delivery(), self.subscription, verdict, error)
 
     def turn(self, after: float = 0.0) -> float:
         self.now += after
-        return self.board.turn()
+        return self.gate.turn()
 
 
 def row() -> QueueControl:
@@ -105,11 +104,11 @@ def test_a_queue_that_ends_with_its_last_consumer_flows_whatever_its_row_says() 
     QueueControl.objects.create(queue="rates", paused=True)
     queue = Queue("rates", type="classic", auto_delete=True)
     known = subscription(policy=RetryThenPark(via=InPlace()), queue=queue)
-    board = Board(intakes([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
-    hands = board.hands = Hands()
-    board.turn()
+    gate = BreakerGate(work_queues([known]), Table(), now=lambda: NOW, chance=lambda: 0.0)
+    control = gate.control = RecordedControl()
+    gate.turn()
 
-    assert (hands.done, board.enter(delivery(queue="rates"), known)) == ([], None)
+    assert (control.done, gate.enter(delivery(queue="rates"), known)) == ([], None)
 
 
 def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
@@ -120,14 +119,14 @@ def test_what_one_has_opened_all_follow_and_one_of_them_tries() -> None:
         other.turn()
     for process in (two, three, one):
         process.turn(31)
-    done = [list(process.hands.done) for process in (one, two, three)]
+    done = [list(process.control.done) for process in (one, two, three)]
     two.ran()
     for process in (two, one, three):
         process.turn()
 
     assert (verdict.kind, verdict.counted) == (Kind.RETRY, False)
     assert done == [["shut"], ["shut", "one"], ["shut"]]
-    assert [process.hands.done[-1] for process in (one, two, three)] == ["open"] * 3
+    assert [process.control.done[-1] for process in (one, two, three)] == ["open"] * 3
     assert (row().opened, row().failed, row().prober) == (False, 0, "")
 
 
@@ -139,11 +138,11 @@ def test_what_fails_as_it_is_tried_is_tried_later_by_anybody() -> None:
     one.ran(BankDown("timeout"))
     one.turn()
     two.turn(31 + 59)
-    early = list(two.hands.done)
+    early = list(two.control.done)
     two.turn(2)
 
-    assert one.hands.done == ["shut", "one", "shut"]
-    assert (early, two.hands.done, row().failed) == (["shut"], ["shut", "one"], 1)
+    assert one.control.done == ["shut", "one", "shut"]
+    assert (early, two.control.done, row().failed) == (["shut"], ["shut", "one"], 1)
 
 
 def test_a_lease_that_is_not_renewed_runs_out() -> None:
@@ -154,10 +153,10 @@ def test_a_lease_that_is_not_renewed_runs_out() -> None:
     two.turn(31)
     one.turn(LEASE - 1)
     two.turn(LEASE + 1)
-    renewed = list(two.hands.done)
+    renewed = list(two.control.done)
     two.turn(LEASE)
 
-    assert (renewed, two.hands.done) == (["shut"], ["shut", "one"])
+    assert (renewed, two.control.done) == (["shut"], ["shut", "one"])
 
 
 def test_whoever_ends_lets_others_try_at_once() -> None:
@@ -165,29 +164,29 @@ def test_whoever_ends_lets_others_try_at_once() -> None:
     one.ran(BankDown("timeout"))
     one.turn()
     one.turn(31)
-    one.board.end()
+    one.gate.end()
     two.turn(32)
 
-    assert two.hands.done == ["one"]
+    assert two.control.done == ["one"]
 
 
 def test_who_has_no_broker_tries_nothing_and_keeps_nobody_from_trying() -> None:
     one, two, three = (Process(name) for name in ("one", "two", "three"))
-    one.hands.online = False
+    one.control.online = False
     two.ran(BankDown("timeout"))
     two.turn()
     waits = [one.turn(31) for _ in range(2)]
     two.turn(31)
-    tried = list(two.hands.done)
-    two.hands.online = False
+    tried = list(two.control.done)
+    two.control.online = False
     two.turn(1)
     three.turn(31 + 1 + LEASE)
     two.turn(LEASE)
 
-    assert (one.hands.done, waits) == (["shut"], [LOOK, LOOK])
+    assert (one.control.done, waits) == (["shut"], [READ_EVERY, READ_EVERY])
     assert tried == ["shut", "one"]
-    assert three.hands.done == ["one"]
-    assert two.hands.done == ["shut", "one", "shut"]
+    assert three.control.done == ["one"]
+    assert two.control.done == ["shut", "one", "shut"]
 
 
 @pytest.mark.parametrize("error", [None, BankDown("timeout")])
@@ -199,7 +198,7 @@ def test_the_breaker_of_a_handler_that_has_another_name_by_now_is_tried_by_any(e
     new.ran(error)
     new.turn()
 
-    assert new.hands.done == ["one", "open" if error is None else "shut"]
+    assert new.control.done == ["one", "open" if error is None else "shut"]
     assert (row().opened, row().failed) == (error is not None, int(error is not None))
 
 
@@ -208,11 +207,11 @@ def test_the_breaker_of_a_handler_that_has_none_by_now_closes_when_it_is_to_be_t
     old.ran(BankDown("timeout"))
     old.turn()
     new.turn()
-    shut = list(new.hands.done)
+    shut = list(new.control.done)
     new.turn(31)
     new.turn(1)
 
-    assert (shut, new.hands.done) == (["shut"], ["shut", "open"])
+    assert (shut, new.control.done) == (["shut"], ["shut", "open"])
     assert not row().opened
 
 
@@ -248,7 +247,7 @@ def test_a_breaker_of_a_clock_that_was_ahead_is_tried_all_the_same(ahead: float,
     two.ran()
     two.turn(1)
 
-    assert two.hands.done == ["one", "open"]
+    assert two.control.done == ["one", "open"]
     assert not row().opened
 
 
@@ -262,12 +261,12 @@ def test_a_table_that_can_only_be_read_is_not_asked_without_a_pause() -> None:
     one.turn()
     two.turn()
 
-    assert two.turn(31) == LOOK
+    assert two.turn(31) == READ_EVERY
 
 
 @pytest.mark.usefixtures("own")
 def test_many_processes_that_want_to_probe_are_one() -> None:
-    Table().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "somebody")
+    Table().put(QUEUE, Circuit().trip(handler="charge", kind="", cause="", now=NOW, wait=1), "another process")
     claimed: list[bool] = []
     ready = threading.Barrier(6)
 
@@ -296,7 +295,7 @@ def test_a_person_who_resumes_closes_it_everywhere_even_while_a_message_is_tried
     one.turn(1)
     verdict = one.ran()
 
-    assert one.hands.done == ["shut", "one", "open"]
+    assert one.control.done == ["shut", "one", "open"]
     assert verdict is ACK
 
 
@@ -306,11 +305,11 @@ def test_a_person_who_pauses_keeps_everybody_from_trying() -> None:
     one.turn()
     QueueControl.objects.update(paused=True, by="ann")
     one.turn(600)
-    held = list(one.hands.done)
+    held = list(one.control.done)
     QueueControl.objects.update(paused=False)
     one.turn(1)
 
-    assert (held, one.hands.done) == (["shut"], ["shut", "one"])
+    assert (held, one.control.done) == (["shut"], ["shut", "one"])
 
 
 def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pytest.LogCaptureFixture) -> None:
@@ -325,17 +324,17 @@ def test_while_the_database_is_away_a_process_goes_by_what_it_knows(caplog: pyte
         one.turn(31)
         one.ran(BankDown("timeout"))
         one.turn(61)
-        alone = list(one.hands.done)
+        alone = list(one.control.done)
         store.away = False
         one.turn()
-    told = [record.getMessage() for record in caplog.records if "looked at" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "shared state" in record.getMessage()]
     known = row()
     one.ran()
     one.turn()
 
     assert alone == ["shut", "one", "shut", "one"]
     assert (known.opened, known.failed) == (True, 1)
-    assert (one.hands.done[-1], row().opened) == ("open", False)
+    assert (one.control.done[-1], row().opened) == ("open", False)
     assert len(told) == 2
     assert "(the database is away)" in told[0]
 
@@ -344,20 +343,20 @@ def test_who_comes_while_its_queue_is_shut_goes_back_and_nothing_is_counted() ->
     one = Process("one")
     one.ran(BankDown("timeout"))
     came = delivery(queue=one.queue)
-    back = one.board.enter(came, one.subscription)
+    back = one.gate.enter(came, one.subscription)
 
     assert back is not None
     assert back.copy is not None
-    assert (back.tell, back.copy.exchange, back.copy.routing_key) == (Tell.ACK, "", one.queue)
+    assert (back.instruction, back.copy.exchange, back.copy.routing_key) == (Instruction.ACK, "", one.queue)
     assert "rmq-retry-attempts" not in back.copy.headers
 
 
 def test_a_row_that_nobody_knows_keeps_nobody_from_anything() -> None:
     one = Process("one")
-    QueueControl.objects.create(queue="somebody else's", paused=True)
+    QueueControl.objects.create(queue="another consumer's", paused=True)
     one.turn()
 
-    assert one.hands.done == []
+    assert one.control.done == []
 
 
 class Taken:
@@ -369,10 +368,10 @@ class Taken:
             name="charge", run=known.run, queue=known.queue, policy=known.policy, park=known.park, rate=rate
         )
         self.now = NOW
-        self.paces = [Pace(intakes([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)]
+        self.paces = [Pace(work_queues([self.subscription]), MeterTable(), now=lambda: self.now) for _ in range(count)]
 
     def run(self, messages: int, step: float = 0.01) -> list[float]:
-        """When each message runs, where each process has so many in hand all the time."""
+        """Return the time at which each message runs, if each process always has this number of unacked messages."""
         waiting = [(self.now, pace, delivery()) for pace in self.paces for _ in range(messages)]
         ran: list[float] = []
         while waiting:
@@ -416,7 +415,7 @@ def test_moments_that_nobody_used_are_lost() -> None:
 @pytest.mark.parametrize("meters", [MeterTable(), None], ids=["table", "own"])
 def test_a_clock_that_was_ahead_keeps_nobody_waiting_for_it(meters: MeterTable | None) -> None:
     taken = Taken(1, 10)
-    taken.paces = [Pace(intakes([taken.subscription]), meters, now=lambda: taken.now)]
+    taken.paces = [Pace(work_queues([taken.subscription]), meters, now=lambda: taken.now)]
     taken.run(5)
     for _ in range(3):
         taken.paces[0].enter(delivery(), taken.subscription)
@@ -450,7 +449,7 @@ def test_who_is_slower_than_all_others_waits_and_takes_nothing_besides() -> None
 
     assert lost > 1
     assert told is not None
-    assert (told.tell, told.copy) == (Tell.AGAIN, None)
+    assert (told.instruction, told.copy) == (Instruction.KEEP, None)
 
 
 def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest.LogCaptureFixture) -> None:
@@ -459,8 +458,8 @@ def test_while_the_database_is_away_each_keeps_the_rate_by_itself(caplog: pytest
             raise ConnectionError("the database is away")
 
     taken = Taken(1, 10)
-    taken.paces = [Pace(intakes([taken.subscription]), Gone(), now=lambda: taken.now)]
+    taken.paces = [Pace(work_queues([taken.subscription]), Gone(), now=lambda: taken.now)]
     ran = taken.run(20)
 
     assert ran[-1] - ran[0] == pytest.approx(1.9, abs=0.15)
-    assert caplog.text.count("each keeps the whole rate by itself") == 1
+    assert caplog.text.count("each process uses the whole rate") == 1

@@ -1,4 +1,4 @@
-"""When a breaker opens, when a message is tried, when it closes: rules without a clock of their own."""
+"""The rules by which a breaker opens, probes and closes. They take the time as an argument."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,23 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry import Breaker, DeadLetter, Discard, NackRequeue, Native, OneShot, Park, Retry, RetryThenPark
-from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.seconds import per_second, spelled
-from django_rmq_retry.policies.breaker import CLOSED, Circuit, End, Tally, spared, unbreakable
-from django_rmq_retry.policies.policy import (
-    ACK,
-    DUPLICATE,
-    Kind,
-    Policy,
+from django_rmq_retry import (
+    Breaker,
+    DeadLetter,
+    Discard,
+    NackRequeue,
+    Native,
+    OneShot,
+    Park,
+    Retry,
+    RetryThenPark,
     StopTheLine,
-    Verdict,
-    discard,
-    halt,
-    park,
-    retry,
 )
+from django_rmq_retry.arguments import per_second, spelled
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages import Reason
+from django_rmq_retry.policies import ACK, DUPLICATE, Circuit, Kind, Policy, Verdict, discard, halt, park, retry
+from django_rmq_retry.policies.breaker import CLOSED, End, Tally
+from django_rmq_retry.policies.policy import unbreakable, uncounted_retry
 from tests.core.made import subscription
 
 
@@ -127,7 +128,7 @@ def test_probes_come_ever_later_up_to_a_cap_and_never_early(failed: int, chance:
     [(RetryThenPark(attempts=1), Kind.RETRY), (StopTheLine(attempts=1), Kind.HALT)],
 )
 def test_a_run_is_spared_whatever_its_policy_says(policy: Policy, kind: Kind) -> None:
-    verdict = spared(park(Reason.EXHAUSTED, "Gave up"), policy)
+    verdict = uncounted_retry(park(Reason.EXHAUSTED, "Gave up"), policy)
 
     assert (verdict.kind, verdict.counted, verdict.after) == (kind, False, 0)
 
@@ -135,7 +136,7 @@ def test_a_run_is_spared_whatever_its_policy_says(policy: Policy, kind: Kind) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "A Breaker that is told nothing would never open."),
+        ({}, "A Breaker without errors and share would never open."),
         ({"share": 0}, "Breaker(share=…) takes a share above 0 and at most 1, not 0."),
         ({"share": 1.5}, "Breaker(share=…) takes a share above 0 and at most 1, not 1.5."),
         ({"share": 0.5, "of": 0}, "Breaker(of=…) takes a whole number from 1 to 10000, not 0."),
@@ -157,7 +158,7 @@ def test_a_breaker_that_cannot_be_meant_is_refused(options: dict[str, Any], said
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (OneShot(), "with OneShot somebody waits for each answer"),
+        (OneShot(), "with OneShot a caller waits for each answer"),
         (RetryThenPark(attempts=2, via=NackRequeue()), "With via=NackRequeue the queue itself counts"),
         (RetryThenPark(via=Native(30)), "With via=Native the queue itself counts"),
         (

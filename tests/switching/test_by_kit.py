@@ -20,10 +20,8 @@ from django_rmq_retry import (
     handler,
     signals,
 )
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.policies.carriers import Carrier
-from django_rmq_retry.policies.policy import Policy
-from django_rmq_retry.testing import NeverQuiet, RmqTest
+from django_rmq_retry.policies import Carrier, Policy
+from django_rmq_retry.testing import NeverQuiet, RmqTest, isolated_handlers
 
 
 class BankDown(Exception): ...
@@ -34,7 +32,7 @@ class Refused(Exception): ...
 
 @pytest.fixture(autouse=True)
 def own_handlers() -> Iterator[None]:
-    with registry.isolated():
+    with isolated_handlers():
         yield
 
 
@@ -269,7 +267,7 @@ def test_its_opening_and_closing_are_signalled_once(rmq: RmqTest) -> None:
 def test_the_jitter_of_probes_comes_from_the_seed() -> None:
     ends = []
     for _ in range(2):
-        with registry.isolated(), RmqTest(seed=7) as rmq:
+        with isolated_handlers(), RmqTest(seed=7) as rmq:
             charge = made([], breaker=Breaker(on=BankDown, probe_after=30))
             rmq.fail_next(charge, BankDown("timeout"))
             charge.publish("a")

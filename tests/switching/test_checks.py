@@ -1,4 +1,4 @@
-"""What the system checks say of breakers and rates."""
+"""The system checks of breakers and rates."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -71,4 +71,4 @@ def test_a_policy_of_the_settings_that_bears_no_breaker_is_told() -> None:
     told = found(POLICY=OneShot())
 
     assert [one.partition(":")[0] for one in told] == ["E002 Handler handler 0"]
-    assert "somebody waits for each answer" in told[0]
+    assert "a caller waits for each answer" in told[0]

@@ -23,7 +23,7 @@ def halted(bank: Bank) -> list[dict[str, Any]]:
 
 
 def stands(bank: Bank) -> dict[str, Any]:
-    wait_until(lambda: bool(halted(bank)), 60, what="the halted line is told", step=0.5)
+    wait_until(lambda: bool(halted(bank)), 60, what="the halted queue is reported", step=0.5)
     return halted(bank)[0]
 
 
@@ -43,12 +43,12 @@ def test_a_halted_line_is_told_with_its_error_until_it_goes_on(bank: Bank) -> No
         assert bank.run("rmq_status", "--check", "--max-oldest", "1h").stdout == "OK\n"
         late = bank.run("rmq_status", "--check", "--max-oldest", "1s")
         assert late.returncode == 8
-        assert late.stdout.startswith("FAIL orders: the line is halted for ")
+        assert late.stdout.startswith("FAIL orders: halted for ")
         assert late.stdout.endswith(" s, longer than 1 s: BankDown: timeout\n")
         assert QueueControl.objects.using("own").get(queue="orders").halted_at == since
 
         bank.comes_back()
-        wait_until(lambda: not halted(bank), 60, what="the line goes on", step=0.5)
+        wait_until(lambda: not halted(bank), 60, what="the queue resumes", step=0.5)
         wait_until(lambda: bank.did() == [1, 2], 60)
 
 

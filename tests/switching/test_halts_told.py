@@ -1,4 +1,4 @@
-"""What is written of lines that StopTheLine has halted, whatever is in their messages."""
+"""The records of queues that StopTheLine has halted, whatever their messages contain."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq_retry.breakers.watch import Halts, halted
+from django_rmq_retry.breakers.table import Halts, halted
 from django_rmq_retry.handlers.attempt import Halt
 from django_rmq_retry.models import QueueControl
 from tests.tooling.filled import Own
@@ -28,7 +28,7 @@ def own(own_database: Own, settings: Any) -> Own:
 
 @pytest.mark.usefixtures("own")
 def test_no_message_id_keeps_a_halted_line_from_being_told() -> None:
-    Halts(lambda: [halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")], "me").tell()
+    Halts(lambda: [halt("a", "\udcff"), halt("b", "null\0"), halt("c", "1")], "me").report()
 
     told = [(row.queue, row.halted_message, row.halted_error) for row in halted()]
     assert told == [
@@ -40,9 +40,9 @@ def test_no_message_id_keeps_a_halted_line_from_being_told() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_halted_line_that_is_met_again_keeps_its_time_with_any_id() -> None:
-    Halts(lambda: [halt("a", "\udcff")], "one").tell()
+    Halts(lambda: [halt("a", "\udcff")], "one").report()
     since = halted()[0].halted_at
-    Halts(lambda: [halt("a", "\udcff", attempt=4)], "two").tell()
+    Halts(lambda: [halt("a", "\udcff", attempt=4)], "two").report()
 
     assert [(row.halted_at, row.halted_by, row.halted_attempt) for row in halted()] == [(since, "two", 4)]
 
@@ -51,8 +51,8 @@ def test_a_halted_line_that_is_met_again_keeps_its_time_with_any_id() -> None:
 def test_one_line_that_cannot_be_written_starves_no_other(caplog: pytest.LogCaptureFixture) -> None:
     halts = Halts(lambda: [halt("\udcff", "1"), halt("b", "2")], "me")
     with caplog.at_level(logging.WARNING):
-        halts.tell()
-        halts.tell()
+        halts.report()
+        halts.report()
     halts.end()
 
     assert list(QueueControl.objects.values_list("queue", "halted_message")) == [("b", "2")]

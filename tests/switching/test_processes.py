@@ -85,7 +85,7 @@ def test_it_stops_in_good_order_while_a_breaker_is_open_and_knows_of_it_afterwar
         code = one.stopped()
     bank.comes_back()
     with bank.consuming() as two:
-        two.says("was opened elsewhere")
+        two.says("Another process has opened the breaker")
         bank.publish("mails", "beside")
         wait_until(lambda: bank.did() == ["beside"])
         waiting = bank.ready("payments")
@@ -123,7 +123,7 @@ def test_a_pause_ends_by_itself(bank: Bank) -> None:
         bank.publish("mails", 1)
         before = bank.did()
         wait_until(lambda: bank.did() == [1])
-        one.says("Queue 'mails' goes on")
+        one.says("Queue 'mails' resumes")
         code = one.stopped()
 
     assert (before, code) == ([], 0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from django_rmq_retry.amqp.contracts import Caller
+from django_rmq_retry.amqp import Caller
 from django_rmq_retry.publishing.broker_connections import Connections
 
 

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
+from django_rmq_retry import DeadLetter, Exchange, Exponential, OneShot, Queue, RetryThenPark, StopTheLine, WaitQueue
+from django_rmq_retry.handlers import Subscription, work_queues
 from django_rmq_retry.handlers.layout import copies_of, layout
-from django_rmq_retry.handlers.subscription import Subscription, intakes
-from django_rmq_retry.policies.backoff import Exponential
-from django_rmq_retry.policies.carriers import DeadLetter, WaitQueue
-from django_rmq_retry.policies.policy import OneShot, Policy, RetryThenPark, StopTheLine
+from django_rmq_retry.policies import Policy
 from django_rmq_retry.topology.drawings import Shape, svg
-from django_rmq_retry.topology.queues import Exchange, Queue
 
 FOLDER = Path(__file__).parents[2] / "docs" / "drawings"
 
@@ -43,7 +41,7 @@ HANDLERS: dict[str, tuple[Queue, Policy, str]] = {
 def drawn(name: str) -> str:
     """Return the drawing of this name, as its file must be."""
     queue, policy, park = HANDLERS[name]
-    found = intakes([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
+    found = work_queues([Subscription(name=name, run=lambda _: None, queue=queue, policy=policy, park=park)])
     return svg(Shape.of(layout(found), copies_of(found)), title=f"Topology of {queue.name}")
 
 

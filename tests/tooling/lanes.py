@@ -1,11 +1,13 @@
 """Runs the tests on each supported Django, and names aloud each that this machine cannot run.
 
-    python -m tests.tooling.lanes [--main] [pytest's arguments]
+    python -m tests.tooling.lanes [--main | --pika] [pytest's arguments]
 
 With --main everything but what is marked `long` runs here first, then the short form of the suite of faults by itself,
 then what is marked `database` on each database other than SQLite that is found: on PostgreSQL with what is `long`, the
 kills between two steps, on MariaDB without that and without what is `slow`. The other lanes leave out what is `slow`,
 and the tests that know no Django; those between the oldest and the newest Django also what is about rows of a database.
+
+With --pika only `tests/broker` runs, on the newest pika that pip finds, pre-releases included.
 """
 
 import os
@@ -38,6 +40,8 @@ BETWEEN = (*WITHOUT_DJANGO, *(f"--ignore=tests/{room}" for room in ROWS))
 """Folders left out between the oldest and the newest Django; only drawings may differ there."""
 SHARED = ("-n", str((os.cpu_count() or 2) * 2), "--dist", "worksteal")
 """More workers than cores, because tests wait for brokers; an idle worker takes tests from the others."""
+EXPECTED = ("-W", "ignore:BlockingConnection is deprecated:DeprecationWarning")
+"""pika 1.5 announces the end of the connection that the tests use as a client of their own."""
 STORM = (
     *("-n", "0", "-m", "long"),
     "tests/chaos/test_chaos.py::test_three_minutes_of_faults_lose_nothing_and_double_nothing",
@@ -108,28 +112,42 @@ def run_lane(django: str, arguments: list[str]) -> Result:
     found = subprocess.run(finder, capture_output=True, text=True, check=False)
     if found.returncode:
         return Result(name=f"Django {django}", summary=f"NOT RUN: {found.stderr.strip()}", code=0)
-    python = prepare(django, found.stdout.strip())
+    python = prepare(f"django-{django}", found.stdout.strip(), f"django=={django}.*")
     told = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     rooms = WITHOUT_DJANGO if django in (min(LANES), max(LANES)) else BETWEEN
     return run_tests(f"Django {django} on {told}", python, ["-m", "not slow and not long", *(arguments or rooms)])
 
 
-def prepare(django: str, base: str) -> str:
+def run_next_pika(arguments: list[str]) -> Result:
+    """Run the tests of the connection on the newest pika, also on one that pyproject.toml does not allow yet."""
+    python = prepare("pika", sys.executable)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--pre", "--upgrade", "--no-deps", "pika"], check=True)
+    show = [python, "-c", "import importlib.metadata as found; print(found.version('pika'))"]
+    newest = subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip()
+    if newest == version("pika"):
+        return Result(name="next pika", summary=f"NOT RUN: pip finds no pika newer than {newest}", code=0)
+    return run_tests(f"pika {newest}", python, ["-m", "not long", *EXPECTED, *(arguments or ["tests/broker"])])
+
+
+def prepare(name: str, base: str, *requirements: str) -> str:
     """Return the interpreter of the lane's venv, rebuilt when pyproject.toml changed."""
-    venv = ROOT / ".venv-lanes" / f"django-{django}"
+    venv = ROOT / ".venv-lanes" / name
     python, ready = str(venv / "bin/python"), venv / ".ready"
     if ready.exists() and ready.stat().st_mtime >= (ROOT / "pyproject.toml").stat().st_mtime:
         return python
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([base, "-m", "venv", "--clear", str(venv)], check=True)
     subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
-    subprocess.run([*pip, "--editable", str(ROOT), "--group", "test", f"django=={django}.*"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "--editable", str(ROOT), "--group", "test", *requirements], cwd=ROOT, check=True)
     ready.touch()
     return python
 
 
 def main(arguments: list[str]) -> int:
-    """Run the lanes; return the exit code of the first one that failed."""
+    """Run the lanes; return the exit code of the first one that failed, or 0."""
+    if arguments[:1] == ["--pika"]:
+        return shown([run_next_pika(arguments[1:])])
     with_main = arguments[:1] == ["--main"]
     rest = arguments[1:] if with_main else arguments
     name = f"Django {here()} on Python {sys.version.split()[0]} (main)"
@@ -137,6 +155,11 @@ def main(arguments: list[str]) -> int:
     results += [run_tests("three minutes of faults", sys.executable, [*STORM])] if with_main and not rest else []
     results += [run_database(kind, rest) for kind in databases.KINDS] if with_main else []
     results += [run_lane(django, rest) for django in LANES if django != here()]
+    return shown(results)
+
+
+def shown(results: list[Result]) -> int:
+    """Print the result of each lane, and return the exit code of the first one that failed."""
     print("\n### Lanes")
     for result in reversed(results):
         print(f"{'!!! ' if result.summary.startswith('NOT RUN') else ''}{result.name}:\n{result.summary}")

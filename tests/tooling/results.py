@@ -2,16 +2,8 @@
 
 from collections.abc import Mapping
 
-from django_rmq_retry.amqp.contracts import (
-    CONFIRMED,
-    Cause,
-    Outcome,
-    PublishResult,
-    Scope,
-    unanswered,
-    unsent,
-    unwritable,
-)
+from django_rmq_retry.amqp import CONFIRMED, Cause, Outcome, PublishResult, Scope
+from django_rmq_retry.amqp.contracts import unanswered, unsent, unwritable
 
 RETURNED = PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=312, text="312 NO_ROUTE")
 NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)

@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery
 
 GOLDEN = Path(__file__).parent / "golden" / "version-1.json"
 FLIGHTS: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())

@@ -1,4 +1,4 @@
-"""How version 1 reads a message in flight, by pika's own decoder: frozen, never changed together with the product."""
+"""Version 1 reads a message in flight by pika's own decoder: frozen, never changed together with the product."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +20,14 @@ KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What version 1 makes of it."""
+    """The message as version 1 reads it."""
 
     attempts: int
     """Failed so far; the next one is one more."""
     wait: int
     came_by: tuple[str, str]
     told_in: str
-    """The work queue whose story it is; in another one it begins anew."""
+    """The work queue to which the stamp belongs; in another queue, attempts are counted from the start."""
     lines: int
     """Of the summary."""
     why: tuple[str, str, str]

@@ -22,7 +22,7 @@ def version_1(alias: str = DEFAULT_DB_ALIAS) -> list[type[models.Model]]:
 
 
 def depth(model: type[models.Model]) -> int:
-    """How many tables stand behind it."""
+    """The number of tables that refer to it."""
     return max((1 + depth(to) for to in pointed_to(model)), default=0)
 
 

@@ -8,17 +8,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from django_rmq_retry.handlers.settlement import set_apart, settle, unhandled
-from django_rmq_retry.handlers.subscription import intakes
-from django_rmq_retry.messages.deaths import Reason
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.message import Delivery, Message, Settlement
+from django_rmq_retry import Delivery, Fixed, Ladder, Message, Republish, RetryThenPark, Steps, WaitQueue
+from django_rmq_retry.handlers import work_queues
+from django_rmq_retry.handlers.settlement import copied_to, settle, unhandled
+from django_rmq_retry.messages import ErrorNote, Headers, Properties, Reason, Settlement, encode_properties
 from django_rmq_retry.messages.parked import Original, requeued
-from django_rmq_retry.messages.properties import Properties, encode_properties
-from django_rmq_retry.messages.tracebacks import ErrorNote
-from django_rmq_retry.policies.backoff import Fixed, Steps
-from django_rmq_retry.policies.carriers import Ladder, Republish, WaitQueue
-from django_rmq_retry.policies.policy import Policy, RetryThenPark, Verdict, park, retry
+from django_rmq_retry.policies import Policy, Verdict, park, retry
 from tests.core.made import NOW, arrived, delivery, subscription
 
 BODY = b'{"id": 1}'
@@ -74,7 +69,7 @@ def in_a_wait_queue() -> Message:
 
 
 def suspect() -> Message:
-    return copy(set_apart(arrived(first_retry(), queue="payments"), "payments.quarantine"))
+    return copy(copied_to(arrived(first_retry(), queue="payments"), "payments.quarantine"))
 
 
 def parked() -> Message:
@@ -91,8 +86,8 @@ def parked_unreadable() -> Message:
 
 
 def parked_unhandled() -> Message:
-    (intake,) = intakes([subscription(LADDER)])
-    return copy(unhandled(park(Reason.UNHANDLED, "none takes it"), fresh(), intake, now=NOW, nonce=99))
+    (work_queue,) = work_queues([subscription(LADDER)])
+    return copy(unhandled(park(Reason.UNHANDLED, "none takes it"), fresh(), work_queue, now=NOW, nonce=99))
 
 
 def requeue() -> Message:
@@ -130,7 +125,7 @@ SCENES: Mapping[str, Callable[[], Message]] = {
 
 
 def stored(message: Message) -> dict[str, str]:
-    """All that the broker is told of it."""
+    """All that the broker receives for it."""
     return {
         "exchange": message.exchange,
         "routing_key": message.routing_key,

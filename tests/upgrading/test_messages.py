@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from django_rmq_retry import Delivery, Ladder, Message
 from django_rmq_retry.amqp.recreation import EXPIRATION
 from django_rmq_retry.handlers.settlement import put_back, settle, waits_on
-from django_rmq_retry.messages.message import Delivery, Message, Tell
+from django_rmq_retry.messages import Instruction, encode_properties
+from django_rmq_retry.messages.history import ANSWER, OURS, stamp_of
 from django_rmq_retry.messages.parked import ADDED, TICKET, read_parked
-from django_rmq_retry.messages.properties import encode_properties
-from django_rmq_retry.messages.stamp import ANSWER, OURS, story
-from django_rmq_retry.policies.carriers import Ladder
-from django_rmq_retry.policies.policy import Policy, retry
+from django_rmq_retry.policies import Policy, retry
 from tests.core.made import NOW, delivery, subscription
 from tests.upgrading import scenes
 from tests.upgrading.flights import FLIGHTS, landed, properties
@@ -36,7 +35,7 @@ def known(
     told_in: str = "payments",
     named: bool = True,
 ) -> Read:
-    """What version 1 is to read; each attempt is a line of the summary."""
+    """The message that version 1 has to read; each attempt is a line of the summary."""
     return Read(
         attempts=attempts, wait=wait, came_by=CAME_BY, told_in=told_in, lines=attempts if lines is None else lines,
         why=why, ticket=ticket, message_id="m-1" if named else None, foreign={"tenant": "acme"} if named else {},
@@ -110,7 +109,7 @@ def test_attempts_that_version_1_counted_count_on(name: str, policy: Policy, att
     copy = settle(retry(5, scenes.DOWN), arrival, own, now=NOW).copy
 
     assert arrival.attempt == attempt
-    assert (story(arrival).exchange, story(arrival).routing_key) == CAME_BY
+    assert (stamp_of(arrival).exchange, stamp_of(arrival).routing_key) == CAME_BY
     assert copy is not None
     assert read(encode_properties(copy.properties)).attempts == attempt
     assert read(encode_properties(copy.properties)).ticket == read(properties(name)).ticket
@@ -123,7 +122,7 @@ def test_a_wait_that_version_1_began_goes_on() -> None:
     while arrival is not None:
         hop = waits_on(arrival, own)
         arrival = None if hop is None else returned(hop.copy)
-        rest += [] if hop is None or hop.copy is None else [(story(returned(hop.copy)).wait, hop.copy.routing_key)]
+        rest += [] if hop is None or hop.copy is None else [(stamp_of(returned(hop.copy)).wait, hop.copy.routing_key)]
 
     assert isinstance(own.policy.via, Ladder)
     assert rest == [(20_000, "payments.retry.90s"), (10_000, "payments.retry.10s"), (0, "payments.retry.10s")]
@@ -141,7 +140,7 @@ def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
     settled = settle(retry(90, scenes.DOWN), arrival, own, now=NOW)
 
     assert arrival.attempt == 2
-    assert settled.tell is Tell.ACK
+    assert settled.instruction is Instruction.ACK
     assert settled.copy is not None
     assert settled.copy.routing_key == "payments.retry.90s"
 
@@ -158,7 +157,7 @@ def test_a_suspect_of_version_1_is_tried_with_its_story() -> None:
 def test_what_version_1_parked_is_read_as_it_was(name: str, reason: str, attempts: int, message_id: str | None) -> None:
     found = read_parked(landed(name, "payments.parked"), HOMES)
 
-    assert (found.reason, found.story.attempts, found.properties.message_id) == (reason, attempts, message_id)
+    assert (found.reason, found.stamp.attempts, found.properties.message_id) == (reason, attempts, message_id)
     assert (found.queue, found.exchange, found.routing_key, found.body) == ("payments", *CAME_BY, scenes.BODY)
     assert [header for header in found.properties.headers if header.startswith("rmq-retry-")] == []
     assert found.ticket == read(properties(name)).ticket

@@ -47,7 +47,7 @@ def _quick(statement: str, new: set[str]) -> bool:
 
 
 def _light(change: str) -> bool:
-    """What changes the catalogue only, however many rows there are."""
+    """The operations that change only the catalogue, whatever the number of rows."""
     if CATALOGUE.fullmatch(change):
         return True
     return bool(ADDED.fullmatch(change)) and ("NOT NULL" not in change.upper() or bool(CONSTANT.search(change)))

@@ -31,7 +31,7 @@ from django_rmq_retry.embedded.engine.queue_arguments import integer_problem, mi
 from django_rmq_retry.embedded.engine.refusals import Refused, method
 from django_rmq_retry.embedded.engine.routing import Exchange
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Headers
 
 _NO_PROPERTIES = b"\0\0"
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, decode_properties, encode_properties
+from django_rmq_retry.messages.properties import Headers, Properties, decode_properties, encode_properties
 
 PERSISTENT = 2
 # The flags of the properties, in the order of their values.

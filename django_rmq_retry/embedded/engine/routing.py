@@ -14,8 +14,8 @@ from django_rmq_retry.embedded.engine.queue_arguments import identical, same, sh
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.embedded.engine.store import Store
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.topology.queues import matches
+from django_rmq_retry.messages.properties import Headers
+from django_rmq_retry.topology.declarations import matches
 
 TYPES = ("direct", "fanout", "topic", "headers")
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")

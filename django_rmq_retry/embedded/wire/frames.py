@@ -19,7 +19,7 @@ from django_rmq_retry.amqp.frames import (
 )
 from django_rmq_retry.embedded.engine.envelopes import Ack, Cancel, Deliver, Event, Got, Message, Nack, Returned
 from django_rmq_retry.embedded.engine.refusals import Refused
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Headers
 
 PROTOCOL = b"AMQP\0\0\x09\x01"
 _SHOWN = 16

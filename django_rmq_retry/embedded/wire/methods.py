@@ -12,7 +12,7 @@ from django_rmq_retry.embedded.engine.behaviour import Behaviour
 from django_rmq_retry.embedded.engine.channel import Channel
 from django_rmq_retry.embedded.engine.refusals import Refused
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers
+from django_rmq_retry.messages.properties import Headers
 
 MECHANISMS = "AMQPLAIN PLAIN"
 LOCALES = "en_US"

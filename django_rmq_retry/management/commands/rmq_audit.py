@@ -9,8 +9,7 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.management.arguments import age, clock, moment, positive
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.audit import verify
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, verify
 from django_rmq_retry.parked.retention import purge_audit
 from django_rmq_retry.parked.transfer import audit_lines
 
@@ -19,26 +18,30 @@ NUMBERS = ("message", "group", "run")
 
 
 class Command(RmqCommand):
-    help = "Show, check, export or shorten the log of what operators did."
+    help = "List, verify, export or purge the audit log of operators' actions."
     examples = ("rmq_audit list --message 812", "rmq_audit verify", "rmq_audit export --since 30d --csv")
     common = ("using",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="what was done, the latest first")
-        listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
-        out = actions.add_parser("export", help="as JSON lines or as a table, to stdout")
+        listed = actions.add_parser("list", help="list actions, the latest first")
+        listed.add_argument(
+            "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N actions; {LIMIT} by default"
+        )
+        out = actions.add_parser("export", help="write actions as JSON lines or CSV to stdout")
         out.add_argument("--csv", action="store_true")
         for one in (listed, out):
             for name in NUMBERS:
-                one.add_argument(f"--{name}", type=int, metavar="N", help=f"on this {name}")
-            one.add_argument("--action", choices=Action.values, help="only this")
-            one.add_argument("--by", metavar="NAME", help="by this person")
+                one.add_argument(f"--{name}", type=int, metavar="N", help=f"actions on this {name}")
+            one.add_argument("--action", choices=Action.values, help="only this action")
+            one.add_argument("--by", metavar="NAME", help="by this operator")
             one.add_argument("--since", type=moment, metavar="AGE", help="since: 90s, 10m, 1h, 7d, or a time")
-        checked = actions.add_parser("verify", help="whether nothing was changed or is missing; exit code 1 if so")
-        old = actions.add_parser("purge", help="shorten it from its beginning; without --yes it only counts")
+        checked = actions.add_parser("verify", help="verify that no row was changed or deleted; exit code 1 if one was")
+        old = actions.add_parser("purge", help="delete the oldest actions; without --yes only count them")
         days = datetime.timedelta(days=settings().operators.audit_days)
-        old.add_argument("--older-than", type=age, default=days, metavar="AGE", help="AUDIT_DAYS by default")
+        old.add_argument(
+            "--older-than", type=age, default=days, metavar="AGE", help="the least age; AUDIT_DAYS by default"
+        )
         add_yes(old)
         for one in (listed, checked, old):
             add_json(one)
@@ -55,11 +58,11 @@ class Command(RmqCommand):
             self.document("audit_list/1", items=[_data(one) for one in found])
         elif found:
             terminal = self.stdout.isatty()
-            head = ("NUMBER", "AT", "BY", "ACT", "COUNT", "SUBJECT", "REASON")
+            head = ("NUMBER", "AT", "BY", "ACTION", "COUNT", "SUBJECT", "REASON")
             cells = [_cells(one, terminal=terminal) for one in found]
             self.table([head, *cells], cut=True)
         else:
-            self.say("Nothing was done.")
+            self.say("No action matches.")
         return Exit.DONE if found else Exit.NOTHING
 
     def _verify(self, options: Options) -> Exit:
@@ -69,7 +72,7 @@ class Command(RmqCommand):
         for problem in problems if not options["json"] else ():
             self.line(problem, "ERROR")
         if not problems and not options["json"]:
-            self.line(f"The log is whole: {OperatorAction.objects.count()} rows.", "SUCCESS")
+            self.line(f"The audit log is complete: {OperatorAction.objects.count()} rows.", "SUCCESS")
         return Exit.ERROR if problems else Exit.DONE
 
     def _export(self, options: Options) -> Exit:
@@ -83,7 +86,9 @@ class Command(RmqCommand):
         if options["json"]:
             self.document("audit_purge/1", count=count, done=options["yes"])
         else:
-            self.line(f"{count} rows deleted." if options["yes"] else f"{count} rows would be deleted: add --yes.")
+            self.line(
+                f"{count} rows deleted." if options["yes"] else f"{count} rows would be deleted. Pass --yes to delete."
+            )
         return Exit.DONE if count else Exit.NOTHING
 
 

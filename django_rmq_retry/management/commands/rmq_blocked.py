@@ -5,13 +5,13 @@ from django.core.management.base import CommandError, CommandParser
 from django_rmq_retry.management.arguments import clock, refused
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes
 from django_rmq_retry.models import BlockedKey, ParkedMessage
-from django_rmq_retry.ordering.keys import records_of, standing
-from django_rmq_retry.parked.controls import blocked, named, unblock
+from django_rmq_retry.ordering.keys import blocked_figures, records_of
+from django_rmq_retry.parked.controls import blocked, blocked_by_name, unblock
 from django_rmq_retry.parked.operators import Actor, Outdated, Refused
 
 
 class Command(RmqCommand):
-    help = "List blocked ordering keys and the messages waiting behind them; unblock a key without its first message."
+    help = "List blocked ordering keys and waiting messages; unblock a key without resolving its first message."
     examples = (
         "rmq_blocked list",
         "rmq_blocked list --handler bank.post",
@@ -21,11 +21,11 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="blocked keys, the oldest first")
-        listed.add_argument("--handler", default="", metavar="NAME", help="of this handler only")
+        listed = actions.add_parser("list", help="list blocked keys, the oldest first")
+        listed.add_argument("--handler", default="", metavar="NAME", help="only keys of this handler")
         listed.add_argument("--limit", type=int, default=50, metavar="N", help="at most N keys; 50 by default")
         unblock = actions.add_parser(
-            "unblock", help="let the next message of a key go first, as if the first were resolved"
+            "unblock", help="let a key continue with its next message, as if the first were resolved"
         )
         unblock.add_argument("handler", metavar="HANDLER")
         unblock.add_argument("keys", nargs="+", metavar="KEY")
@@ -42,9 +42,9 @@ class Command(RmqCommand):
 
     def _list(self, options: Options) -> Exit:
         if options["limit"] < 1:
-            raise CommandError("--limit is a number from 1.", returncode=Exit.USAGE)
+            raise CommandError("--limit takes a number of at least 1.", returncode=Exit.USAGE)
         found = list(blocked(handler=options["handler"])[: options["limit"]])
-        now = standing()
+        now = blocked_figures()
         if options["json"]:
             records = records_of(found)
             self.document(
@@ -59,17 +59,17 @@ class Command(RmqCommand):
             self.say("No key is blocked.")
             return Exit.NOTHING
         terminal = self.stdout.isatty()
-        head = ("HANDLER", "KEY", "GOES FIRST", "PARKED", "SINCE", "WAITING")
+        head = ("HANDLER", "KEY", "FIRST MESSAGE", "PARKED", "SINCE", "WAITING")
         self.table([head, *(_cells(one, terminal=terminal) for one in found)])
         if now.full:
             self.say("The limit BLOCKED_PER_KEY or BLOCKED_TOTAL is reached: waiting messages slow down their queue.")
         if now.keys > len(found) and not options["handler"]:
-            self.say(f"{now.keys - len(found)} more; --limit shows them.")
+            self.say(f"{now.keys - len(found)} more keys. Raise --limit to see them.")
         return Exit.DONE
 
     def _unblock(self, options: Options) -> Exit:
         try:
-            rows = named(options["handler"], options["keys"])
+            rows = blocked_by_name(options["handler"], options["keys"])
             self.confirm(_question(rows), yes=options["yes"])
             done = [one.key for one in rows if self._unblock_one(one, options["reason"])]
         except Refused as refusal:
@@ -84,7 +84,7 @@ class Command(RmqCommand):
         except Outdated as refusal:
             self.say(str(refusal))
             return False
-        first = f"{now.blocker} goes first, {now.waiting} wait behind it" if now else "no message waits any more"
+        first = f"{now.blocker} is first now, {now.waiting} wait behind it" if now else "no message waits"
         self.say(f"{one.handler} {one.key}: {first}.")
         return True
 

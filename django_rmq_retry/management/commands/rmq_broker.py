@@ -5,8 +5,9 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from django_rmq_retry.conf import settings
-from django_rmq_retry.embedded import place, process
+from django_rmq_retry.embedded import place
 from django_rmq_retry.embedded.engine.behaviour import BEHAVIOURS, behaviour
+from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.embedded.wire.server import Server
 from django_rmq_retry.management.command import Exit, Options, RmqCommand
 
@@ -14,23 +15,28 @@ VERSIONS = tuple(".".join(map(str, version)) for version in BEHAVIOURS)
 
 
 class Command(RmqCommand):
-    help = "Run the broker embedded:// until told to stop; for development, on this machine only."
+    help = "Run the embedded broker until the process is stopped; for development on this machine only."
     examples = ("rmq_broker", "rmq_broker --port 5673", "rmq_broker --like 4.3", "rmq_broker --memory")
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--port", type=int, default=0, metavar="N", help="where to listen on 127.0.0.1; by default any free port")
-        add("--like", choices=VERSIONS, default="4.0", help="the RabbitMQ that it behaves as; 4.0 by default")
-        add("--memory", action="store_true", help="keep nothing: begin empty, and forget everything at the end")
+        add("--port", type=int, default=0, metavar="N", help="port on 127.0.0.1; any free port by default")
+        add(
+            "--like",
+            choices=VERSIONS,
+            default="4.0",
+            help="RabbitMQ version whose behaviour it follows; 4.0 by default",
+        )
+        add("--memory", action="store_true", help="keep messages in memory only: start empty, and lose them at the end")
 
     def run(self, options: Options) -> Exit | None:
         now = settings()
         if not now.address().embedded:
-            self.say(f"RMQ_RETRY['URL'] is {now.address().shown}: this project's processes will not use this broker.")
+            self.say(f"RMQ_RETRY['URL'] is {now.address().shown}, so this project's processes do not use this broker.")
         like, folder = options["like"], now.folder()
         file = None if options["memory"] else place.file_of(folder)
         try:
-            process.serve(
+            server.serve(
                 folder,
                 port=options["port"],
                 behaviour=behaviour(like),
@@ -39,13 +45,18 @@ class Command(RmqCommand):
             )
         except OSError as error:
             raise CommandError(
-                f"Port {options['port']} of 127.0.0.1: {error.strerror}.", returncode=Exit.ERROR
+                f"The broker cannot listen on port {options['port']} of 127.0.0.1: {error.strerror}.",
+                returncode=Exit.ERROR,
             ) from None
-        self.line("The embedded broker has ended" + (", and all its messages with it." if file is None else "."))
+        self.line("The embedded broker has ended" + (", and its messages are lost." if file is None else "."))
         return None
 
     def _greet(self, server: Server, like: str, file: Path | None) -> None:
         self.line(f"The embedded broker listens on {server.url} and behaves as RabbitMQ {like}.")
-        self.line(f"What is durable it keeps in {file}." if file else "It keeps its messages in memory.")
-        self.line("Ctrl-C ends it.")
+        self.line(
+            f"It stores durable queues and persistent messages in {file}."
+            if file
+            else "It keeps its messages in memory."
+        )
+        self.line("Press Ctrl-C to stop it.")
         self.stdout.flush()

@@ -15,11 +15,12 @@ from django_rmq_retry import __version__
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.process import Process, Start, supervised
 from django_rmq_retry.consumer.status_line import Above, LastRow
-from django_rmq_retry.embedded import process as starting
+from django_rmq_retry.embedded.wire import server as starting
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.handlers.layout import homes_of
-from django_rmq_retry.handlers.subscription import Intake
+from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.management import terminal
+from django_rmq_retry.management.arguments import seconds
 from django_rmq_retry.management.command import (
     Exit,
     Options,
@@ -29,7 +30,7 @@ from django_rmq_retry.management.command import (
     declarer,
     look_without_lock,
 )
-from django_rmq_retry.parked.declared import remember
+from django_rmq_retry.parked.declared import save
 from django_rmq_retry.topology.plan import Plan, State
 
 log = logging.getLogger("django_rmq_retry")
@@ -39,7 +40,7 @@ MOST_PREFETCH = 65_535
 
 
 class Command(RmqCommand):
-    help = "Take messages from the project's queues and run their handlers, until told to stop."
+    help = "Consume the project's queues and run their handlers until the process is stopped."
     examples = (
         "rmq_consume",
         "rmq_consume payments.charge ledger.post --threads 8 --processes 2",
@@ -51,21 +52,33 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
         add("queues", nargs="*", metavar="QUEUE", help="the queues to consume; by default all that have a handler")
-        add("--threads", type=whole, metavar="N", help="handlers that run at once in a process")
-        add("--processes", type=whole, metavar="N", default=1, help="processes, each with threads of its own")
-        add("--prefetch", type=prefetch, metavar="N", help="messages of one queue that a process has in hand at once")
-        add("--burst", action="store_true", help="end when all queues are empty")
-        add("--max-messages", type=whole, metavar="N", help="end a process after so many runs of handlers")
-        add("--max-runtime", type=seconds, metavar="S", help="end a process after so many seconds")
-        add("--max-memory", type=whole, metavar="MB", help="end a process, in good order, that holds more than this")
-        add("--reload", action="store_true", help="start anew when code changes (for development)")
-        add("--liveness-file", type=Path, metavar="FILE", help="written each second while the consumer is well")
-        add("--shutdown-timeout", type=seconds, metavar="S", help="how long handlers may take to finish at the end")
-        add("--json-logs", action="store_true", help="log lines as JSON")
+        add("--threads", type=whole, metavar="N", help="handlers that run at the same time in one process")
+        add("--processes", type=whole, metavar="N", default=1, help="number of processes; each has its own threads")
+        add("--prefetch", type=prefetch, metavar="N", help="unacked messages of one queue per process")
+        add("--burst", action="store_true", help="exit when all queues are empty")
+        add("--max-messages", type=whole, metavar="N", help="end a process after N attempts")
+        add("--max-runtime", type=seconds, metavar="S", help="end a process after S seconds")
+        add(
+            "--max-memory",
+            type=whole,
+            metavar="MB",
+            help="end a process gracefully when it uses more than MB megabytes",
+        )
+        add("--reload", action="store_true", help="restart when code changes (for development)")
+        add(
+            "--liveness-file",
+            type=Path,
+            metavar="FILE",
+            help="write this file each second while the consumer is healthy",
+        )
+        add(
+            "--shutdown-timeout", type=seconds, metavar="S", help="seconds that handlers may take to finish at shutdown"
+        )
+        add("--json-logs", action="store_true", help="write log lines as JSON")
         beside = parser.add_mutually_exclusive_group().add_argument
-        beside("--park-only", action="store_true", help="take parked messages into the database, and nothing else")
+        beside("--park-only", action="store_true", help="record parked messages in the database; run no handlers")
         beside("--no-park", action="store_true", help="leave parked messages in their queues")
-        add("--fail-fast", action="store_true", help="end when there is no broker, instead of waiting for it")
+        add("--fail-fast", action="store_true", help="exit if the broker is unreachable, instead of waiting for it")
 
     def check(self, *args: Any, **options: Any) -> None:
         look_without_lock()
@@ -74,7 +87,7 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         if options["reload"] and options["processes"] > 1:
-            raise CommandError("--reload watches one process: leave --processes out.", returncode=Exit.USAGE)
+            raise CommandError("--reload supports one process only. Omit --processes.", returncode=Exit.USAGE)
         check_folder(options["liveness_file"])
         start = Start.of(self._chosen(options["queues"]) if not options["park_only"] else (), options)
         if options["park_only"]:
@@ -103,11 +116,11 @@ class Command(RmqCommand):
             sys.exit(code)
         return None
 
-    def _chosen(self, queues: Sequence[str]) -> Sequence[Intake]:
-        known = {intake.queue.name: intake for intake in registry.intakes()}
+    def _chosen(self, queues: Sequence[str]) -> Sequence[WorkQueue]:
+        known = {work_queue.queue.name: work_queue for work_queue in registry.work_queues()}
         if not known:
             raise CommandError(
-                "There is nothing to consume: no installed app has a handlers.py with a function under @handler.",
+                "There is no queue to consume: no installed app has a handlers.py with an @handler function.",
                 returncode=Exit.NOTHING,
             )
         check_known("queue", queues, known)
@@ -116,7 +129,7 @@ class Command(RmqCommand):
     def _greet(self, start: Start, *, lines: bool) -> None:
         """Write a line for each fact about the start on a terminal, one log line elsewhere."""
         if not lines:
-            queues = ", ".join(intake.queue.name for intake in start.intakes)
+            queues = ", ".join(work_queue.queue.name for work_queue in start.work_queues)
             log.info("Consuming %s", queues or "parked messages", extra={"event": "started", **start.facts()})
         elif start.verbosity:
             for text in start.lines(plain=not terminal.shows_signs(self.stdout)):
@@ -133,7 +146,7 @@ class Command(RmqCommand):
         self._greet(start, lines=lines)
         code = Process(start, row=row).run_reloadable()
         if code:
-            self.say(f"Ended with exit code {code}; a change of code starts it anew.")
+            self.say(f"The consumer ended with exit code {code}. It restarts when code changes.")
 
 
 def bring_broker() -> Plan:
@@ -142,9 +155,9 @@ def bring_broker() -> Plan:
     topology = registry.topology()
     with declarer() as it:
         plan = it.declare(topology)
-        why = remember(it, topology, plan, homes=homes_of(registry.intakes()), version=__version__)
+        why = save(it, topology, plan, homes=homes_of(registry.work_queues()), version=__version__)
     if why:
-        log.warning("What was declared is not remembered in the database: %s", why, extra={"event": "forgetful"})
+        log.warning("The declared objects are not recorded in the database: %s", why, extra={"event": "forgetful"})
     return plan
 
 
@@ -152,7 +165,7 @@ def warn_of_drift(plan: Plan) -> None:
     """Log the queues and exchanges that the embedded broker keeps with an earlier definition."""
     for item in plan.of(State.DIFFERS):
         log.warning(
-            "The embedded broker has %s %s as it was declared before (%s). To make a queue anew with its messages: "
+            "The embedded broker has %s %s with an earlier definition (%s). To recreate a queue with its messages: "
             "manage.py rmq_declare --recreate %s",
             *(item.kind, item.name, item.said, item.name),
             extra={"event": "drift", item.kind: item.name},
@@ -161,10 +174,10 @@ def warn_of_drift(plan: Plan) -> None:
 
 def check_park_only(start: Start, queues: Sequence[str]) -> None:
     if queues:
-        raise CommandError("--park-only runs no handlers: leave the queues out.", returncode=Exit.USAGE)
+        raise CommandError("--park-only runs no handlers. Omit the queues.", returncode=Exit.USAGE)
     if not start.parks:
         why = "no handler or setting names a parked queue" if settings().records else "RMQ_RETRY['RECORDS'] is False"
-        raise CommandError(f"There is nothing to record: {why}.", returncode=Exit.NOTHING)
+        raise CommandError(f"There is no parked queue to record: {why}.", returncode=Exit.NOTHING)
 
 
 def whole(text: str) -> int:
@@ -183,14 +196,8 @@ def prefetch(text: str) -> int:
     return number
 
 
-def seconds(text: str) -> float:
-    """Parse an argument: 0 or more."""
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"takes seconds, not {text}")
-    return number
-
-
 def check_folder(path: Path | None) -> None:
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise CommandError(f"--liveness-file: {path.parent} is no folder to write to.", returncode=Exit.USAGE)
+        raise CommandError(
+            f"--liveness-file cannot be written: {path.parent} is not a writable folder.", returncode=Exit.USAGE
+        )

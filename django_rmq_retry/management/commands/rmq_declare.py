@@ -26,24 +26,26 @@ from django_rmq_retry.management.command import (
     remembered,
 )
 from django_rmq_retry.models import Declared
-from django_rmq_retry.parked.declared import Place, formers, remember
+from django_rmq_retry.parked.declared import Place, former_queues, save
 from django_rmq_retry.topology.declarations import Former, Role, Topology
 from django_rmq_retry.topology.plan import Plan, State
 
 
 class Command(RmqCommand):
-    help = "Create the exchanges, queues and bindings of the project that the broker does not have yet."
+    help = "Create the project's exchanges, queues and bindings that the broker does not have yet."
     examples = ("rmq_declare", "rmq_declare --check", "rmq_declare --recreate payments.charge")
     common = ("timeout",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         mode = parser.add_mutually_exclusive_group()
-        mode.add_argument("--check", action="store_true", help="write nothing; exit code 4 if anything is to do")
-        mode.add_argument("--plan", action="store_true", help="write nothing; show what would be done")
-        mode.add_argument("--recreate", metavar="QUEUE", help="make a queue that differs anew, with its messages")
-        mode.add_argument("--prune", action="store_true", help="then delete waiting queues no handler has any more")
+        mode.add_argument(
+            "--check", action="store_true", help="declare nothing; exit code 4 if anything is missing or differs"
+        )
+        mode.add_argument("--plan", action="store_true", help="declare nothing; show what would be created")
+        mode.add_argument("--recreate", metavar="QUEUE", help="recreate a queue that differs, with its messages")
+        mode.add_argument("--prune", action="store_true", help="afterwards delete waiting queues that no handler uses")
         parser.add_argument(
-            "--move-to", metavar="QUEUE", help="with --recreate: its messages go to this queue for good"
+            "--move-to", metavar="QUEUE", help="with --recreate: move its messages to this queue permanently"
         )
         add_json(parser)
         add_yes(parser)
@@ -58,7 +60,7 @@ class Command(RmqCommand):
         self._heed_checks(looks_only=looks_only)
         with declarer(timeout=options["timeout"]) as it:
             plan = it.plan(topology) if looks_only else it.declare(topology)
-            former = formers(known or [], topology, Place.of(it.session))
+            former = former_queues(known or [], topology, Place.of(it.session))
             recreated = None
             if options["recreate"]:
                 with self._saying_what_was_created(plan):
@@ -96,7 +98,7 @@ class Command(RmqCommand):
         except Exception:
             created = [item.name for item in plan.of(State.CREATE)]
             if created:
-                self.say(f"Declared before this, and kept: {', '.join(created)}.")
+                self.say(f"Created before this error, and kept: {', '.join(created)}.")
             raise
 
     def _heed_checks(self, *, looks_only: bool) -> None:
@@ -114,8 +116,8 @@ class Command(RmqCommand):
     def _check_sight(self) -> None:
         if settings().operators.management_url is None:
             raise CommandError(
-                "Which queues there were is told by the database (manage.py migrate) or by the management API, "
-                'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]; or name the queues: '
+                "Neither the database nor the management API lists the former queues. Run `manage.py migrate`, set "
+                'RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"], or delete the queues by name: '
                 "manage.py rmq_delete payments.charge.retry.30s",
                 returncode=Exit.DRIFT,
             )
@@ -123,10 +125,10 @@ class Command(RmqCommand):
     def _check_queue(self, topology: Topology, known: Sequence[Declared], options: Options) -> None:
         queue, target = options["recreate"], topology.queues.get(options["move_to"] or "")
         if options["move_to"] and not queue:
-            raise CommandError("--move-to belongs to --recreate.", returncode=Exit.USAGE)
+            raise CommandError("--move-to requires --recreate.", returncode=Exit.USAGE)
         if target is not None and target.role in (Role.WAITING, Role.QUARANTINE, Role.PARKED):
             raise CommandError(
-                f"{target.name!r} is a {target.role} queue, which no handler reads. Name a work queue after --move-to.",
+                f"{target.name!r} is a {target.role} queue, which no handler reads. Pass a work queue to --move-to.",
                 returncode=Exit.USAGE,
             )
         if not queue or queue in topology.queues:
@@ -136,7 +138,7 @@ class Command(RmqCommand):
             check_known("queue", [queue], topology.queues)
         if not options["move_to"]:
             raise CommandError(
-                f"No handler has the queue {queue!r} any more. Name where its messages go: --move-to QUEUE.",
+                f"No handler uses the queue {queue!r}. Pass the queue for its messages: --move-to QUEUE.",
                 returncode=Exit.USAGE,
             )
         check_known("queue", [options["move_to"]], topology.queues)
@@ -155,9 +157,9 @@ class Command(RmqCommand):
         return Departure(it, family, _targets(family, topology, queue, move_to)).run(queue, confirm)
 
     def _remember(self, it: Declarer, topology: Topology, plan: Plan) -> None:
-        why = remember(it, topology, plan, homes=homes_of(registry.intakes()), version=__version__)
+        why = save(it, topology, plan, homes=homes_of(registry.work_queues()), version=__version__)
         if why:
-            self.say(f"What was declared is not remembered in the database: {why}")
+            self.say(f"The declared objects are not recorded in the database: {why}")
 
     def _prune(self, it: Declarer, topology: Topology, former: Sequence[Former], options: Options) -> Deleted:
         """Delete unused queues, except those that an old consumer of a former queue still needs to wait in."""
@@ -169,7 +171,7 @@ class Command(RmqCommand):
                 names.append(one.queue.name)
         names = sorted(set(names))
         if names:
-            self.confirm(f"Delete, where empty: {', '.join(names)}?", yes=options["yes"])
+            self.confirm(f"Delete, if empty: {', '.join(names)}?", yes=options["yes"])
             if it.inspector is not None:
                 self.say(WATCHING)
         return delete_queues(it, names)
@@ -181,27 +183,29 @@ class Command(RmqCommand):
         for item in plan.of(State.DIFFERS):
             if getattr(item.declaration, "existing", False):
                 self.say(
-                    f"{item.kind.capitalize()} {item.name!r} belongs to others (existing=True) and was left alone. "
-                    "Write it as the broker has it, or ask them to change it."
+                    f"{item.kind.capitalize()} {item.name!r} is declared elsewhere (existing=True) and was not "
+                    "changed. Write its definition as the broker has it, or ask its owner to change it."
                 )
             elif item.kind == "queue":
                 self.say(
-                    f"A queue cannot be changed in place, so {item.name!r} was left alone. To make it anew with its "
-                    f"messages: manage.py rmq_declare --recreate {item.name}; if it belongs to others, write "
+                    f"A queue cannot be changed in place, so {item.name!r} was not changed. To recreate it with its "
+                    f"messages: manage.py rmq_declare --recreate {item.name}; if it is declared elsewhere, write "
                     f"Queue({item.name!r}, existing=True)."
                 )
             else:
-                self.say(f"Exchange {item.name!r} was left alone. Write it as the broker has it, or take another name.")
+                self.say(
+                    f"Exchange {item.name!r} was not changed. Define it as the broker has it, or choose another name."
+                )
         if plan.of(State.UNSEEN):
-            self.say('Bindings are seen only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
+            self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
     def _tell(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
         if isinstance(recreated, Departed):
             self.line(f"{recreated.moved} messages of the former queue {recreated.queue!r} were moved.")
         elif recreated is not None and recreated.done:
-            self.line(f"Queue {recreated.queue!r} was made anew, with {recreated.moved} messages moved.")
+            self.line(f"Queue {recreated.queue!r} was recreated, and {recreated.moved} messages were moved.")
         elif recreated is not None:
-            self.line(f"Queue {recreated.queue!r} is as it is written: there was nothing to do.")
+            self.line(f"Queue {recreated.queue!r} already matches its definition.")
         for name in pruned.deleted:
             self.line(f"Queue {name!r} was deleted.")
         for name, reason in pruned.refused.items():
@@ -214,7 +218,7 @@ def _departed(done: Departed) -> Deleted:
 
 def _targets(family: Sequence[Former], topology: Topology, queue: str, move_to: str) -> dict[str, str]:
     """Return each former queue's target; a wait starts from the beginning in the waiting queue of the same name."""
-    parks = {intake.queue.name: intake.park for intake in registry.intakes()}
+    parks = {work_queue.queue.name: work_queue.park for work_queue in registry.work_queues()}
     found: dict[str, str] = {}
     for one in family:
         name, role = one.queue.name, one.queue.role

@@ -18,12 +18,12 @@ from django_rmq_retry.management.command import (
     declarer,
     remembered,
 )
-from django_rmq_retry.parked.declared import Place, forget, former_exchanges, formers, handed_over
+from django_rmq_retry.parked.declared import Place, delete, former_exchanges, former_queues, still_consumed
 from django_rmq_retry.topology.declarations import Former, QueueDeclaration, Role, Topology
 
 
 class Command(RmqCommand):
-    help = "Delete queues of the project that are empty and that nobody consumes."
+    help = "Delete queues of the project that are empty and have no consumers."
     examples = (
         "rmq_delete payments.charge.retry.30s",
         "rmq_delete --all",
@@ -34,19 +34,21 @@ class Command(RmqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("queues", nargs="*", metavar="QUEUE")
         parser.add_argument("--all", action="store_true", help="every queue and exchange of the project")
-        parser.add_argument("--force", action="store_true", help="also with messages and consumers: they are lost")
+        parser.add_argument(
+            "--force", action="store_true", help="even with messages or consumers; the messages are lost"
+        )
         add_json(parser)
         add_yes(parser)
 
     def run(self, options: Options) -> Exit | None:
         topology = registry.topology().lasting
         if bool(options["queues"]) is options["all"]:
-            raise CommandError("Name the queues to delete, or write --all.", returncode=Exit.USAGE)
+            raise CommandError("Pass either the queues to delete or --all.", returncode=Exit.USAGE)
         known = remembered(self) or []
         self._check_names(topology, options["queues"], [row.name for row in known if row.kind == "queue"])
         with declarer(timeout=options["timeout"]) as it:
             place = Place.of(it.session)
-            former = formers(known, registry.topology(), place)
+            former = former_queues(known, registry.topology(), place)
             queues, left = self._split(it, self._queues(topology, former, options), former, options)
             exchanges = [one.name for one in topology.exchanges.values() if options["all"] and not one.existing]
             exchanges += former_exchanges(known, topology, place) if options["all"] else []
@@ -57,7 +59,7 @@ class Command(RmqCommand):
             done.refused.update(left)
             # The exchanges' bindings to queues of others would prevent their deletion, so these own bindings go first.
             dropped = delete_exchanges(it, exchanges, [one for one in topology.bindings if one.source in exchanges])
-            forget(it, [*done.deleted, *done.missing], dropped.deleted)
+            delete(it, [*done.deleted, *done.missing], dropped.deleted)
         if options["json"]:
             self.document(
                 "delete/1",
@@ -85,7 +87,7 @@ class Command(RmqCommand):
         it: Declarer, queues: Sequence[str], former: Sequence[Former], options: Options
     ) -> tuple[list[str], dict[str, str]]:
         """Return the queues to delete, and those that others consume now, each with a sentence."""
-        kept = {} if options["queues"] and options["force"] else handed_over(it, former)
+        kept = {} if options["queues"] and options["force"] else still_consumed(it, former)
         left = {name: why for name, why in kept.items() if name in queues}
         return [name for name in queues if name not in left], left
 
@@ -120,6 +122,6 @@ class Command(RmqCommand):
 
 
 def _question(names: Sequence[str], address: str, options: Options, *, seen: bool) -> str:
-    how = "with all their messages" if options["force"] else "where empty"
+    how = "with all their messages" if options["force"] else "if empty"
     sure = "" if seen or options["force"] else f" {UNSEEN}"
     return f"Delete on {address}, {how}: {', '.join(names)}?{sure}"

@@ -30,7 +30,7 @@ ACTIONS: dict[str, Callable[[RmqCommand, Options], Exit]] = {
 
 
 class Command(RmqCommand):
-    help = "Look at parked messages and decide what becomes of them."
+    help = "List parked messages, and requeue, discard, hold or edit them."
     examples = (
         "rmq_parked groups",
         "rmq_parked requeue --group 41 --rate 20 --canary --reason INC-553",

@@ -33,7 +33,7 @@ QUIET = 2
 
 
 class Command(RmqCommand):
-    help = "Publish one message and wait until the broker has confirmed it; print its id."
+    help = "Publish one message, wait for the broker's confirm, and print the message id."
     examples = (
         "rmq_publish --handler payments.handlers.charge payment.json",
         "rmq_publish --queue payments.charge --header tenant=acme <<< '{\"payment\": 7}'",
@@ -43,32 +43,41 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("file", nargs="?", default="-", metavar="FILE", help="the body; - or nothing for stdin")
+        add("file", nargs="?", default="-", metavar="FILE", help="file with the body; stdin by default")
         where = parser.add_mutually_exclusive_group(required=True)
-        where.add_argument("--handler", metavar="NAME", help="to the queue of this handler, so that it takes it")
-        where.add_argument("--queue", type=name, help="to this queue alone")
+        where.add_argument("--handler", metavar="NAME", help="to the queue of this handler, as this handler takes it")
+        where.add_argument("--queue", type=name, help="to this queue only")
         where.add_argument("--exchange", type=name, help="to this exchange")
         add(
             "--routing-key",
             type=name,
             default="",
             metavar="KEY",
-            help="with --exchange, or for a handler that wants one",
+            help="with --exchange, or for a handler that matches by routing key",
         )
-        add("--header", action="append", type=header, default=[], metavar="K=V", help="again and again; K:=V is JSON")
+        add(
+            "--header",
+            action="append",
+            type=header,
+            default=[],
+            metavar="K=V",
+            help="set a header; repeatable; K:=V is JSON",
+        )
         add("--type", type=name, help="the message's type")
         add("--priority", type=priority, metavar="N", help="0 to 255, for queues with priorities")
-        add("--expiration", type=float, metavar="S", help="seconds after which it leaves its queue unhandled")
-        add("--correlation-id", type=name, metavar="ID", help="what an answer will carry")
-        add("--message-id", type=name, metavar="ID", help="the same one when it is published again")
-        add("--delay", type=float, metavar="S", help="seconds before which the handler shall not get it")
-        add("--reply-to", type=name, metavar="QUEUE", help="the queue in which an answer is awaited")
-        add("--app-id", type=name, metavar="ID", help="the program that sends it")
-        add("--user-id", type=name, metavar="USER", help="the user of the connection; RabbitMQ takes no other")
+        add("--expiration", type=float, metavar="S", help="seconds after which the message expires in its queue")
+        add("--correlation-id", type=name, metavar="ID", help="correlation id, which the answer carries too")
+        add("--message-id", type=name, metavar="ID", help="message id; the same one when a message is published again")
+        add("--delay", type=float, metavar="S", help="seconds to wait before the handler gets the message")
+        add("--reply-to", type=name, metavar="QUEUE", help="the queue for the answer")
+        add("--app-id", type=name, metavar="ID", help="name of the publishing program")
+        add("--user-id", type=name, metavar="USER", help="the user of the connection; RabbitMQ refuses any other")
         add("--timestamp", type=timestamp, metavar="TIME", help="2026-11-22T10:00:00Z, or seconds; now by default")
-        add("--content-encoding", type=name, metavar="CODING", help="how the body is packed, with --raw")
-        add("--content-type", type=name, metavar="TYPE", help="what the body is; JSON by default")
-        add("--raw", action="store_true", help="the body is no JSON: send it without looking at it")
+        add(
+            "--content-encoding", type=name, metavar="CODING", help="encoding of the body, such as gzip; requires --raw"
+        )
+        add("--content-type", type=name, metavar="TYPE", help="type of the body; JSON by default")
+        add("--raw", action="store_true", help="send the body as it is, without checking that it is JSON")
         add_json(parser)
 
     def run(self, options: Given) -> Exit | None:
@@ -94,7 +103,7 @@ class Command(RmqCommand):
     def _body(self, file: str) -> bytes:
         if file == "-":
             if sys.stdin.isatty():
-                self.say("Reading the message from the keyboard; Ctrl-D ends it.")
+                self.say("Reading the message from the keyboard. Press Ctrl-D to end it.")
             return sys.stdin.buffer.read()
         try:
             return Path(file).read_bytes()
@@ -106,11 +115,14 @@ class Command(RmqCommand):
         exchange, key = options["exchange"] or "", options["routing_key"]
         if options["queue"]:
             if key:
-                raise CommandError("--queue has no routing key beside its name.", returncode=Exit.USAGE)
+                raise CommandError(
+                    "--queue cannot be combined with --routing-key: the queue's name is the routing key.",
+                    returncode=Exit.USAGE,
+                )
             key = options["queue"]
         content_type = _checked(body, options, subscription)
         if options["content_encoding"] and not options["raw"]:
-            raise CommandError("--content-encoding goes with --raw.", returncode=Exit.USAGE)
+            raise CommandError("--content-encoding requires --raw.", returncode=Exit.USAGE)
         given = {name: options[name] for name in GIVEN}
         said = Options(headers=dict(options["header"]) or None, content_type=content_type, **given)
         # Send the exact bytes: a test of a handler needs full control over its input.
@@ -135,7 +147,7 @@ def _checked(body: bytes, options: Given, subscription: Subscription | None) -> 
         codec.decode(body)
     except UndecodableBody as error:
         raise CommandError(
-            f"{error} Send it as it is with --raw, or say what it is with --content-type.", returncode=Exit.USAGE
+            f"{error} Pass --raw to send it as it is, or name its type with --content-type.", returncode=Exit.USAGE
         ) from error
     return codec.content_type
 
@@ -173,4 +185,4 @@ def header(text: str) -> tuple[str, object]:
     try:
         return name[:-1], json.loads(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is no JSON; a text goes without the colon") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is not JSON; for a text, write NAME=text") from None

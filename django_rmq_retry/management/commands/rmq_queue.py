@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from django.core.management.base import CommandParser
 from django.utils import timezone
 
-from django_rmq_retry.breakers.control import FLOWING, OPEN, QueueState
+from django_rmq_retry.breakers.gate import FLOWING, OPEN, QueueState
 from django_rmq_retry.management.arguments import age, clock, refused
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, check_known
 from django_rmq_retry.parked import controls
@@ -15,7 +15,7 @@ STYLES = {FLOWING: "SUCCESS", OPEN: "ERROR"}
 
 
 class Command(RmqCommand):
-    help = "Show which queues flow; pause them, and let them go on."
+    help = "Show the state of the queues; pause and resume them."
     examples = (
         "rmq_queue list",
         'rmq_queue pause payments --for 30m --reason "the bank is closed"',
@@ -26,14 +26,16 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="subcommand", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="each queue with a handler, and why it stands still")
-        pause = actions.add_parser("pause", help="nobody takes of it any more, within seconds")
-        resume = actions.add_parser("resume", help="let it go on; a breaker that is open is closed as well")
+        listed = actions.add_parser("list", help="list queues that have a handler, with the reason of each pause")
+        pause = actions.add_parser("pause", help="stop consuming the queue, in all processes, within seconds")
+        resume = actions.add_parser("resume", help="resume the queue; also closes an open breaker")
         for one in (pause, resume):
             one.add_argument("queues", nargs="+", metavar="QUEUE")
-            one.add_argument("--reason", default="", metavar="TEXT", help="for those who wonder, and for the audit log")
+            one.add_argument(
+                "--reason", default="", metavar="TEXT", help="the reason, shown to operators and kept in the audit log"
+            )
         pause.add_argument(
-            "--for", dest="span", type=age, metavar="SPAN", help="then it goes on by itself: 90s, 30m, 2h"
+            "--for", dest="span", type=age, metavar="SPAN", help="resume automatically after: 90s, 30m, 2h"
         )
         for one in (listed, pause, resume):
             add_json(one)
@@ -41,7 +43,7 @@ class Command(RmqCommand):
 
     def run(self, options: Options) -> Exit | None:
         if options["subcommand"] == "list":
-            return self._told(controls.look(), options)
+            return self._told(controls.queue_states(), options)
         check_known("queue", options["queues"], controls.queues())
         queues, left = list(dict.fromkeys(options["queues"])), 0
         for queue in queues:
@@ -52,7 +54,7 @@ class Command(RmqCommand):
                 self.say(str(refusal))
             except Refused as refusal:
                 raise refused(refusal) from refusal
-        self._told([one for one in controls.look() if one.queue in queues], options)
+        self._told([one for one in controls.queue_states() if one.queue in queues], options)
         return Exit.DONE if not left else Exit.NOTHING if left == len(queues) else Exit.PARTLY
 
     def _switch(self, queue: str, options: Options) -> None:
@@ -60,7 +62,7 @@ class Command(RmqCommand):
         if options["subcommand"] == "resume":
             controls.resume(queue, actor, reason=reason)
         else:
-            controls.pause(queue, actor, reason=reason, until=controls.later(options["span"] or None))
+            controls.pause(queue, actor, reason=reason, until=controls.pause_end(options["span"] or None))
 
     def _told(self, found: list[QueueState], options: Options) -> Exit:
         now = timezone.now().timestamp()
@@ -68,7 +70,7 @@ class Command(RmqCommand):
             self.document(f"queue_{options['subcommand']}/1", items=[_data(one, now) for one in found])
         elif found:
             terminal = self.stdout.isatty()
-            head = ("QUEUE", "STATE", "SINCE", "GOES ON", "WHY")
+            head = ("QUEUE", "STATE", "SINCE", "RESUMES", "REASON")
             rows = [_cells(one, now, terminal=terminal) for one in found]
             styles = ["", *(STYLES.get(one.state(now), "WARNING") for one in found)]
             self.table([head, *rows], styles)
@@ -78,7 +80,7 @@ class Command(RmqCommand):
 
 
 def _data(one: QueueState, now: float) -> dict[str, object]:
-    held, circuit = one.held(now), one.circuit
+    held, circuit = one.is_paused(now), one.circuit
     pause = {"by": one.by, "reason": one.reason, "since": _utc(one.since), "until": _utc(one.until)} if held else None
     breaker = {
         "handler": circuit.handler,
@@ -96,9 +98,9 @@ def _data(one: QueueState, now: float) -> dict[str, object]:
 
 
 def _cells(one: QueueState, now: float, *, terminal: bool) -> tuple[object, ...]:
-    held, state = one.held(now), one.state(now)
+    held, state = one.is_paused(now), one.state(now)
     since = one.since if held else one.circuit.since
-    on = one.goes_on_at(now)
+    on = one.resumes_at(now)
     why = ""
     if held:
         why = f"{one.by}: {one.reason}" if one.reason else one.by

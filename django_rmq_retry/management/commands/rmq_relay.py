@@ -7,45 +7,48 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer import assembly, supervisor
-from django_rmq_retry.embedded import process
+from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.management import terminal as console
-from django_rmq_retry.management.arguments import clock, positive
+from django_rmq_retry.management.arguments import clock, positive, seconds
 from django_rmq_retry.management.command import Exit, Options, RmqCommand, add_common, add_json, add_yes, check_known
-from django_rmq_retry.management.commands.rmq_consume import seconds
 from django_rmq_retry.models import OutboxMessage
-from django_rmq_retry.parked.controls import discard, failing, resend
+from django_rmq_retry.parked.controls import discard_outbox, failing, retry_outbox
 from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections, outbox_rows
-from django_rmq_retry.publishing.relay_thread import Relaying
+from django_rmq_retry.publishing.relay import RelayThread
 
 log = logging.getLogger("django_rmq_retry")
 
 LIMIT = 50
-NO_OUTBOX = "There is nothing to relay: no database has an outbox. Run `manage.py migrate`."
+NO_OUTBOX = "No database has an outbox. Run `manage.py migrate`."
 
 
 class Command(RmqCommand):
-    help = "Send what commits have left in the outbox, until told to stop. Every rmq_consume does so beside its work."
+    help = "Publish the messages of the outbox until the process is stopped. Every rmq_consume process does so too."
     examples = ("rmq_relay", "rmq_relay --burst", "rmq_relay retry --all --yes")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--burst", action="store_true", help="end when all that is due was sent")
-        parser.add_argument("--max-runtime", type=seconds, metavar="S", help="end after so many seconds")
-        parser.add_argument("--json-logs", action="store_true", help="log lines as JSON")
+        parser.add_argument("--burst", action="store_true", help="exit when all due messages are sent")
+        parser.add_argument("--max-runtime", type=seconds, metavar="S", help="exit after S seconds")
+        parser.add_argument("--json-logs", action="store_true", help="write log lines as JSON")
         actions = parser.add_subparsers(dest="subcommand", metavar="ACTION")
-        listed = actions.add_parser("list", help="what lies in the outbox, the oldest first")
-        listed.add_argument("--failed", action="store_true", help="only failed rows: they need an operator")
-        listed.add_argument("--limit", type=positive, default=LIMIT, metavar="N", help=f"{LIMIT} by default")
-        again = actions.add_parser("retry", help="send again what was refused")
-        again.add_argument("--all", action="store_true", help="all failed rows")
-        gone = actions.add_parser("discard", help="delete what was refused; its messages are never sent")
-        gone.add_argument("--reason", required=True, metavar="TEXT", help="for the audit log")
+        listed = actions.add_parser("list", help="list messages in the outbox, the oldest first")
+        listed.add_argument("--failed", action="store_true", help="only failed messages, which need an operator")
+        listed.add_argument(
+            "--limit", type=positive, default=LIMIT, metavar="N", help=f"at most N messages; {LIMIT} by default"
+        )
+        again = actions.add_parser("retry", help="send messages again that could not be sent")
+        again.add_argument("--all", action="store_true", help="all failed messages")
+        gone = actions.add_parser("discard", help="delete messages that could not be sent; they are never sent")
+        gone.add_argument("--reason", required=True, metavar="TEXT", help="the reason, kept in the audit log")
         for one in (again, gone):
-            one.add_argument("ids", nargs="*", type=int, metavar="ID", help="rows, as `rmq_relay list` names them")
+            one.add_argument(
+                "ids", nargs="*", type=int, metavar="ID", help="numbers that `rmq_relay list` shows in the column ID"
+            )
             add_yes(one)
         for one in (listed, again, gone):
             # A name of its own, because the audit log stays in the database of the project's records.
-            said = "the database that has the outbox; default by default"
+            said = "alias of the database with the outbox; “default” by default"
             one.add_argument("--using", dest="outbox", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help=said)
             add_json(one)
             add_common(one)
@@ -58,23 +61,27 @@ class Command(RmqCommand):
         return actions[options["subcommand"]](options)
 
     def _relay(self, options: Options) -> Exit:
-        served = [alias for alias in outbox_rows.served() if outbox_rows.made(alias)]
+        served = [alias for alias in outbox_rows.served() if outbox_rows.table_exists(alias)]
         if not served:
             raise CommandError(NO_OUTBOX, returncode=Exit.NOTHING)
         if settings().access().embedded:
-            process.ensure(settings().folder())
+            server.ensure(settings().folder())
         console.install(
             self.stdout, self.style, verbosity=options["verbosity"], json_logs=options["json_logs"], with_pid=False
         )
         log.info("Relaying the outbox of %s", ", ".join(served), extra={"event": "started"})
         relaying, over = _run(options)
-        log.info("Ended: %s messages were sent", relaying.sent, extra={"event": "stopped", "sent": relaying.sent})
+        log.info(
+            "The relay ended: %s messages were sent", relaying.sent, extra={"event": "stopped", "sent": relaying.sent}
+        )
         if not over:
-            raise CommandError("The database or the broker did not answer in time.", returncode=Exit.ERROR)
+            raise CommandError(
+                "The relay did not stop in time: the database or the broker did not answer.", returncode=Exit.ERROR
+            )
         if not options["burst"]:
             return Exit.DONE
         if relaying.away:
-            raise CommandError(f"Not everything could be sent: {relaying.away}", returncode=Exit.UNREACHABLE)
+            raise CommandError(f"Some messages were not sent: {relaying.away}", returncode=Exit.UNREACHABLE)
         left = [OutboxMessage.objects.using(alias).pending() for alias in served]
         return Exit.PARTLY if any(one.waiting or one.failed for one in left) else Exit.DONE
 
@@ -89,7 +96,7 @@ class Command(RmqCommand):
             self.document("relay_list/1", database=options["outbox"], **totals, items=[_data(row) for row in found])
         elif found:
             terminal = self.stdout.isatty()
-            head = ("ID", "WRITTEN", "STATE", "ATTEMPTS", "TO", "ORDER", "MESSAGE", "WHY")
+            head = ("ID", "WRITTEN", "STATE", "ATTEMPTS", "TO", "ORDER", "MESSAGE", "ERROR")
             self.table([head, *(_cells(row, terminal=terminal) for row in found)])
         else:
             self.say("The outbox is empty.")
@@ -98,22 +105,22 @@ class Command(RmqCommand):
     def _retry(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
         if bool(ids) is options["all"]:
-            raise CommandError("Name rows, or say --all.", returncode=Exit.USAGE)
+            raise CommandError("Pass either IDs or --all.", returncode=Exit.USAGE)
         known = failing(using).filter(pk__in=ids) if ids else failing(using).filter(failed_at__isnull=False)
         count = known.count()
         if count:
             self.confirm(f"Send {count} messages again?", yes=options["yes"])
-            count = resend(Actor.of_shell(), ids or None, using=using)
+            count = retry_outbox(Actor.of_shell(), ids or None, using=using)
         return self._told(options, count, "will be sent again")
 
     def _discard(self, options: Options) -> Exit:
         using, ids = options["outbox"], options["ids"]
         if not ids:
-            raise CommandError("Name the rows to discard.", returncode=Exit.USAGE)
+            raise CommandError("Pass the IDs of the messages to discard.", returncode=Exit.USAGE)
         count = failing(using).filter(pk__in=ids).count()
         if count:
             self.confirm(f"Discard {count} messages? They are never sent.", yes=options["yes"])
-            count = discard(Actor.of_shell(), ids, using=using, reason=options["reason"])
+            count = discard_outbox(Actor.of_shell(), ids, using=using, reason=options["reason"])
         return self._told(options, count, "discarded")
 
     def _told(self, options: Options, count: int, what: str) -> Exit:
@@ -126,9 +133,9 @@ class Command(RmqCommand):
         return Exit.PARTLY if count < len(options["ids"]) else Exit.DONE
 
 
-def _run(options: Options) -> tuple[Relaying, bool]:
+def _run(options: Options) -> tuple[RelayThread, bool]:
     """Run until a signal, a limit, or the end of a burst; return True if the relay stopped within its timeout."""
-    relaying = Relaying(around=assembly.Around, burst=options["burst"])
+    relaying = RelayThread(around=assembly.FreshConnections, burst=options["burst"])
     supervisor.listen(lambda _why: relaying.over.set())
     relaying.start()
     relaying.over.wait(options["max_runtime"])

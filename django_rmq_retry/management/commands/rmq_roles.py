@@ -26,15 +26,17 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 
 
 class Command(RmqCommand):
-    help = "Create groups with the permissions that people around parked messages need; theirs are set anew."
+    help = "Create groups of permissions for operators; the permissions of existing groups are replaced."
     examples = ("rmq_roles", "rmq_roles --prefix payments- --only support", "rmq_roles --dry-run --json")
     common = ("using",)
     also_using = ("auth", "contenttypes")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--prefix", default="rmq ", metavar="TEXT", help="before each name; “rmq ” by default")
-        parser.add_argument("--only", action="append", choices=ROLES, help="this role, and no other; again and again")
-        parser.add_argument("--dry-run", action="store_true", help="show them only")
+        parser.add_argument(
+            "--prefix", default="rmq ", metavar="TEXT", help="prefix of each group's name; “rmq ” by default"
+        )
+        parser.add_argument("--only", action="append", choices=ROLES, help="only this role; repeatable")
+        parser.add_argument("--dry-run", action="store_true", help="change nothing; show the groups")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
@@ -58,5 +60,5 @@ def _codenames(verbs: tuple[str, ...]) -> list[str]:
 def _set(name: str, codenames: list[str]) -> None:
     found = list(Permission.objects.filter(content_type__app_label=LABEL, codename__in=codenames))
     if len(found) != len(codenames):
-        raise CommandError("The permissions are not there yet: manage.py migrate.", returncode=Exit.DRIFT)
+        raise CommandError("The permissions do not exist yet. Run `manage.py migrate`.", returncode=Exit.DRIFT)
     Group.objects.get_or_create(name=name)[0].permissions.set(found)

@@ -13,8 +13,8 @@ from django_rmq_retry.embedded.place import NotRunning
 from django_rmq_retry.errors import BrokerRefused
 from django_rmq_retry.management.arguments import age, whole
 from django_rmq_retry.management.broker_status import (
+    BrokerStatus,
     Limits,
-    Standing,
     as_data,
     counted,
     heads,
@@ -31,7 +31,7 @@ _HEAD = ("QUEUE", "ROLE", "READY", "UNACKED", "CONS", "IN/S", "OUT/S", "STATE")
 
 
 class Command(RmqCommand):
-    help = "Show the project's queues with their messages and consumers, and what is wrong with them."
+    help = "Show the project's queues with their messages, consumers and problems."
     examples = (
         "rmq_status",
         "rmq_status --check --max-parked 100 --max-oldest 10m --min-consumers 1",
@@ -42,16 +42,22 @@ class Command(RmqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--check", action="store_true", help="one line, OK or FAIL; exit code 8 if not healthy")
-        add("--max-parked", type=whole, metavar="N", help="more parked messages are a problem")
+        add("--check", action="store_true", help="write one line, OK or FAIL; exit code 8 if there is a problem")
+        add("--max-parked", type=whole, metavar="N", help="report a problem if more messages are parked")
         add(
             "--max-oldest",
             type=age,
             metavar="AGE",
-            help="what is parked, in the outbox or halted for longer is a problem",
+            help="report a problem if a message is parked or in the outbox, or a queue is halted, for longer",
         )
-        add("--min-consumers", type=whole, default=0, metavar="N", help="fewer on a work queue are a problem")
-        add("--watch", type=period, metavar="SECONDS", help="look again and again; Ctrl-C ends it")
+        add(
+            "--min-consumers",
+            type=whole,
+            default=0,
+            metavar="N",
+            help="report a problem if a work queue has fewer consumers",
+        )
+        add("--watch", type=period, metavar="SECONDS", help="refresh every SECONDS until Ctrl-C")
         add_json(parser)
 
     def run(self, options: Options) -> Exit | None:
@@ -81,7 +87,7 @@ class Command(RmqCommand):
 
     def _watch(self, options: Options) -> Exit:
         if options["check"] or options["json"]:
-            raise CommandError("--watch is for people: leave --check and --json out.", returncode=Exit.USAGE)
+            raise CommandError("--watch cannot be combined with --check or --json. Omit them.", returncode=Exit.USAGE)
         # Ctrl-C ends a watch.
         with suppress(KeyboardInterrupt):
             while True:
@@ -107,7 +113,7 @@ class Command(RmqCommand):
         self.stdout.write("" if terminal else "\n", ending="")
         self.stdout.flush()
 
-    def _show(self, seen: Standing) -> None:
+    def _show(self, seen: BrokerStatus) -> None:
         self.table(heads(seen))
         blind = seen.gauged.blind
         rows = [_HEAD, *(row(level, seen) for level in seen.gauged.levels)]
@@ -118,7 +124,7 @@ class Command(RmqCommand):
         for line in totals(seen, terminal=self.stdout.isatty()):
             self.line(line)
         count = len(seen.problems)
-        said = "No problem." if not count else f"{counted(count, 'problem')}."
+        said = "No problems." if not count else f"{counted(count, 'problem')}."
         self.line(said, "ERROR" if count else "SUCCESS")
         # The problems of a queue are in its row.
         for problem in seen.problems[seen.of_queues :]:

@@ -14,7 +14,9 @@ FORMATS = ("text", "mermaid", "svg", "definitions")
 
 
 class Command(RmqCommand):
-    help = "Show the exchanges, queues and bindings that the project's handlers need. The broker is not asked."
+    help = (
+        "Show the exchanges, queues and bindings that the project's handlers need, without a connection to the broker."
+    )
     examples = (
         "rmq_topology",
         "rmq_topology --format svg > topology.svg",
@@ -22,11 +24,11 @@ class Command(RmqCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--format", choices=FORMATS, default="text", help="text by default")
+        parser.add_argument("--format", choices=FORMATS, default="text", help="output format; text by default")
 
     def run(self, options: Options) -> None:
         topology = registry.topology()
-        shape = Shape.of(topology, copies_of(registry.intakes()))
+        shape = Shape.of(topology, copies_of(registry.work_queues()))
         drawings = {
             "text": lambda: printable(text(shape)),
             "mermaid": lambda: mermaid(shape),

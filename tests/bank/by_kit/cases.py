@@ -1,4 +1,4 @@
-"""What the bank would write for its own tests: run by tests/bank/test_by_kit.py with the bank's settings."""
+"""Tests as a project would write them, run by tests/bank/test_by_kit.py with the bank's settings."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What is measured: each module is run in a process of its own and says how far it is."""
+"""The measured programs: each module runs in its own process and reports its progress."""

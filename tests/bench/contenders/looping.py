@@ -1,4 +1,4 @@
-"""What the bare pika contenders share: a SelectConnection with one channel, until SIGTERM."""
+"""The base of the bare pika contenders: a SelectConnection with one channel, until SIGTERM."""
 
 import signal
 from collections.abc import Callable

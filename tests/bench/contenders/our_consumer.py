@@ -1,4 +1,4 @@
-"""Our consumer: `manage.py rmq_consume -v 0` in a Django project, with everything a message goes through."""
+"""Our consumer: `manage.py rmq_consume -v 0` in a Django project, with all its features on."""
 
 import os
 

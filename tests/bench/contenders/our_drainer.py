@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from django.core.management import execute_from_command_line
 
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery
 from django_rmq_retry.parked.store import Stored
 from tests.bench.marks import Marks
 from tests.bench.task import Task
@@ -13,7 +13,7 @@ from tests.bench.task import Task
 
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
-    # They need the settings.
+    # These imports need the settings.
     import django  # noqa: PLC0415 - as above
 
     django.setup()

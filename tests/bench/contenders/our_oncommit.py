@@ -1,4 +1,4 @@
-"""Ours without the outbox: what is published leaves on commit."""
+"""Our publisher without the outbox: messages are sent on commit."""
 
 from tests.bench.contenders.outboxing import run
 

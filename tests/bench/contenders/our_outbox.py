@@ -1,4 +1,4 @@
-"""Ours with the outbox: what is published is a row, sent after the commit and deleted."""
+"""Our publisher with the outbox: a message is a row that is sent after the commit and then deleted."""
 
 from tests.bench.contenders.outboxing import run
 

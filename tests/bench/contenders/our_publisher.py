@@ -11,7 +11,7 @@ from tests.bench.task import Task, payload
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
-    # Settings may be read only now.
+    # Settings can be read only after setup().
     from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
 
     task = Task.given()
@@ -23,8 +23,8 @@ def main() -> None:
 
 
 def in_a_window(task: Task) -> None:
-    """As a project does it that has many to publish."""
-    from django_rmq_retry.publishing.publish import publish_many  # noqa: PLC0415 - Django must be set up first
+    """Publish by `publish_many`, like a project with many messages."""
+    from django_rmq_retry import publish_many  # noqa: PLC0415 - Django must be set up first
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415
 
     publish_many((charge.message(payload(number)) for number in range(task.skip)), window=task.window)
@@ -34,7 +34,7 @@ def in_a_window(task: Task) -> None:
 
 
 def one_by_one(task: Task) -> None:
-    """Each thread waits for each confirm, as views do."""
+    """Wait for each confirm in each thread, like views."""
     from tests.bench.project.handlers import charge, marks  # noqa: PLC0415 - Django must be set up first
 
     def publish(share: int) -> None:

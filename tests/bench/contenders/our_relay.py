@@ -1,4 +1,4 @@
-"""Our relay, in a Django project, on an outbox that is full."""
+"""Our relay, in a Django project, with a filled outbox."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from tests.bench.task import Task, payload
 def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
-    # Settings may be read only now.
+    # Settings can be read only after setup().
     from django_rmq_retry.publishing import broker_connections  # noqa: PLC0415
     from django_rmq_retry.publishing.outbox_rows import insert  # noqa: PLC0415
     from django_rmq_retry.publishing.relay import Relay  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What the contenders about the outbox share: a transaction that inserts a row and publishes."""
+"""The base of the outbox contenders: a transaction that inserts a row and publishes."""
 
 import os
 from typing import Any
@@ -9,10 +9,10 @@ from tests.bench.task import Task, payload
 
 
 def run(**options: Any) -> None:
-    """One transaction after the other, as views do it."""
+    """Run one transaction after the other, like views."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.bench.project.settings"
     django.setup()
-    # Settings may be read only now.
+    # Settings can be read only after setup().
     from django.contrib.auth.models import Group  # noqa: PLC0415
     from django.db import transaction  # noqa: PLC0415
 

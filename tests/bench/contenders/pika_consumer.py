@@ -1,4 +1,4 @@
-"""Bare pika: a callback that counts, and one ack per message. It decodes no body and survives nothing."""
+"""Bare pika: a callback that counts, and one ack per message. It decodes no body and handles no error."""
 
 from typing import Any
 

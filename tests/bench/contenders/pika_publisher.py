@@ -13,7 +13,7 @@ MESSAGE_ID = "0f8e7d6c5b4a439281706f5e4d3c2b1a"
 
 
 class Window:
-    """Publishes on, as confirms come in."""
+    """Publishes the next messages as confirms arrive."""
 
     def __init__(self, task: Task, channel: Any) -> None:
         self._task = task

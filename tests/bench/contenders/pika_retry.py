@@ -1,4 +1,4 @@
-"""Bare pika and the broker's own loop: reject, dead-letter exchange, waiting queue with a TTL, and back."""
+"""Bare pika and a retry loop on the broker: reject, dead-letter exchange, waiting queue with a TTL, and back."""
 
 from typing import Any
 

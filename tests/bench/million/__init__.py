@@ -1,1 +1,1 @@
-"""A million parked messages on PostgreSQL: how long the pages take, and the acts on very many of them."""
+"""A million parked messages on PostgreSQL: times of the pages and of bulk actions."""

@@ -1,4 +1,4 @@
-"""Acts on very many messages at once: a table is exported, a run is started, old rows are purged."""
+"""Bulk actions on very many messages: an export, the start of a requeue run, and purging old rows."""
 
 import os
 import time
@@ -30,7 +30,7 @@ CHOSEN, RESOLVED_ONES = 300_000, 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One act: seconds, megabytes beyond what the process held before, and a limit of its own."""
+    """One action: seconds, additional megabytes of memory, and a limit of its own."""
 
     name: str
     count: int
@@ -38,7 +38,7 @@ class Done:
     grown: float
     said: str
     limit: tuple[str, float, float] | None = None
-    """What it is of, what it was, and the most that it should be."""
+    """The limit: its subject, the measured value and the highest allowed value."""
 
     def findings(self) -> Iterator[Finding]:
         yield Finding(what=f"{self.name}: +{self.grown:.0f} MB of {MOST_GROWN:g}", met=self.grown <= MOST_GROWN)
@@ -48,7 +48,7 @@ class Done:
 
 
 def measure(share: float) -> list[Finding]:
-    """Do them once, print, and tell what came of the limits; of a share of a million that share of each is done."""
+    """Run the actions once and print; return the findings. For fewer messages the limits are scaled down."""
     watch = Watch.mine()
     selection = _oldest(int(CHOSEN * share))
     done = (_export(watch, selection), *_run(watch, selection), _purge(watch, int(RESOLVED_ONES * share)))
@@ -75,7 +75,7 @@ def _run(watch: Watch, selection: Selection) -> tuple[Done, Done]:
     seconds, grown, run = _costs(watch, lambda: start(selection, ME, reason="bench", include=["duplicates"]))
     said = f"{looked:.1f} s for the preview of {found.total:,}"
     limit = ("seconds", seconds, LONGEST_START)
-    started = Done(name="start a run", count=run.total, seconds=seconds, grown=grown, said=said, limit=limit)
+    started = Done(name="start a requeue run", count=run.total, seconds=seconds, grown=grown, said=said, limit=limit)
     seconds, grown, parts = _costs(watch, lambda: list(_listed(run)))
     run.refresh_from_db()
     said = f"{len(parts)} transactions, the longest {max(parts):.0f} ms; {run.skipped:,} left out"
@@ -84,7 +84,7 @@ def _run(watch: Watch, selection: Selection) -> tuple[Done, Done]:
 
 
 def _listed(run: RequeueRun) -> Iterator[float]:
-    """Write its items as whoever drives it does; the milliseconds of each part."""
+    """Write the items of a requeue run like its driver; return the milliseconds of each transaction."""
     RequeueRun.objects.filter(pk=run.pk).update(driver="bench")
     while RequeueRun.objects.get(pk=run.pk).listing:
         began = time.perf_counter()
@@ -111,7 +111,7 @@ def _purge(watch: Watch, count: int) -> Done:
 
 
 def _oldest(count: int) -> Selection:
-    """So many of the parked ones, by a filter."""
+    """Return a filter that selects this number of parked messages."""
     before = _moment(ParkedMessage.objects.filter(state=State.PARKED).order_by("parked_at"), "parked_at", count)
     return Selection.of_filter({"state": [State.PARKED.value], "parked_before": before.isoformat()})
 
@@ -122,7 +122,7 @@ def _moment(rows: Any, column: str, place: int) -> datetime:
 
 
 def _costs(watch: Watch, act: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds, megabytes, result; the kernel keeps the most that a process held since it was last told to forget."""
+    """Return seconds, megabytes and result; the kernel keeps the peak memory since its last reset."""
     own = os.getpid()
     Path("/proc/self/clear_refs").write_text("5")
     before = processes.resident(own)

@@ -1,4 +1,4 @@
-"""Fills the tables by statements over generated series; indexes and foreign keys are made again afterwards."""
+"""Fill the tables from generated series; indexes and foreign keys are created afterwards."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ INDEXES = """
 
 
 def fill(messages: int) -> None:
-    """So many messages with everything around them, and PostgreSQL's statistics."""
+    """Insert messages with all related rows, and update PostgreSQL's statistics."""
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
         cursor.execute("SET maintenance_work_mem = '256MB'")
@@ -40,7 +40,7 @@ def fill(messages: int) -> None:
 
 
 def _insert(cursor: Any, model: type[models.Model], values: Mapping[str, str], source: str) -> None:
-    """Columns without an expression get their field's default."""
+    """Insert rows; columns without an expression get their field's default."""
     names, said, given = [], [], []
     for field in model._meta.concrete_fields:
         column = str(field.column)
@@ -59,7 +59,7 @@ def _insert(cursor: Any, model: type[models.Model], values: Mapping[str, str], s
 
 @contextmanager
 def _bare(cursor: Any) -> Iterator[None]:
-    """Without indexes and foreign keys: ten of them over a million rows are made faster in one go."""
+    """Drop indexes and foreign keys inside the block, because creating them at the end is faster."""
     cursor.execute(CONSTRAINTS)
     constraints = cursor.fetchall()
     cursor.execute(INDEXES)

@@ -1,4 +1,4 @@
-"""Fills, measures the pages and then the acts, which change what is there."""
+"""Fill the tables, and measure the pages and then the actions, which change the rows."""
 
 import json
 import time
@@ -8,23 +8,23 @@ from pathlib import Path
 from django.db import connection
 
 from django_rmq_retry import handler
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.publishing import broker_connections
+from django_rmq_retry.testing import isolated_handlers
 from tests.bench.million import acts, filling, pages, tables
 from tests.bench.million.silence import Silence
+from tests.tooling.brokers import replaced_by
 
 
 def measure(messages: int, told: Path) -> None:
-    """All of it; what came of the targets is written to a file."""
+    """Fill and measure; the findings are written to a file."""
     began = time.perf_counter()
     filling.fill(messages)
     with connection.cursor() as cursor:
         cursor.execute("SELECT version(), pg_size_pretty(pg_database_size(current_database()))")
         version, size = cursor.fetchone()
     took = time.perf_counter() - began
-    print(f"\n{version.split(' (')[0]}: {messages:,} messages, {size}, made in {took:.0f} s\n", flush=True)
+    print(f"\n{version.split(' (')[0]}: {messages:,} messages, {size}, filled in {took:.0f} s\n", flush=True)
     silence = Silence()
-    with registry.isolated(), broker_connections.replaced(silence, lambda _exclusive: silence):
+    with isolated_handlers(), replaced_by(silence):
         for queue in tables.QUEUE_NAMES:
             handler(queue, name=queue)(_nothing)
         findings = pages.measure()
@@ -33,4 +33,4 @@ def measure(messages: int, told: Path) -> None:
 
 
 def _nothing(message: object) -> None:
-    """A handler is only looked up."""
+    """A handler that is never called."""

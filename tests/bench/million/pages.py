@@ -1,4 +1,4 @@
-"""The pages of the admin over a million messages, for somebody who may all and for somebody who may little."""
+"""Admin pages over a million messages, for a user with all permissions and one with few."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ MAY = (*LOOKS, "requeue", "bulk_requeue")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A page, and what is wanted of it; nothing where only the number is told."""
+    """A page and its targets; without targets only the figure is printed."""
 
     name: str
     address: str
@@ -31,14 +31,14 @@ class Shown:
     sql: float | None = None
 
     def verdict(self, took: Timed) -> bool | None:
-        """Whether all that is wanted was reached."""
+        """Return True if all targets are met."""
         wanted = ((self.served, took.served), (self.own, took.own), (self.sql, took.slowest))
         aims = [found <= aim for aim, found in wanted if aim is not None]
         return all(aims) if aims else None
 
 
 def pages() -> Iterator[Shown]:
-    """All that are measured."""
+    """Return all measured pages."""
     group, middle = tables.BIGGEST, ParkedMessage.objects.order_by("-pk").values_list("pk", flat=True)[1000]
     yield Shown(name="parked list", address=LIST)
     yield Shown(name="… of the biggest group", address=f"{LIST}?group={group}")
@@ -73,7 +73,7 @@ def pages() -> Iterator[Shown]:
 
 
 def measure() -> list[Finding]:
-    """Ask for all pages in some rounds, print, and tell what came of the targets."""
+    """Request all pages in several rounds and print; return the findings for the targets."""
     rows: list[Sequence[str]] = [
         ("page", "who", "server ms", "by the clock", "queries", "with Django's", "slowest ms", "target", "")
     ]
@@ -93,7 +93,7 @@ def measure() -> list[Finding]:
                 slow.append(f"{page.name}, {who}, {took.slowest:.0f} ms: {_short(took.sql)}")
     table(rows)
     if slow:
-        print("\nThe slowest query of what took too long:", *slow, sep="\n")
+        print("\nThe slowest query of each page above its target:", *slow, sep="\n")
     print(flush=True)
     return findings
 
@@ -104,7 +104,7 @@ def _people() -> Iterator[tuple[str, User]]:
 
 
 def _asking(client: Client, page: Shown) -> Callable[[], Any]:
-    """A page that first freezes a selection is asked for under the address that it leads to."""
+    """Return the address to measure; a page that first freezes a selection redirects to it."""
     address = page.address
     if "preview" in address:
         address = client.get(address).headers["Location"]
@@ -130,5 +130,5 @@ def _row(page: Shown, who: str, took: Timed, met: bool | None) -> Sequence[str]:
 
 
 def _short(sql: str) -> str:
-    """Without the columns, of which there are many."""
+    """Shorten a query by its many columns."""
     return re.sub(r"^SELECT (.{60}).*? FROM ", r"SELECT \1… FROM ", sql)[:700]

@@ -1,4 +1,4 @@
-"""Makes a PostgreSQL database of its own, has it filled and measured by a process of its own, and drops it."""
+"""Create a PostgreSQL database, fill and measure it in a separate process, and drop it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CHOICE = "RMQ_TEST_DATABASE"
 
 
 def million(messages: int) -> list[Finding]:
-    """Measure and print; what came of the targets."""
+    """Measure and print; return the findings for the targets."""
     lack = databases.KINDS[databases.POSTGRESQL].lack()
     if lack:
         print(f"\nNo PostgreSQL: {lack}")
@@ -44,7 +44,7 @@ def _measured(environment: dict[str, str], messages: int, told: Path) -> list[Fi
 
 @contextmanager
 def _on_postgresql() -> Iterator[None]:
-    """Whatever database the tests of this shell are on."""
+    """Return the environment, whatever database the tests in this shell use."""
     before = os.environ.get(CHOICE)
     os.environ[CHOICE] = databases.POSTGRESQL
     try:

@@ -1,4 +1,4 @@
-"""The tests' project with the database that the benchmark has filled, as a site would run it."""
+"""The tests' project with the filled database, with production settings."""
 
 import os
 

@@ -1,13 +1,13 @@
-"""Stands for the broker: a page must not be measured by how long another server takes to answer."""
+"""A stand-in for the broker, so that page times do not include its response time."""
 
 from collections.abc import Iterable
 
-from django_rmq_retry.amqp.contracts import Done
-from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry import Delivery, Message
+from django_rmq_retry.amqp import Done
 
 
 class Silence:
-    """Nothing is sent by it."""
+    """A publisher that sends nothing."""
 
     def publish(self, message: Message, *, timeout: float | None = None) -> None:
         raise NotImplementedError
@@ -22,4 +22,4 @@ class Silence:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Connections that are never opened."""

@@ -1,4 +1,4 @@
-"""What the million looks like: 200 causes of very different size, 3 queues, 5 types, three months of incidents."""
+"""The generated rows: 200 error groups of very different sizes, 3 queues, 5 types, three months of incidents."""
 
 import json
 from collections.abc import Mapping
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from django.db import models
 
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import (
     Attempt,
     BusinessKey,
@@ -20,7 +19,7 @@ from django_rmq_retry.models import (
 
 GROUPS, RUNS, RUN_ITEMS, ACTS = 200, 60, 10_000, 20_000
 BIGGEST, LARGE_RUN = 1, 1
-"""The numbers of the largest group and of the run that the page is measured with."""
+"""The ids of the largest group and of the requeue run on the measured page."""
 TYPES = "(ARRAY['payment.transfer', 'payment.refund', 'card.settle', 'ledger.post', 'notice.send'])"
 QUEUE_NAMES = ("payments.main", "payments.refunds", "ledger.main")
 QUEUES = f"(ARRAY{list(QUEUE_NAMES)})"
@@ -61,7 +60,7 @@ _GROUPS = Table(
         "last_seen": "now() - i * interval '1 minute'",
     },
 )
-# Whoever is parked later has the larger number; one in a hundred came in the last ten minutes: an incident goes on.
+# Later messages have larger ids; one in a hundred was parked in the last ten minutes, in a current incident.
 _DRAWN = f"""(
     SELECT i, b, 1 + floor({GROUPS} * power(a, 6))::int AS g, 1 + floor(3 * power(c, 1.5))::int AS q, d,
            now() - power(1 - i::float / {{messages}}, 2) * interval '90 days' AS at

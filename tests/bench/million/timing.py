@@ -1,6 +1,6 @@
-"""Times a page as the server sees it, with the queries that it asks, those of Django's own told apart.
+"""Measure a page on the server, with its queries; Django's own queries are counted separately.
 
-What this process and its PostgreSQL have waited for a core, because others had it, is no time of the page's.
+Time in which this process or PostgreSQL waited for a core is subtracted.
 """
 
 import os
@@ -15,13 +15,13 @@ from django.db import connection
 from tests.bench import processes
 
 DJANGOS = ("django_session", "auth_user", "auth_permission", "auth_group")
-"""Who is asking, and what that person may do: the same for every page of any admin."""
+"""Tables of the session and the permissions, which every admin page queries."""
 WARM, TIMES = 2, 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """Milliseconds, of one time."""
+    """The milliseconds of one request."""
 
     served: float
     by_the_clock: float
@@ -30,13 +30,13 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Stands still while this process and its PostgreSQL wait for a core."""
+    """A stopwatch that stops while this process or PostgreSQL waits for a core."""
 
     backend: int
 
     @classmethod
     def mine(cls) -> "Watch":
-        """For the server's process that answers this one; both are on this machine."""
+        """Return a stopwatch for this process and its PostgreSQL backend, both on this machine."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             return cls(int(cursor.fetchone()[0]))
@@ -53,7 +53,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Queries:
-    """What was asked of the database, and how many milliseconds each took."""
+    """The database queries, with the milliseconds of each."""
 
     watch: Watch
     asked: list[tuple[float, str]] = field(default_factory=list)
@@ -70,20 +70,20 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One page for one person: milliseconds, and the queries of the last round."""
+    """One page for one user: milliseconds, and the queries of the last round."""
 
     served: float
-    """Without what was waited for a core."""
+    """Milliseconds without waiting for a core."""
     by_the_clock: float
     all: int
     own: int
     slowest: float
-    """Of the queries, in the median of all rounds."""
+    """Milliseconds of the slowest query, as the median of all rounds."""
     sql: str
 
 
 def timed(asks: Sequence[Callable[[], Any]]) -> list[Timed]:
-    """The medians of some rounds, each page once in each round: a slow minute of the machine slows all of them."""
+    """Return the medians of several rounds. Each round has each page once, so a slow minute affects all pages."""
     for ask in [*asks] * WARM:
         ask()
     watch = Watch.mine()

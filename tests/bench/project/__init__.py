@@ -1,1 +1,1 @@
-"""The smallest Django project around a handler that does next to nothing."""
+"""The smallest Django project around a handler with almost no work."""

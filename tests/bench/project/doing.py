@@ -1,11 +1,11 @@
-"""What a handler does in the database, for trials that compare how it is wrapped."""
+"""Database work of a handler, for trials that compare its transaction."""
 
 from collections.abc import Callable
 
 from django.contrib.auth.models import Group
 from django.db import transaction
 
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry import Delivery
 
 ACCOUNTS = 100
 Does = Callable[[Delivery], None]
@@ -25,7 +25,7 @@ WORKS: dict[str, Does] = {"row": insert_row, "balance": change_balance}
 
 
 def worked(does: str, tick: Callable[[], None]) -> tuple[Does, bool]:
-    """The handler of a trial, such as "row once", and whether it runs once for each message."""
+    """Return the handler of a trial, such as "row once", and its ``once`` option."""
     work, _, way = does.partition(" ")
     do = WORKS[work]
 

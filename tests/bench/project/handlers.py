@@ -1,8 +1,6 @@
-"""The handler under measurement."""
+"""The measured handler."""
 
-from django_rmq_retry.handlers.handler import handler
-from django_rmq_retry.messages.message import Delivery
-from django_rmq_retry.topology.queues import Queue
+from django_rmq_retry import Delivery, Queue, handler
 from tests.bench.marks import Marks
 from tests.bench.policy import POLICY
 from tests.bench.project.doing import worked
@@ -13,7 +11,7 @@ marks = Marks(task)
 
 
 class GatewayDown(Exception):
-    """What a flaky gateway raises."""
+    """Raised for the planned failure of a message."""
 
 
 def flaky(message: Delivery) -> None:
@@ -25,12 +23,12 @@ def flaky(message: Delivery) -> None:
 
 
 def quick(_message: Delivery) -> None:
-    """Count, and be done."""
+    """Count the message."""
     marks.tick()
 
 
 def key(message: Delivery) -> str:
-    """One of a thousand accounts."""
+    """Return the ordering key: one of a thousand accounts."""
     return f"account {message.data['number'] % 1000}"
 
 

@@ -1,1 +1,1 @@
-"""How much of the package runs for one more message: modules and functions, counted by a profiler on four walks."""
+"""Modules and functions of the package that run for one more message, counted by a profiler on four walks."""

@@ -47,7 +47,7 @@ def main(told: Path) -> None:
 
 
 def _drive(profiler: Profiler, task: Task, told: Path) -> None:
-    """Send messages to the consumer in the main thread, and end it after the last, or at the first that gets lost."""
+    """Send messages to the consumer in the main thread; stop it after the last, or after a lost one."""
     try:
         with pika.BlockingConnection(pika.URLParameters(task.url)) as broker:
             channel = broker.channel()
@@ -58,7 +58,7 @@ def _drive(profiler: Profiler, task: Task, told: Path) -> None:
 
 
 def _measure(profiler: Profiler, one: Walk, told: Path) -> None:
-    """Warm up, then make the walk with few messages and with many, for the same time: clocks call as often in both."""
+    """Warm up, then make the walk with few messages and with many, for the same time, so timers call equally often."""
     _phase(one, messages=WARM, slots=WARM)
     profiler.taken()
     _phase(one, messages=FEW, slots=MANY)
@@ -69,7 +69,7 @@ def _measure(profiler: Profiler, one: Walk, told: Path) -> None:
 
 
 def _phase(one: Walk, *, messages: int, slots: int) -> None:
-    """One message in each of the first slots; none in the others."""
+    """Send one message in each of the first slots, and none in the others."""
     pause = Event()
     for number in range(slots + SETTLING):
         ends = time.monotonic() + SLOT
@@ -95,14 +95,14 @@ def _arrive(channel: Any, task: Task) -> None:
 
 
 def _recorded() -> int:
-    """By SQL, since a manager of the package would be counted."""
+    """Count the records by SQL, because a manager of the package would be counted as a call."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM {apps.get_model('rmq_retry', 'ParkedMessage')._meta.db_table}")  # noqa: S608 - a table of ours
         return int(cursor.fetchone()[0])
 
 
 def _handlers() -> Any:
-    """Importable only after `django.setup()`."""
+    """Import the handlers, which is possible only after `django.setup()`."""
     return import_module("tests.bench.walks.handlers")
 
 

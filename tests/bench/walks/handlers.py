@@ -1,4 +1,4 @@
-"""The handler that messages walk to."""
+"""The handler of the walks."""
 
 from threading import Semaphore
 
@@ -20,7 +20,7 @@ class GatewayDown(Exception):
     policy=RetryThenPark(attempts=1 if task.does == "parked" else 5, backoff=Fixed(RETRY_DELAY)),
 )
 def charge(message: Delivery) -> None:
-    """Fail at the first attempt on the walks that are about failures."""
+    """Fail at the first attempt in the walks with failures."""
     if message.attempt <= FAILS.get(task.does, 0):
         raise GatewayDown("no answer within 3 s")
     handled.release()

@@ -1,4 +1,4 @@
-"""Records each call of a function of the package, in this thread and in those that begin later."""
+"""Record each call of a function of the package, in this thread and threads started later."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ class Profiler:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record this thread and those that begin meanwhile."""
+        """Record this thread and threads started meanwhile."""
         before = threading.getprofile(), sys.getprofile()
         threading.setprofile(self._called)
         sys.setprofile(self._called)
@@ -31,7 +31,7 @@ class Profiler:
             threading.setprofile(before[0])
 
     def taken(self) -> list[Function]:
-        """Return the calls since the last time, in their order."""
+        """Return the calls since the last call of this method, in their order."""
         calls, self._calls = self._calls, []
         return calls
 

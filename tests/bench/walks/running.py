@@ -1,4 +1,4 @@
-"""Counts each walk in a process of its own, on a fresh queue and a fresh database, and prints it."""
+"""Count each walk in its own process, on a fresh queue and database, and print it."""
 
 import json
 import secrets
@@ -24,7 +24,7 @@ LAST_WORDS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """What happens to one message, and how many modules and functions may run for it."""
+    """A walk of one message, and the highest allowed numbers of modules and functions."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ WALKS = (
 
 
 def walks(node: Node) -> list[Finding]:
-    """Count, print, and return what came of the targets."""
+    """Count and print; return the findings for the targets."""
     kind = remembering()
     print(f"\nmodules and functions of the package that run for one more message, {kind}")
     return [finding for one in WALKS for finding in _told(one, *_counted(node, one, kind))]
@@ -60,7 +60,7 @@ def _told(one: Walk, parts: Sequence[Part], error: str) -> list[Finding]:
 
 
 def _counted(node: Node, one: Walk, kind: str) -> tuple[list[Part], str]:
-    """The walk's modules in the order in which they first run; or why there are none."""
+    """Return the walk's modules in the order of their first calls, or the reason of a failure."""
     with (
         tempfile.TemporaryDirectory(prefix="rmq-bench-") as place,
         own_database(Path(place), Path(place), kind) as own,
@@ -73,7 +73,7 @@ def _counted(node: Node, one: Walk, kind: str) -> tuple[list[Part], str]:
 
 
 def _run(task: Task, told: Path) -> str:
-    """Why the process failed; empty where it did not."""
+    """Return the reason that the process failed; empty on success."""
     environment = {**task.environment(-1), "DJANGO_SETTINGS_MODULE": "tests.bench.walks.settings"}
     environment.pop("RMQ_TEST_OWN_DATABASE", None)
     line = [sys.executable, "-m", "tests.bench.walks", str(told)]
@@ -82,7 +82,7 @@ def _run(task: Task, told: Path) -> str:
             line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired:
-        return f"not done within {PATIENCE:g} s"
+        return f"not finished within {PATIENCE:g} s"
     if told.exists():
         return ""
     return (done.stderr + done.stdout).strip()[-LAST_WORDS:] or f"exit code {done.returncode}"

@@ -1,4 +1,4 @@
-"""A handler does what the name of its message says, and notes when it began, failed, and came to its end."""
+"""Handlers follow the plan in the message name, and write start, failure and end to the ledger."""
 
 import os
 import signal
@@ -17,19 +17,19 @@ dependency = Dependency(FOLDER)
 
 
 class Broken(Exception):
-    """Another attempt may help."""
+    """Raised for a failure that may succeed at another attempt."""
 
 
 class Down(Exception):
-    """What the handler needs is down: it is no fault of the message."""
+    """Raised while the dependency is down, which is no fault of the message."""
 
 
 class Hopeless(Exception):
-    """No attempt will help, until a person has mended the cause."""
+    """Raised for a failure that no attempt resolves until an operator has repaired the cause."""
 
 
 def act(message: Delivery, *, noted: bool = False) -> None:
-    """Fail, die or dawdle, as the name says; most say nothing, and then a run is noted only where it is asked for."""
+    """Fail, crash or wait according to the plan; without one, an attempt is noted only in counted lanes."""
     name = message.data["id"]
     if naming.plain(name) and not noted:
         return
@@ -39,25 +39,25 @@ def act(message: Delivery, *, noted: bool = False) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if plan.plan == naming.SLOW:
         Event().wait(SLOWNESS)
-    if plan.plan == naming.HOPELESS and not mended(name):
+    if plan.plan == naming.HOPELESS and not repaired(name):
         raise Hopeless("the account is closed")
-    if message.attempt <= plan.fails or (plan.plan == naming.STUBBORN and not mended(name)):
+    if message.attempt <= plan.fails or (plan.plan == naming.STUBBORN and not repaired(name)):
         ledger.note(FAILED, name, message.attempt, now())
         raise Broken("not yet")
 
 
 def lean(message: Delivery) -> None:
-    """Use what goes down and up."""
+    """Use the dependency that goes down and up."""
     if dependency.down:
         ledger.note(DOWN, message.data["id"], message.attempt, now())
-        raise Down("nobody answers")
+        raise Down("the dependency does not answer")
 
 
 def did(message: Delivery) -> None:
-    """It came to its end, where no database is asked."""
+    """Note a completed attempt of a lane without a database."""
     ledger.note(DID, message.data["id"], message.attempt, now())
 
 
-def mended(name: str) -> bool:
-    """Whether the operator has put right what stood in its way."""
-    return (FOLDER / "mended" / name).exists()
+def repaired(name: str) -> bool:
+    """Return True if the operator has repaired the cause."""
+    return (FOLDER / "repaired" / name).exists()

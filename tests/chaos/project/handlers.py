@@ -1,4 +1,4 @@
-"""Found by itself, as every project's."""
+"""Handlers, found by autodiscovery like in every project."""
 
 from django.db import transaction
 from django.db.models import F
@@ -87,15 +87,15 @@ def metered(message: Delivery) -> None:
 
 @handler("chaos.book", policy=patient, once=True)
 def book(message: Delivery) -> None:
-    """Move money, and tell of it in the same transaction."""
+    """Move money, and publish a message about it in the same transaction."""
     said = message.data
     Account.objects.filter(pk=said["account"]).update(cents=F("cents") + said["cents"])
     Booking.objects.create(payment=said["payment"], leg="book")
-    tell.publish(said)
+    report.publish(said)
 
 
-@handler("chaos.tell", policy=patient, once=True)
-def tell(message: Delivery) -> None:
+@handler("chaos.report", policy=patient, once=True)
+def report(message: Delivery) -> None:
     said = message.data
-    Account.objects.filter(pk=said["account"]).update(told=F("told") + said["cents"])
-    Booking.objects.create(payment=said["payment"], leg="tell")
+    Account.objects.filter(pk=said["account"]).update(reported=F("reported") + said["cents"])
+    Booking.objects.create(payment=said["payment"], leg="report")

@@ -1,10 +1,10 @@
-"""What handlers do: rows that are written in the same transaction as the product's own."""
+"""Effects of handlers: rows written in the same transaction as the product's rows."""
 
 from django.db import models
 
 
 class Effect(models.Model):
-    """One run of a handler that came to its end. Nothing is unique: what is done twice is to be seen."""
+    """One completed attempt of a handler. No column is unique, so that duplicates are visible."""
 
     objects: models.Manager["Effect"] = models.Manager()
     name = models.CharField(max_length=80)
@@ -15,7 +15,7 @@ class Effect(models.Model):
 
 
 class Sale(models.Model):
-    """Written in the transaction that publishes."""
+    """A row written in the transaction that publishes a message."""
 
     objects: models.Manager["Sale"] = models.Manager()
     name = models.CharField(max_length=80)
@@ -25,18 +25,18 @@ class Sale(models.Model):
 
 
 class Account(models.Model):
-    """Money, and beside it what a second handler made of the messages about it."""
+    """An account: the money, and the sum that a second handler read from the messages about it."""
 
     objects: models.Manager["Account"] = models.Manager()
     cents = models.BigIntegerField(default=0)
-    told = models.BigIntegerField(default=0)
+    reported = models.BigIntegerField(default=0)
 
     def __str__(self) -> str:
         return f"{self.pk}: {self.cents}"
 
 
 class Payment(models.Model):
-    """What is to be booked once."""
+    """A payment, to be booked once."""
 
     objects: models.Manager["Payment"] = models.Manager()
     account = models.PositiveIntegerField()
@@ -47,7 +47,7 @@ class Payment(models.Model):
 
 
 class Booking(models.Model):
-    """One time that a payment was booked; ``leg`` says by which handler."""
+    """One booking of a payment; ``leg`` names the handler."""
 
     objects: models.Manager["Booking"] = models.Manager()
     payment = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""Bugs of the product that no option of a handler makes."""
+"""Planted bugs that no option of a handler can cause."""
 
 from django.utils import timezone
 
@@ -7,11 +7,11 @@ from django_rmq_retry.breakers.table import Table
 
 
 def deafen() -> None:
-    """A consumer that never learns what is switched."""
-    Table.look = lambda *_: {}  # type: ignore[method-assign]
+    """Make consumers ignore pauses and breakers of other processes."""
+    Table.read = lambda *_: {}  # type: ignore[method-assign]
 
 
 def misdate() -> None:
-    """Times in the database that go by the clock of whichever host writes or deletes."""
+    """Make database times use the clock of the host that writes or deletes."""
     for name in ("now", "trusted", "reckoned"):
         setattr(server, name, lambda _using: timezone.now())

@@ -1,4 +1,4 @@
-"""Its settings: where broker and database are is told by the environment, each process may be told otherwise."""
+"""Settings of the project. Broker and database come from environment variables, which differ by process."""
 
 import json
 import os
@@ -23,6 +23,6 @@ RMQ_RETRY = {
     "CONNECT_TIMEOUT": 5,
     "PUBLISH_TIMEOUT": 5,
     "BLOCKED_TIMEOUT": 5,
-    # Where every process ends itself again and again, no message is quarantined.
+    # In the sweep every process ends itself repeatedly, so no message is quarantined.
     "CRASH_LIMIT": 100 if os.environ.get("CHAOS_SWEEP") else 5,
 }

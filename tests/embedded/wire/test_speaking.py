@@ -13,8 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ProbableAccessDeniedError
 
 from django_rmq_retry.embedded.wire.server import Connection, Server
-from django_rmq_retry.messages.headers import Headers
-from django_rmq_retry.messages.properties import Properties, encode_properties
+from django_rmq_retry.messages import Headers, Properties, encode_properties
 from tests.embedded.served import MakeServer
 from tests.embedded.wire.raw import HEADER, Raw
 from tests.tooling.waiting import wait_until

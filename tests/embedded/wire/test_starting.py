@@ -12,17 +12,16 @@ from typing import Any
 import pika
 import pytest
 
-from django_rmq_retry import handler
-from django_rmq_retry.embedded import process as starting
+from django_rmq_retry import Delivery, handler
 from django_rmq_retry.embedded.place import port_of
+from django_rmq_retry.embedded.wire import server as starting
 from django_rmq_retry.errors import MessageUnsent
-from django_rmq_retry.handlers import registry
-from django_rmq_retry.management.command import Exit
 from django_rmq_retry.management.commands.rmq_consume import bring_broker
-from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.publishing import broker_connections
-from tests.commands.running import run
+from django_rmq_retry.testing import isolated_handlers
+from tests.commands.running import Exit, run
 from tests.embedded.wire.folders import connected, consumers, depth, end, running
+from tests.tooling.brokers import using_broker
 from tests.tooling.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)  # what is declared is remembered in the database
@@ -33,16 +32,13 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def project(folder: Path, settings: Any) -> Iterator[Any]:
     """One handler, and embedded:// in the settings."""
-    broker_connections.close()
-    settings.RMQ_RETRY = {"URL": f"embedded://{folder}"}
-    with registry.isolated():
+    with using_broker(settings, f"embedded://{folder}"), isolated_handlers():
 
         @handler("payments.charge")
         def charge(message: Delivery) -> None:
             """Nothing."""
 
         yield charge
-    broker_connections.close()
 
 
 @contextmanager
@@ -109,7 +105,7 @@ def test_it_runs_alone_as_a_command_until_it_is_told_to_stop(project: Any, folde
     assert process.returncode == 0
     assert out.startswith("The embedded broker listens on amqp://guest:guest@127.0.0.1:")
     assert "behaves as RabbitMQ 4.3" in out
-    assert f"What is durable it keeps in {folder / 'broker.sqlite3'}." in out
+    assert f"It stores durable queues and persistent messages in {folder / 'broker.sqlite3'}." in out
     assert out.endswith("The embedded broker has ended.\n")
     assert not running(folder)
 
@@ -138,7 +134,7 @@ def test_a_consumer_tells_of_a_queue_that_survived_as_it_was_before_a_change(fol
     with command(folder, "rmq_consume", "--max-runtime", "1") as process:
         out, _ = process.communicate(timeout=30)
 
-    assert "The embedded broker has queue payments.charge as it was declared before (" in out
+    assert "The embedded broker has queue payments.charge with an earlier definition (" in out
     assert "manage.py rmq_declare --recreate payments.charge" in out
 
 

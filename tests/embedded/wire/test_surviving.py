@@ -12,8 +12,8 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from django_rmq_retry.embedded import process
 from django_rmq_retry.embedded.place import NotRunning
+from django_rmq_retry.embedded.wire import server
 from django_rmq_retry.errors import ConfigurationError
 from tests.embedded.wire.folders import connected, depth, end, running
 from tests.tooling.waiting import wait_until
@@ -88,7 +88,7 @@ class Traffic:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_killed_broker_loses_nothing_confirmed_and_repeats_nothing_settled(folder: Path, kind: str) -> None:
-    process.ensure(folder)
+    server.ensure(folder)
     with connected(folder) as connection:
         connection.channel().queue_declare("q", durable=True, arguments={"x-queue-type": kind})
     traffic = Traffic(folder)
@@ -98,7 +98,7 @@ def test_a_killed_broker_loses_nothing_confirmed_and_repeats_nothing_settled(fol
     for kill in range(KILLS):
         traffic.wait_for((kill + 1) * CONFIRMED // (KILLS + 1) + chance.randrange(40))
         end(folder, signal.SIGKILL)
-        process.ensure(folder)
+        server.ensure(folder)
     for thread in traffic.threads:
         thread.join(60)
 
@@ -108,7 +108,7 @@ def test_a_killed_broker_loses_nothing_confirmed_and_repeats_nothing_settled(fol
 
 
 def test_what_waits_for_its_time_goes_on_to_wait_over_a_kill(folder: Path) -> None:
-    process.ensure(folder)
+    server.ensure(folder)
     letters = {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "again"}
     with connected(folder) as connection:
         channel = connection.channel()
@@ -117,7 +117,7 @@ def test_what_waits_for_its_time_goes_on_to_wait_over_a_kill(folder: Path) -> No
         channel.queue_declare("again", durable=True)
         channel.basic_publish("", "wait", b"x", LASTING)
     end(folder, signal.SIGKILL)
-    process.ensure(folder)
+    server.ensure(folder)
     wait_until(lambda: depth(folder, "again") == 1, what="the end of the wait")
     with connected(folder) as connection:
         got: Any = connection.channel().basic_get("again", auto_ack=True)
@@ -132,15 +132,15 @@ def test_a_broker_whose_file_is_damaged_says_so_to_who_brings_it(folder: Path) -
     (folder / "broker.sqlite3").write_text("damaged")
 
     with pytest.raises(ConfigurationError, match=r"broker\.sqlite3 was not written by it and was left unchanged"):
-        process.ensure(folder)
+        server.ensure(folder)
     assert (folder / "broker.sqlite3").read_text() == "damaged"
 
 
 def test_a_broker_that_was_brought_along_is_brought_again(folder: Path) -> None:
-    keeper = process.Keeper()
+    keeper = server.Keeper()
     with pytest.raises(NotRunning):
         keeper.port(folder)
-    process.ensure(folder)
+    server.ensure(folder)
     first = keeper.port(folder)
     with connected(folder) as connection:
         connection.channel().queue_declare("q", durable=True)

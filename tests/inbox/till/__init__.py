@@ -1,1 +1,1 @@
-"""A project whose handlers run once: each leaves a row of its own in the database."""
+"""A project whose handlers run once: each writes its own row to the database."""

@@ -1,4 +1,4 @@
-"""What the messages ask for: ``{"do": "wait", "for": path}``. What is done is a group in the database, one each run."""
+"""Handlers that follow the message: ``{"do": "wait", "for": path}``. Each run creates a group in the database."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ KILLS = {
 
 
 def first_time(path: str) -> bool:
-    """Once in all processes of a test."""
+    """Return True once in all processes of a test."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -49,7 +49,7 @@ OWN_END = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql
 
 
 def end_its_connection(data: Mapping[str, Any]) -> None:
-    """Each time, as a statement would that the database answers by ending the connection."""
+    """Lose the connection each time, like a statement on which the database closes it."""
     with Path(data["mark"]).open("a") as runs:
         runs.write(".")
     with connection.cursor() as cursor:
@@ -57,7 +57,7 @@ def end_its_connection(data: Mapping[str, Any]) -> None:
 
 
 def be_cut_off_once(data: Mapping[str, Any]) -> None:
-    """The database ends the connection under the transaction."""
+    """Let the database close the connection during the transaction."""
     if not first_time(data["mark"]):
         return
     ask, kill = KILLS[connection.vendor]
@@ -103,7 +103,7 @@ def by_number(message: Delivery) -> None:
 
 
 def dying_before_the_ack(ack: Callable[[OpenLine, Iterable[Delivery]], bytes]) -> Callable[..., bytes]:
-    """Kill -9 after the commit, once, where the environment names a file that says so."""
+    """Kill the process after the commit, once, if an environment variable names a file for it."""
     mark = os.environ["TILL_DIES"]
 
     def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> bytes:

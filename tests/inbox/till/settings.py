@@ -1,4 +1,4 @@
-"""The shop's settings for the till, with a heartbeat that a test can outwait."""
+"""The shop's settings for the till, with a heartbeat short enough for a test."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Posts what comes, and fails, waits or gives up where the message says so. Each run leaves two lines in the notes."""
+"""Handlers that post, fail, wait or park as the message demands. Each run writes two lines to the notes."""
 
 import os
 import threading
@@ -11,11 +11,11 @@ PAUSE = threading.Event()
 
 
 class BankDown(Exception):
-    """Another attempt may help."""
+    """Raised for a failure that may succeed at another attempt."""
 
 
 class Closed(Exception):
-    """No attempt will help."""
+    """Raised for a failure that no attempt resolves."""
 
 
 def note(text: str) -> None:

@@ -12,14 +12,14 @@ class PoisonConfig(AppConfig):
 
     def ready(self) -> None:
         # Needs the models.
-        from django_rmq_retry.parked.store import Filing  # noqa: PLC0415 - as above
+        from django_rmq_retry.parked.store import BatchWriter  # noqa: PLC0415 - as above
 
-        write = Filing.write
+        write = BatchWriter.write
 
-        def refusing(filing: Filing) -> None:
+        def refusing(filing: BatchWriter) -> None:
             if any(arrival.parked.body == b"poison" for arrival in filing._arrivals):
                 raise ValueError("poison")
             write(filing)
 
-        patched: Any = Filing
+        patched: Any = BatchWriter
         patched.write = refusing

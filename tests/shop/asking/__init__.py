@@ -1,4 +1,4 @@
-"""An app of the project's whose system check asks the database."""
+"""An app whose system check queries the database."""
 
 from django.core.checks import CheckMessage, register
 from django.db import connection
@@ -6,7 +6,7 @@ from django.db import connection
 
 @register
 def asks(**_: object) -> list[CheckMessage]:
-    """As some projects do, against Django's advice."""
+    """Query the database in a check, against Django's advice."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return []

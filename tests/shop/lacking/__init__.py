@@ -1,4 +1,4 @@
-"""An app of the project's whose system check queries a table that is not there yet."""
+"""An app whose system check queries a table that does not exist yet."""
 
 from django.core.checks import CheckMessage, register
 from django.db import connection
@@ -6,7 +6,7 @@ from django.db import connection
 
 @register
 def lacks(databases: object = None, **_: object) -> list[CheckMessage]:
-    """A check that queries only what it is told to, such as all by default."""
+    """Query the databases that are passed to the check."""
     if databases != []:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM shop_limit")

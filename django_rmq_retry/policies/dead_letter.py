@@ -6,31 +6,35 @@ key receives it too. ``back=""`` returns it through the default exchange to the 
 
 from dataclasses import dataclass, field
 
-from django_rmq_retry.arguments import TEXT, check, one_of
+from django_rmq_retry.arguments import TEXT, check, check_seconds, milliseconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import comes_back, dead_letter, rejections
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
-from django_rmq_retry.messages.seconds import check_seconds, milliseconds
-from django_rmq_retry.messages.stamp import MARK, Stamp, copy_of, story
-from django_rmq_retry.policies.carriers.carrier import Additions, Carrier, Hop, Route, parked_by_broker
+from django_rmq_retry.messages.history import (
+    PREFIX_BYTES,
+    Stamp,
+    comes_back,
+    copy_of,
+    dead_letter,
+    rejections,
+    stamp_of,
+)
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
+from django_rmq_retry.policies.carriers import Additions, Carrier, Hop, Route, parked_by_broker
 from django_rmq_retry.topology.declarations import (
+    NO_LIMIT,
+    Binding,
     BindingDeclaration,
+    Exchange,
+    Queue,
     QueueDeclaration,
     Role,
     Topology,
     bound,
-    exchanges_of,
-    queue_of,
-)
-from django_rmq_retry.topology.queues import (
-    NO_LIMIT,
-    Binding,
-    Exchange,
-    Queue,
     check_name,
     check_queue,
     check_text,
+    exchanges_of,
     name_of,
+    queue_of,
 )
 
 EXCHANGE = one_of((Exchange, str), "an exchange's name, or an Exchange")
@@ -52,7 +56,7 @@ class DeadLetter(Carrier):
     back: Exchange | str | None = None
     back_key: str | None = None
 
-    laned = False
+    quarantines = False
     parks = False
     stamps = False
 
@@ -67,7 +71,7 @@ class DeadLetter(Carrier):
         if isinstance(self.queue, Queue) and self.queue.message_ttl is not None:
             raise ConfigurationError(
                 f"Queue {self.queue.name!r} has a message_ttl, but DeadLetter(after=…) sets that wait. "
-                "Leave message_ttl out."
+                "Omit message_ttl."
             )
         self._exchange()
 
@@ -76,7 +80,7 @@ class DeadLetter(Carrier):
         return self.after
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
-        return story(delivery).attempts + rejections(delivery.headers, route.work.name) + 1
+        return stamp_of(delivery).attempts + rejections(delivery.headers, route.work.name) + 1
 
     def returns(self, route: Route, delivery: Delivery) -> int | None:
         return self.attempt(route, delivery) - 1
@@ -85,14 +89,14 @@ class DeadLetter(Carrier):
         leaving = _leaves_by_itself(route.work)
         if leaving:
             return (
-                f"Queue {route.work.name!r} has {leaving} and a dead-letter loop: what leaves it so would go round "
-                "without an attempt, and RabbitMQ drops it in the end. Leave that out, or use via=Ladder()."
+                f"Queue {route.work.name!r} has {leaving} and a dead-letter loop: messages that RabbitMQ removes "
+                "for that would circulate without an attempt and be dropped. Omit it, or use via=Ladder()."
             )
         key = self._key()
         if key is not None and self.back_key is None and not _finds_back(route, self.back, key):
             return (
-                f"DeadLetter(key={key!r}) changes the key of what is rejected, and no binding of queue "
-                f"{route.work.name!r} takes that key: its messages would be dropped on the way back. Set back_key=…."
+                f"DeadLetter(key={key!r}) changes the routing key of rejected messages, and no binding of "
+                f"queue {route.work.name!r} has that key: RabbitMQ would drop them on their return. Set back_key=…."
             )
         return _too_narrow(self._exchange(), self._keys(route))
 
@@ -117,13 +121,15 @@ class DeadLetter(Carrier):
         # Reject only if the broker will return the message. A message that was copied before may have another key at
         # the broker than its delivery shows. CC would send copies on each round of the loop. And on RabbitMQ 3 a
         # malformed x-death crashes the queue or loses the message.
-        plain = MARK not in delivery.raw and "CC" not in delivery.headers
+        plain = PREFIX_BYTES not in delivery.raw and "CC" not in delivery.headers
         if plain and bound_back and comes_back(delivery.headers, route.work.name):
-            return Settlement(tell=Tell.REJECT)
+            return Settlement(instruction=Instruction.REJECT)
         # If a key is not bound in the loop, the broker silently drops the rejected message, so publish a copy, which
         # is confirmed.
         into = key if bound_back else _key_back(route)
-        return Settlement(tell=Tell.ACK, copy=copy_of(delivery, hop.stamp, exchange=exchange.name, routing_key=into))
+        return Settlement(
+            instruction=Instruction.ACK, copy=copy_of(delivery, hop.stamp, exchange=exchange.name, routing_key=into)
+        )
 
     def _exchange(self) -> Exchange:
         if isinstance(self.exchange, Exchange):
@@ -188,7 +194,7 @@ class WaitQueue(Carrier):
             routing_key=key if bound_back else _key_back(route),
             expiration=milliseconds(hop.delay),
         )
-        return Settlement(tell=Tell.ACK, copy=copy)
+        return Settlement(instruction=Instruction.ACK, copy=copy)
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp]:
         return self._exchange().name, _key_back(route), milliseconds(seconds), Stamp()
@@ -232,8 +238,8 @@ def _too_narrow(exchange: Exchange, keys: list[str]) -> str | None:
     if exchange.type != "direct" or pattern is None:
         return None
     return (
-        f"Exchange {exchange.name!r} has the type 'direct', so the pattern {pattern!r} would let no retry into its "
-        "queue. Use Exchange(…, 'topic') or 'fanout'."
+        f"Exchange {exchange.name!r} has the type 'direct', so the pattern {pattern!r} would match no "
+        "retry. Use Exchange(…, 'topic') or 'fanout'."
     )
 
 

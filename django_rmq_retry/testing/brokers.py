@@ -1,4 +1,4 @@
-"""The kit on a real broker: real queues and real time, handlers in the test's thread."""
+"""The brokers of a test: the embedded one in this process, or a real one with real queues and real time."""
 
 import queue
 import threading
@@ -16,21 +16,46 @@ from django_rmq_retry.amqp.inspection import peek
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.amqp.session import Session
 from django_rmq_retry.amqp.source import PikaSource
-from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.publisher import Meddler, RunUntil, asked_for, forced
+from django_rmq_retry.embedded.direct_broker import (
+    DirectBroker,
+    DirectCaller,
+    DirectPublisher,
+    DirectSource,
+    asked_for,
+    forced,
+)
 from django_rmq_retry.errors import BrokerUnfit
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.testing.driver import NeverQuiet
-from django_rmq_retry.testing.virtual import Hands, Sent
+from django_rmq_retry.testing.place import Hands, Meddler, NeverQuiet, RunUntil, Sent
 from django_rmq_retry.topology.declarations import (
     BindingDeclaration,
     ExchangeDeclaration,
     QueueDeclaration,
     Role,
+    Server,
     Topology,
 )
 from django_rmq_retry.topology.plan import State
-from django_rmq_retry.topology.versions import Server
+
+
+class Virtual(DirectBroker):
+    """The embedded broker in this process."""
+
+    breakable = True
+
+    def begin(self, until: float | None) -> None: ...
+
+    def publisher(self, meddler: Meddler, sent: Sent) -> Publisher:
+        return DirectPublisher(self, meddler=meddler, sent=sent)
+
+    def caller(self, run_until: RunUntil, meddler: Meddler, sent: Sent, *, exclusive: bool) -> Caller:
+        return DirectCaller(self, run_until, exclusive=exclusive, meddler=meddler, sent=sent)
+
+    def hands(self, publisher: Publisher) -> Hands:
+        return DirectSource(self, publisher)
+
+    def close(self) -> None: ...
+
 
 SOON = 10.0
 

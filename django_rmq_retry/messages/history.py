@@ -1,13 +1,20 @@
-"""Dead-letter queue arguments, and the broker's ``x-death`` header, which a sender can forge."""
+"""A message's earlier attempts: the broker's record of them in ``x-death``, and the package's own headers, the stamp.
+
+A sender can forge both. The stamp has integers and short texts only, so that a client that republishes the message does
+not alter them, and so that they fit into a frame.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 
+from django_rmq_retry.arguments import LONGEST, milliseconds
 from django_rmq_retry.errors import UndecodableHeaders
-from django_rmq_retry.messages.headers import Headers, entries
-from django_rmq_retry.messages.message import Delivery
+from django_rmq_retry.messages.message import Delivery, Message
+from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, entries, lasting
+from django_rmq_retry.messages.tracebacks import short
 
 
 class Reason(StrEnum):
@@ -53,7 +60,7 @@ RabbitMQ before version 4 may drop a message as a dead-letter cycle because of i
 """
 _KEYS = frozenset(name.encode() for name in BROKERS_OWN)
 _LIST = "x-death"
-_TOLD = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
+_BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
 """The encoded keys of the fields in an x-death entry that the broker itself reads."""
 
 OLDEST = 365 * 86_400_000
@@ -131,8 +138,8 @@ def rejections(headers: Headers, queue: str) -> int:
 
 def first_rejected(headers: Headers, queue: str, *, now: int) -> int:
     """Return the epoch milliseconds of the first rejection from this queue; 0 if x-death has no plausible time."""
-    told = (death.at for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
-    return min((at for at in told if max(now - OLDEST, 0) < at <= now), default=0)
+    times = (death.at for death in deaths(headers) if death.queue == queue and death.reason == "rejected")
+    return min((at for at in times if max(now - OLDEST, 0) < at <= now), default=0)
 
 
 def reason_of(headers: Headers) -> Reason | None:
@@ -152,13 +159,13 @@ def brokers_part(headers: Headers) -> bytes:
     return b"".join(raw[start:stop] for key, start, _, stop in entries(raw, 0, len(raw)) if key in _KEYS)
 
 
-def told_of_broker(told: object) -> bytes:
+def trusted_brokers_part(value: object) -> bytes:
     """Return bytes made by `brokers_part` and read back from a header.
 
     The header can be forged: the result is empty unless the bytes hold only headers named in BROKERS_OWN.
     """
     try:
-        return told if isinstance(told, bytes) and BROKERS_OWN.issuperset(Headers(told)) else b""
+        return value if isinstance(value, bytes) and BROKERS_OWN.issuperset(Headers(value)) else b""
     except UndecodableHeaders:
         return b""
 
@@ -186,10 +193,10 @@ def _deaths(headers: Headers) -> tuple[Death, ...] | None:
     if _LIST not in headers:
         return ()
     try:
-        told = headers[_LIST]
+        value = headers[_LIST]
     except UndecodableHeaders:
         return None
-    found = [_death(entry) for entry in told] if isinstance(told, list) else [None]
+    found = [_death(entry) for entry in value] if isinstance(value, list) else [None]
     whole = tuple(death for death in found if death is not None)
     return whole if len(whole) == len(found) and not _ambiguous(headers, len(found)) else None
 
@@ -199,7 +206,7 @@ def _ambiguous(headers: Headers, count: int) -> bool:
     raw = headers.raw
     places = [(at, stop) for key, _, at, stop in entries(raw, 0, len(raw)) if key == _LIST.encode()]
     at, stop = places[0]
-    return len(places) > 1 or any(raw.count(name, at, stop) > count for name in _TOLD)
+    return len(places) > 1 or any(raw.count(name, at, stop) > count for name in _BROKER_FIELDS)
 
 
 def _death(entry: object) -> Death | None:
@@ -219,3 +226,159 @@ def _death(entry: object) -> Death | None:
         at=int(time.timestamp() * 1000) if isinstance(time, datetime) else 0,
         expiration=str(entry.get("original-expiration", "")),
     )
+
+
+PREFIX = "rmq-retry-"
+ANSWER = PREFIX + "answer"
+"""The header that marks a reply as an answer or an error, so that the data itself can have any form."""
+FAILED = "error"
+_STAMP_HEADERS = [
+    PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")
+]
+_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STAMP_HEADERS
+PREFIX_BYTES = PREFIX.encode()
+"""Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
+SUMMARY_LIMIT = 1000
+HANDLER_LIMIT = 255
+MOST = 2**31 - 1
+LONGEST_WAIT = milliseconds(LONGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """The retry history of a message."""
+
+    attempts: int = 0
+    """Failed attempts that count against the policy's limit."""
+    since: int = 0
+    """The time of the first failed attempt, in epoch milliseconds; 0 before that."""
+    wait: int = 0
+    """Milliseconds still to wait after the current waiting queue.
+
+    A remaining wait, not a time to wait until: the clocks of workers may differ.
+    """
+    exchange: str = ""
+    routing_key: str = ""
+    queue: str = ""
+    summary: str = ""
+
+    @classmethod
+    def read(cls, headers: Headers) -> "Stamp":
+        """Read the stamp from headers. Values that this package cannot have written are ignored."""
+        return _read(headers)
+
+    def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
+        """Return the stamp with one more failed attempt, described in one line."""
+        line = f"#{attempt} {failure}".replace("\n", " ")
+        summary = _latest(f"{self.summary}\n{line}" if self.summary else line)
+        # Not dataclasses.replace(): it takes three times as long, and this runs at every failure.
+        return Stamp(
+            # Forged x-death counts can add up to more than an integer header holds.
+            attempts=min(attempt, MOST),
+            since=self.since or now,
+            wait=self.wait,
+            exchange=self.exchange,
+            routing_key=self.routing_key,
+            queue=self.queue,
+            summary=summary,
+        )
+
+    def headers(self) -> dict[str, object]:
+        """Return the stamp as headers, without the empty ones."""
+        named = {
+            _ATTEMPTS: self.attempts,
+            _SINCE: self.since,
+            _WAIT: self.wait,
+            _EXCHANGE: _faithful(self.exchange),
+            _KEY: _faithful(self.routing_key),
+            _QUEUE: _faithful(self.queue),
+            _SUMMARY: self.summary,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+@lru_cache(maxsize=32)
+def _read(headers: Headers) -> Stamp:
+    """Read the stamp, cached because several callers need it during one attempt."""
+    return Stamp(
+        attempts=_number(headers, _ATTEMPTS),
+        since=_number(headers, _SINCE, most=2**62),
+        wait=_number(headers, _WAIT, most=LONGEST_WAIT),
+        exchange=_name(headers, _EXCHANGE),
+        routing_key=_name(headers, _KEY),
+        queue=_name(headers, _QUEUE),
+        summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
+    )
+
+
+def stamp_of(delivery: Delivery) -> Stamp:
+    """Return the stamp of a delivery. A stamp written in another queue is ignored, so attempts start again at 1."""
+    if PREFIX_BYTES not in delivery.raw:
+        return NO_STAMP
+    stamp = Stamp.read(delivery.headers)
+    return stamp if stamp.queue in {"", delivery.queue} else NO_STAMP
+
+
+NO_STAMP = Stamp()
+"""The stamp of a message without a failed attempt."""
+
+
+_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
+BROKERS = PREFIX + "broker"
+"""The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
+
+Only records show them.
+"""
+OURS = frozenset({*_STAMP_HEADERS, *(PREFIX + name for name in _PARKED), BROKERS})
+
+
+def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
+    value = headers.get(name)
+    return value if type(value) is int and 0 < value <= most else 0
+
+
+def _name(headers: Headers, name: str) -> str:
+    """Read the name of an exchange or queue, or a routing key; empty if it is too long for AMQP, and so forged."""
+    text = _text(headers, name)
+    return text if len(text.encode("utf-8", "surrogateescape")) <= SHORT_STRING_LIMIT else ""
+
+
+def _text(headers: Headers, name: str) -> str:
+    value = headers.get(name)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return value if isinstance(value, str) else ""
+
+
+def _faithful(name: str) -> str | bytes:
+    """Return a name as a header value: bytes if it is not UTF-8, which the broker allows, else text."""
+    if name.isascii():
+        return name
+    encoded = name.encode("utf-8", "surrogateescape")
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return encoded
+
+
+def _latest(summary: str) -> str:
+    """Return the last lines that fit SUMMARY_LIMIT; a single line that is too long is cut."""
+    encoded = summary.encode()
+    if len(encoded) <= SUMMARY_LIMIT:
+        return summary
+    _, newline, whole_lines = encoded[-SUMMARY_LIMIT:].partition(b"\n")
+    return (whole_lines if newline else encoded[:SUMMARY_LIMIT]).decode("utf-8", "ignore")
+
+
+def copy_of(
+    delivery: Delivery, stamp: Stamp, *, exchange: str, routing_key: str, expiration: int | None = None
+) -> Message:
+    """Return a copy with the given stamp. Headers set by others are copied byte for byte, the broker's are dropped."""
+    known = delivery.properties
+    headers = known.headers.replacing(drop=NOT_COPIED, put=stamp.headers())
+    properties = lasting(known, headers, expiration=None if expiration is None else str(expiration))
+    return Message(body=delivery.body, exchange=exchange, routing_key=routing_key, properties=properties)
+
+
+STAMPED = frozenset(Stamp(attempts=1, since=1, wait=1, exchange="-", routing_key="-", queue="-", summary="-").headers())
+NOT_COPIED = BROKERS_OWN | STAMPED

@@ -1,4 +1,4 @@
-"""The kit's broker, and the faults that a test injects."""
+"""A test's broker as the driver sees it, and the faults that a test injects."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -6,14 +6,14 @@ from enum import StrEnum
 from typing import Protocol
 
 from django_rmq_retry.amqp.contracts import Caller, Line, Outcome, Publisher, Receiver
-from django_rmq_retry.embedded.direct.broker import DirectBroker
-from django_rmq_retry.embedded.direct.publisher import DirectCaller, DirectPublisher, Meddler, RunUntil
-from django_rmq_retry.embedded.direct.source import DirectSource
 from django_rmq_retry.messages.message import Delivery, Message, Settlement
-from django_rmq_retry.topology.declarations import Topology
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.topology.declarations import Server, Topology
 
 Sent = Callable[[Message], None]
+Meddler = Callable[[Message], Outcome | None]
+"""A test's choice of a publish's end; None leaves it to the broker."""
+RunUntil = Callable[[Callable[[], bool], float], None]
+"""Runs handlers until the given function returns True, or this many seconds have passed."""
 
 
 class Hands(Protocol):
@@ -83,23 +83,8 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-class Virtual(DirectBroker):
-    """The embedded broker in this process."""
-
-    breakable = True
-
-    def begin(self, until: float | None) -> None: ...
-
-    def publisher(self, meddler: Meddler, sent: Sent) -> Publisher:
-        return DirectPublisher(self, meddler=meddler, sent=sent)
-
-    def caller(self, run_until: RunUntil, meddler: Meddler, sent: Sent, *, exclusive: bool) -> Caller:
-        return DirectCaller(self, run_until, exclusive=exclusive, meddler=meddler, sent=sent)
-
-    def hands(self, publisher: Publisher) -> Hands:
-        return DirectSource(self, publisher)
-
-    def close(self) -> None: ...
+class NeverQuiet(AssertionError):
+    """A run without an end."""
 
 
 PUBLISH = "publish"

@@ -1,23 +1,20 @@
-"""The carrier interface, and ``Ladder``, the default: one waiting queue for each back-off step.
+"""Carriers: the ways a retry waits between two attempts.
 
-A message does not wait behind one with a longer delay, because all messages in a waiting queue have the same delay,
-except for the jitter.
+``Ladder`` is the default, with one waiting queue for each back-off step: all messages in a waiting queue have the same
+delay, except for the jitter, so none waits behind one with a longer delay. The others need no waiting queue: they use
+the broker's own delayed retry, or a wait in the consumer. ``policies.dead_letter`` has those that use an exchange.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from django_rmq_retry.arguments import NUMBERS, check, one_of
+from django_rmq_retry.arguments import LONGEST, NUMBER, NUMBERS, check, check_seconds, milliseconds, one_of
 from django_rmq_retry.errors import ConfigurationError
-from django_rmq_retry.messages.deaths import dead_letter
-from django_rmq_retry.messages.message import Delivery, Settlement, Tell
-from django_rmq_retry.messages.seconds import LONGEST, check_seconds, milliseconds
-from django_rmq_retry.messages.stamp import Stamp, copy_of, story
+from django_rmq_retry.messages.history import Stamp, copy_of, dead_letter, stamp_of
+from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.policies.backoff import Backoff
-from django_rmq_retry.topology.declarations import QueueDeclaration, Role, Topology
-from django_rmq_retry.topology.queues import Queue, check_name
-from django_rmq_retry.topology.versions import Server
+from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology, check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +66,7 @@ class Carrier(ABC):
     """The oldest RabbitMQ version that supports the carrier; None for every supported version."""
     stamps = True
     """True if a retry carries a stamp with the retry history of the message."""
-    laned = True
+    quarantines = True
     """True if it can retry messages from the quarantine queue as well as from the work queue."""
     parks = True
     """True if messages that the broker dead-letters from the work queue, such as expired ones, are parked."""
@@ -79,7 +76,7 @@ class Carrier(ABC):
     """True if the broker can delay a message for any length of time."""
     notes_rest = True
     """True if a copy carries the remaining wait when one waiting queue cannot cover the whole delay."""
-    in_hand = False
+    keeps_unacked = False
     """True if a message stays unacked at the consumer while it waits."""
 
     @property
@@ -99,7 +96,7 @@ class Carrier(ABC):
 
     def attempt(self, route: Route, delivery: Delivery) -> int:
         """Return the number of this attempt, by default from the stamp."""
-        return story(delivery).attempts + 1
+        return stamp_of(delivery).attempts + 1
 
     def returns(self, route: Route, delivery: Delivery) -> int | None:
         """Return the number of returns to the queue that were retries, not crashes; None if retries are unlimited."""
@@ -176,7 +173,7 @@ class Ladder(Carrier):
         if len(rungs) > MOST_STEPS:
             return (
                 f"The back-off has {len(rungs)} different waits, which would need as many waiting queues. "
-                f"Name at most {MOST_STEPS} with via=Ladder([…]); any other wait is reached by waiting again."
+                f"Name at most {MOST_STEPS} with via=Ladder([…]); for other waits, a message waits several times."
             )
         for rung in rungs:
             check_name("queue", waiting_name(route.work.name, rung))
@@ -197,7 +194,7 @@ class Ladder(Carrier):
             routing_key=waiting_name(route.work.name, rung),
             expiration=expiration,
         )
-        return Settlement(tell=Tell.ACK, copy=copy)
+        return Settlement(instruction=Instruction.ACK, copy=copy)
 
     def delayed(self, route: Route, seconds: float) -> tuple[str, str, int | None, Stamp]:
         rung, expiration, rest = self._first_wait(route, milliseconds(seconds))
@@ -252,3 +249,150 @@ def waiting_name(work: str, rung: int) -> str:
         if rung % size == 0:
             return f"{work}.retry.{rung // size}{unit}"
     raise AssertionError("1 ms divides every whole number")
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace(Carrier):
+    """Keep the message unacked and attempt it again in the same consumer. Ordered queues need this."""
+
+    stamps = False
+    by_name = False
+    keeps_unacked = True
+
+    def attempt(self, route: Route, delivery: Delivery) -> int:
+        # The consumer itself counts the attempts of a message that stays unacked.
+        return 1
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return Settlement(instruction=Instruction.KEEP, hold=hop.delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Carrier):
+    """RabbitMQ's own delayed retry: ``first`` seconds times the number of returns, at most ``cap``, without jitter."""
+
+    first: float
+    cap: float | None = None
+
+    needs = (4, 3)
+    quarantines = False
+    stamps = False
+
+    def __post_init__(self) -> None:
+        check_seconds("Native", self.first)
+        check(self, cap=NUMBER.optional)
+        if self.cap is not None and not self.first <= self.cap <= LONGEST:
+            raise ConfigurationError(f"Native's cap is a wait from {self.first!r} s to ten years, not {self.cap!r}.")
+
+    @property
+    def pace(self) -> float:
+        return self.first
+
+    def attempt(self, route: Route, delivery: Delivery) -> int:
+        count = delivery.headers.get("x-delivery-count", 0) if delivery.redelivered else 0
+        return count + 1 if type(count) is int and count > 0 else 1
+
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return None if route.attempts is None else route.attempts - 1
+
+    def refusal(self, route: Route) -> str | None:
+        if route.work.type == "quorum":
+            return None
+        return f"Native delayed retry is a feature of quorum queues; queue {route.work.name!r} has another type."
+
+    def additions(self, route: Route) -> Additions:
+        delays = {
+            "x-delayed-retry-type": "failed",
+            "x-delayed-retry-min": milliseconds(self.first),
+            "x-delayed-retry-max": milliseconds(self.first if self.cap is None else self.cap),
+        }
+        return Additions(arguments={**delays, **parked_by_broker(route)})
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        # Not a nack: RabbitMQ 4.3 neither counts it nor increases the wait (rabbitmq.com/docs/quorum-queues).
+        return Settlement(instruction=Instruction.COUNTED_REQUEUE)
+
+
+LONGEST_HOLD = 900.0
+"""Seconds that a message may stay unacked for a wait.
+
+After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NackRequeue(Carrier):
+    """Nack with requeue after the wait. It can only read the redelivered flag, so attempts is 1, 2 or None."""
+
+    quarantines = False
+    stamps = False
+    by_name = False
+    keeps_unacked = True
+
+    def attempt(self, route: Route, delivery: Delivery) -> int:
+        return 2 if delivery.redelivered else 1
+
+    def returns(self, route: Route, delivery: Delivery) -> int | None:
+        return None if route.attempts is None else route.attempts - 1
+
+    def refusal(self, route: Route) -> str | None:
+        if route.attempts not in (1, 2, None):
+            return (
+                f"NackRequeue reads only the flag 'redelivered', so it cannot count to attempts={route.attempts}. "
+                "Use attempts=1, 2 or None (no limit), or another carrier, such as via=Ladder()."
+            )
+        return _too_long(self, route)
+
+    def longest(self, route: Route) -> float:
+        # The attempt number never exceeds 2, so only the first two waits occur.
+        return max((backoff.longest(route.attempts or 3) for backoff in route.backoffs), default=0.0)
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return Settlement(instruction=Instruction.REQUEUE, hold=min(hop.delay, LONGEST_HOLD))
+
+
+@dataclass(frozen=True, slots=True)
+class Republish(Carrier):
+    """Publish a copy with a counter to the end of the same queue, then ack: may duplicate, never loses a message."""
+
+    notes_rest = False
+    keeps_unacked = True
+
+    def refusal(self, route: Route) -> str | None:
+        return _too_long(self, route)
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return _copied(route, delivery, hop, ack_first=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AckFirst(Carrier):
+    """Ack, then publish a copy with a counter to the end of the same queue: may lose a message, rarely duplicates."""
+
+    notes_rest = False
+    keeps_unacked = True
+
+    def refusal(self, route: Route) -> str | None:
+        return _too_long(self, route)
+
+    def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
+        return _copied(route, delivery, hop, ack_first=True)
+
+
+def _too_long(carrier: Carrier, route: Route) -> str | None:
+    longest = carrier.longest(route)
+    if longest <= LONGEST_HOLD:
+        return None
+    return (
+        f"{type(carrier).__name__} keeps a waiting message unacked, for at most {LONGEST_HOLD:g} s, and the back-off "
+        f"waits up to {longest:.9g} s. Use shorter waits, or via=Ladder()."
+    )
+
+
+def _copied(route: Route, delivery: Delivery, hop: Hop, *, ack_first: bool) -> Settlement:
+    """Return the settlement with a copy for the end of the work queue.
+
+    The copy carries no remaining wait: a forged one would occupy a prefetch slot for that time.
+    """
+    copy = copy_of(delivery, hop.stamp, exchange="", routing_key=route.work.name)
+    return Settlement(instruction=Instruction.ACK, copy=copy, hold=min(hop.delay, LONGEST_HOLD), ack_first=ack_first)

@@ -1,0 +1,108 @@
+"""Verdicts, and the exceptions by which a handler asks for one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from django_rmq_retry.arguments import LONGEST
+from django_rmq_retry.errors import ConfigurationError
+from django_rmq_retry.messages.history import Reason
+from django_rmq_retry.messages.tracebacks import ErrorNote, short
+
+DETAIL_LIMIT = 600
+"""In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""
+
+
+class Kind(StrEnum):
+    ACK = "ack"
+    RETRY = "retry"
+    PARK = "park"
+    DISCARD = "discard"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision about one delivery."""
+
+    kind: Kind
+    after: float = 0.0
+    reason: Reason | None = None
+    detail: str = ""
+    error: ErrorNote | None = None
+    counted: bool = True
+    """True if this attempt counts against the policy's limit."""
+    fingerprint: str = ""
+    """The group of the failure, for a parked message."""
+    culprit: str = ""
+    """The project's function nearest to the error, for a parked message."""
+
+
+ACK = Verdict(kind=Kind.ACK)
+DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run again.", counted=False)
+
+
+def retry(after: float, error: ErrorNote | None = None, *, detail: str = "", counted: bool = True) -> Verdict:
+    return Verdict(kind=Kind.RETRY, after=after, error=error, detail=short(detail, DETAIL_LIMIT), counted=counted)
+
+
+def park(reason: Reason, detail: str, error: ErrorNote | None = None) -> Verdict:
+    return Verdict(kind=Kind.PARK, reason=reason, detail=short(detail, DETAIL_LIMIT), error=error)
+
+
+def discard(detail: str, error: ErrorNote | None = None) -> Verdict:
+    return Verdict(kind=Kind.DISCARD, detail=short(detail, DETAIL_LIMIT), error=error)
+
+
+def halt(after: float, error: ErrorNote | None = None, *, detail: str = "") -> Verdict:
+    return Verdict(kind=Kind.HALT, after=after, error=error, detail=short(detail, DETAIL_LIMIT))
+
+
+class Overrule(Exception):
+    """The base of the exceptions by which a handler decides itself what happens to its message."""
+
+    reason: str = ""
+    """The default for a subclass that does not call this ``__init__``."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(Overrule):
+    """Try again, after the given number of seconds or by the policy's back-off: ``raise Retry(after=30)``."""
+
+    after: float | None = None
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST):
+            raise ValueError(f"Retry(after=…) takes seconds from 0 to ten years, or a timedelta, not {after!r}.")
+        super().__init__(reason)
+        self.after = seconds
+
+
+class Park(Overrule):
+    """Set the message aside for an operator: ``raise Park("The account is frozen")``."""
+
+
+class Discard(Overrule):
+    """Drop the message on purpose; the log keeps the reason: ``raise Discard("Superseded")``."""
+
+
+Errors = type[BaseException] | Iterable[type[BaseException]]
+
+
+def error_types(name: str, errors: object) -> tuple[type[BaseException], ...]:
+    if isinstance(errors, (str, BaseException)) or not isinstance(errors, (type, Iterable)):
+        raise ConfigurationError(f"{name} takes exception classes, not {errors!r}.")
+    found = (errors,) if isinstance(errors, type) else tuple(errors)
+    for error in found:
+        if not _is_error_type(error):
+            raise ConfigurationError(f"{name} takes exception classes, not {error!r}.")
+    return found
+
+
+def _is_error_type(error: object) -> bool:
+    return isinstance(error, type) and issubclass(error, BaseException)
