@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -31,6 +32,8 @@ log = logging.getLogger("django_rmq_retry")
 MOST = 500
 MOST_BYTES = 16 * 1024 * 1024
 """Bytes of bodies in one batch."""
+Sized: TypeAlias = tuple[int, str, int]
+"""The id of a row, its ordering key, and the bytes of its body."""
 
 
 def skips_locked(using: str) -> bool:
@@ -93,38 +96,37 @@ def _leased(using: str, wanted: Wanted, lease: float) -> list[Row]:
 
 def _taken(using: str, wanted: Wanted, *, lock: bool) -> list[Row]:
     ready = _due(using, server.now(using), wanted.without)
-    ids = _heads(using, ready, wanted, lock=lock)
-    keyed = [key for key in ids.values() if key]
-    if keyed and len(ids) < wanted.most and not wanted.only:
-        first = min(id for id, key in ids.items() if key)  # noqa: A001
-        ids |= _followers(using, ready, ids, (first, wanted.most - len(ids)), lock=lock)
-    found = OutboxMessage.objects.using(using).filter(pk__in=ids).order_by("pk")
+    heads = _heads(using, ready, wanted, lock=lock)
+    room = wanted.most - len(heads)
+    followers = _followers(using, ready, heads, room, lock=lock) if room and not wanted.only else []
+    found = OutboxMessage.objects.using(using).filter(pk__in=_within([*heads, *followers])).order_by("pk")
     return [row_of(row) for row in found.values_list(*READ)]
 
 
-def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> dict[int, str]:
+def _heads(using: str, ready: QuerySet[OutboxMessage], wanted: Wanted, *, lock: bool) -> list[Sized]:
     """Return the due rows without an ordering key, and the first row of each ordering key."""
     earlier = OutboxMessage.objects.using(using).filter(order_key=OuterRef("order_key"), pk__lt=OuterRef("pk"))
     rows = ready.filter(Q(order_key="") | ~Exists(earlier)).order_by("pk")
     if wanted.only:
         rows = rows.filter(pk__in=wanted.only)
-    found = _locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most]
-    return _within(list(found), 0)
+    return list(_locked(rows, using, lock=lock).values_list("pk", "order_key", "size")[: wanted.most])
 
 
 def _followers(
-    using: str, ready: QuerySet[OutboxMessage], heads: dict[int, str], limits: tuple[int, int], *, lock: bool
-) -> dict[int, str]:
+    using: str, ready: QuerySet[OutboxMessage], heads: Sequence[Sized], most: int, *, lock: bool
+) -> list[Sized]:
     """Return the rows that follow the first rows of their ordering keys.
 
     Each ordering key ends at its first row that is not due or is claimed by another process.
     """
-    keys, (first, most) = {key for key in heads.values() if key}, limits
-    rows = OutboxMessage.objects.using(using).filter(order_key__in=keys, pk__gt=first).exclude(pk__in=heads)
+    open_keys = {key for _pk, key, _size in heads if key}
+    if not open_keys:
+        return []
+    first, known = min(pk for pk, key, _size in heads if key), [pk for pk, _key, _size in heads]
+    rows = OutboxMessage.objects.using(using).filter(order_key__in=open_keys, pk__gt=first).exclude(pk__in=known)
     listed = list(rows.order_by("pk").values_list("pk", "order_key", "size")[:most])
     mine = _locked(ready.filter(pk__in=[pk for pk, _key, _size in listed]), using, lock=lock)
     free = set(mine.values_list("pk", flat=True))
-    open_keys = set(keys)
     found = []
     for pk, key, size in listed:
         # A database collation may treat different ordering keys as equal, so compare again here. Rows of other keys
@@ -133,18 +135,13 @@ def _followers(
             open_keys.discard(key)
         elif key in open_keys:
             found.append((pk, key, size))
-    return _within(found, 0)
+    return found
 
 
-def _within(found: Sequence[tuple[int, str, int]], size: int) -> dict[int, str]:
-    """Return the rows that fit MOST_BYTES of a batch, at least one."""
-    taken: dict[int, str] = {}
-    for pk, key, length in found:
-        size += length
-        if taken and size > MOST_BYTES:
-            break
-        taken[pk] = key
-    return taken
+def _within(rows: Sequence[Sized]) -> list[int]:
+    """Return the ids of the first rows that fit MOST_BYTES of a batch, at least one."""
+    fitting = sum(total <= MOST_BYTES for total in accumulate(size for _pk, _key, size in rows))
+    return [pk for pk, _key, _size in rows[: max(1, fitting)]]
 
 
 def _locked(rows: QuerySet[OutboxMessage], using: str, *, lock: bool) -> QuerySet[OutboxMessage]:

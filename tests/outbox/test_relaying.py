@@ -66,6 +66,17 @@ def test_a_batch_holds_no_more_bodies_than_have_room(post: Post, monkeypatch: py
     assert post.keys == ["a", "b", "c"]
 
 
+def test_the_followers_of_an_ordering_key_share_the_bytes_of_a_batch_with_its_first_row(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "MOST_BYTES", 100)
+    left("a1", "a2", "a3", "a4", body=b"x" * 40, order_key="a")
+    one = relay()
+
+    assert [one.turn().sent for _ in range(3)] == [2, 2, 0]
+    assert post.keys == ["a1", "a2", "a3", "a4"]
+
+
 def test_rows_of_a_key_leave_one_after_the_other(post: Post) -> None:
     left("a1", "a2", "a3", order_key="a")
     left("free")
