@@ -408,6 +408,7 @@ LISTENING_POLL = 3.0
 SOONEST = 0.05
 AGAIN = 1.0
 """Seconds after which an unreachable broker or database is tried again."""
+UNKNOWN_DATABASES = "The relay cannot ask the database routers which outboxes it serves"
 PATIENCE = 30.0
 """Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
 
@@ -482,7 +483,8 @@ class RelayThread:
         finally:
             outbox_rows.wakers.discard(self.wake)
             self._wake_ups.close()
-            connections.close_all()
+            with suppress(Exception):
+                connections.close_all()
             self.over.set()
 
     def _report(self, reports: list[Report]) -> None:
@@ -495,16 +497,23 @@ class RelayThread:
     def _round(self) -> float:
         """Serve each database, and return the seconds until the next round."""
         waits = [LISTENING_POLL]
-        for using in outbox_rows.served():
+        try:
+            served = outbox_rows.served()
+        except Exception as error:  # noqa: BLE001 - a database router of the project may raise anything
+            self._log_failure(UNKNOWN_DATABASES, error)
+            return AGAIN
+        self._failing.discard(UNKNOWN_DATABASES)
+        for using in served:
             if self._ended.is_set():
                 return 0.0
+            failure = f"The relay cannot serve the outbox of {using!r}"
             try:
                 with self._around():
                     waits.append(self._serve(using))
-                self._failing.discard(using)
+                self._failing.discard(failure)
             except Exception as error:  # noqa: BLE001 - the thread must survive any error
-                self.away = self.away or str(error)
-                self._log_failure(using, error)
+                self._log_failure(failure, error)
+                _close(connections[using])
                 waits.append(AGAIN)
         return min(waits)
 
@@ -533,12 +542,17 @@ class RelayThread:
                 relay.forget()
                 return turn
 
-    def _log_failure(self, using: str, error: Exception) -> None:
-        """Log an error of a database once, until it is served again: an outage repeats the same error."""
-        connection = connections[using]
-        if not connection.in_atomic_block:
+    def _log_failure(self, failure: str, error: Exception) -> None:
+        """Log a failure once, until a round succeeds: an outage repeats the same error."""
+        self.away = self.away or str(error)
+        if failure not in self._failing:
+            said = " ".join(str(error).split())
+            log.warning("%s and tries again every %g s: %s", failure, AGAIN, said, extra={"event": "relay"})
+        self._failing.add(failure)
+
+
+def _close(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that failed, unless a transaction around the relay still needs it."""
+    if not connection.in_atomic_block:
+        with suppress(Exception):
             connection.close()
-        if using not in self._failing:
-            said = "The relay cannot serve the outbox of %r and tries again every %g s: %s"
-            log.warning(said, using, AGAIN, " ".join(str(error).split()), extra={"event": "relay"})
-        self._failing.add(using)

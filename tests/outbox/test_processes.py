@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_rmq_retry import publish
@@ -223,6 +224,44 @@ def test_a_relay_says_that_nothing_more_can_be_sent_only_when_a_round_has_sent_n
 
     assert (first, second, told.get(timeout=30)) == (False, True, True)
     assert kept("own") == ["bad"]
+
+
+def test_a_relay_survives_a_database_router_that_fails_and_a_connection_that_cannot_be_closed(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claiming, "AGAIN", 0.01)
+    routers = iter([RuntimeError("no tenant"), RuntimeError("no tenant")])
+    losses = iter([OperationalError("gone"), OperationalError("gone")])
+    exists = outbox_rows.table_exists
+
+    def served() -> list[str]:
+        if error := next(routers, None):
+            raise error
+        return ["own"]
+
+    def away(using: str) -> bool:
+        if error := next(losses, None):
+            monkeypatch.setattr(connections[using], "close", partial(failing, connections[using].close))
+            raise error
+        return exists(using)
+
+    def failing(close: Callable[[], None]) -> None:
+        close()
+        raise OperationalError("already closed")
+
+    monkeypatch.setattr(outbox_rows, "served", served)
+    monkeypatch.setattr(outbox_rows, "table_exists", away)
+    left("good")
+    relays = RelayThread()
+    relays.start()
+    wait_until(lambda: post.keys == ["good"], what="the row is sent")
+    assert (relays.stop(timeout=20), relays.over.is_set()) == (True, True)
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "The relay cannot ask the database routers which outboxes it serves and tries again every 0.01 s: no tenant",
+        "The relay cannot serve the outbox of 'own' and tries again every 0.01 s: gone",
+    ]
 
 
 def test_a_relay_whose_database_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
