@@ -168,8 +168,8 @@ class Attempts:
         """Return the settlement of a message after a failure outside its handler.
 
         The message stays unacked and is attempted again, because a return to the queue would count as a crash; the
-        failure is not counted as an attempt. After three failures the message is parked. Failures that would hit any
-        message, such as a lost database, do not count towards the three.
+        failure is not counted as an attempt. After three failures in a row the message is parked. Failures that would
+        hit any message, such as a lost database, do not count towards the three.
         """
         state = self._state(arrival)
         if state.settled:
@@ -400,7 +400,7 @@ class Attempts:
     def _end(self, state: AttemptState, settlement: Settlement) -> Settlement:
         """Keep the state of a message that stays unacked for its next attempt; drop the state of any other."""
         if settlement.instruction is Instruction.KEEP:
-            state.outcome, state.error, state.settled = None, None, False
+            state.outcome, state.error, state.settled, state.outside_failures = None, None, False, 0
             self._keep(state, state.arrival)
         elif self._unacked:
             self._unacked.pop(state.arrival, None)

@@ -182,11 +182,12 @@ _SCALE_LIMIT = 255
 
 def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
     """Encode one entry of a table."""
-    name = _encode_key(key)
+    if not isinstance(key, str):
+        raise TypeError(f"A header's name is a text, not {key!r}.")
     try:
-        return name + encode_value(value, depth=depth)
+        return _encode_key(key) + encode_value(value, depth=depth)
     except (TypeError, ValueError) as error:
-        error.add_note(f"in header {shown(name[1:])!r}")
+        error.add_note(f"in header {shown(key.encode('utf-8', 'replace'))!r}")
         raise
 
 

@@ -1,7 +1,9 @@
 """Headers keep foreign bytes, decode on demand and fail with a name and a sentence, never with anything else."""
 
 import copy
+import re
 import struct
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -176,6 +178,22 @@ def test_a_key_that_is_not_utf8_can_be_listed_and_dropped() -> None:
     assert list(headers) == ["\udcffkey", "good"]
     assert headers["\udcffkey"] is True
     assert headers.replacing(drop=["\udcffkey"]).raw == entry(b"good", b"b\7")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "sentence"),
+    [
+        (7, TypeError, "A header's name is a text, not 7."),
+        ("k" * 256, ValueError, f"Header name '{'k' * 60}…' takes 256 bytes; AMQP takes 255."),
+        ("\ud800", ValueError, "surrogates not allowed"),
+    ],
+)
+@pytest.mark.parametrize("table", [lambda name: {name: 1}, lambda name: {"outer": {name: 1}}], ids=["top", "nested"])
+def test_a_name_that_amqp_cannot_carry_is_refused_in_a_sentence(
+    table: Callable[[object], dict[str, object]], name: object, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=re.escape(sentence)):
+        Headers.of(table(name))
 
 
 def test_of_a_key_that_comes_twice_the_last_counts_and_replacing_removes_both() -> None:

@@ -412,6 +412,27 @@ def test_a_halted_message_is_attempted_anew_after_such_an_end() -> None:
     assert ((halted.instruction, halted.hold), done, runs) == ((Instruction.KEEP, 30), DONE, [1, 2])
 
 
+def test_failures_outside_the_handler_count_in_a_row_only() -> None:
+    runs: list[int] = []
+    enters = iter([True, True, False] * 3)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        if next(enters):
+            raise ValueError("no room")
+        yield
+
+    def act(message: Delivery) -> None:
+        runs.append(message.attempt)
+        raise ConnectionError("no bank")
+
+    with handling(act, StopTheLine(backoff=Fixed(30)), around=around) as made:
+        settled = tried(made, delivery(), 9)
+
+    kept = Settlement(instruction=Instruction.KEEP, hold=OUTSIDE_FAILURE_WAIT)
+    assert (settled, runs) == ([kept, kept, Settlement(instruction=Instruction.KEEP, hold=30)] * 3, [1, 2, 3])
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_gate_that_fails_after_a_success_runs_no_handler_again(failing: int) -> None:
     runs: list[bytes] = []
