@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from django_rmq_retry.errors import ConfigurationError
 
+LONGEST = 10 * 365 * 86400.0
+"""Ten years, in seconds: the longest TTL that the broker accepts."""
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FASTEST = 100_000.0
+SLOWEST = 1 / 86400
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*([smhd])")
+
 
 class Kind(NamedTuple):
     """The values that an argument accepts, and their description."""
@@ -38,14 +46,20 @@ def _is_number(value: object) -> bool:
 
 
 NUMBER = Kind("a number", _is_number)
+
 NUMBERS = Kind(
     "a list of seconds, such as [10, 60, 600]",
     lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)),
 )
+
 WHOLE = Kind("a whole number", lambda value: type(value) is int)
+
 TEXT = one_of(str, "a string")
+
 FLAG = one_of(bool, "True or False")
+
 FUNCTION = Kind("a function, such as lambda error: …", callable)
+
 TABLE = Kind(
     "a dict with string keys, such as {'x-max-length': 1000}",
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
@@ -63,10 +77,6 @@ def check_value(owner: str, name: str, value: object, kind: Kind) -> None:
         raise ConfigurationError(f"{owner}({name}=…) takes {kind.form}, not {value!r:.80}.")
 
 
-LONGEST = 10 * 365 * 86400.0
-"""Ten years, in seconds: the longest TTL that the broker accepts."""
-
-
 def check_seconds(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST:
         raise ConfigurationError(f"{what} takes seconds above 0 and up to ten years, not {value!r}.")
@@ -75,12 +85,6 @@ def check_seconds(what: str, value: object) -> None:
 def milliseconds(seconds: float) -> int:
     """Convert seconds to whole milliseconds, rounded up, so that a wait is never shorter than requested."""
     return math.ceil(round(seconds * 1000, 6))
-
-
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FASTEST = 100_000.0
-SLOWEST = 1 / 86400
-_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*([smhd])")
 
 
 def per_second(rate: object) -> float:

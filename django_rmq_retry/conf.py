@@ -22,6 +22,15 @@ from django_rmq_retry.topology.declarations import Exchange, Queue, QueueType
 Reader = Callable[[str, object], object]
 Urls = tuple[Secret, ...] | Callable[[], str | list[str]]
 
+NAME = "RMQ_RETRY"
+LOOPBACK = "127.0.0.1"
+MASKED = (
+    *("card.pan", "*.pan", "*.cvv", "*.cvc", "*.iban", "*.card_number", "*.password", "*.secret", "*.token"),
+    *("*.authorization", "*.api_key", "*.pin"),
+)
+"""Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
+REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
+
 
 def wrong(key: str, expected: str, came: str, advice: str = "") -> ImproperlyConfigured:
     return ImproperlyConfigured(f"{key} takes {expected}, not {came}.{advice and ' '}{advice}")
@@ -210,16 +219,6 @@ _TLS: dict[str, Callable[[str, object], str | bool | None]] = {
 }
 
 
-NAME = "RMQ_RETRY"
-LOOPBACK = "127.0.0.1"
-MASKED = (
-    *("card.pan", "*.pan", "*.cvv", "*.cvc", "*.iban", "*.card_number", "*.password", "*.secret", "*.token"),
-    *("*.authorization", "*.api_key", "*.pin"),
-)
-"""Fields masked by default: the last part of a path is a field's name, and * stands for any depth."""
-REPLY_QUEUES = ("amq.rabbitmq.reply-to.*", "amq.gen-*")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """``RMQ_RETRY["OPERATORS"]`` with its defaults: settings of the admin and of the operators' commands."""
@@ -342,6 +341,7 @@ KEYS: Mapping[str, Reader] = {
     "BLOCKED_TOTAL": whole(1, 100_000_000),
     "OPERATORS": operators,
 }
+
 OPERATOR_KEYS: Mapping[str, Reader] = {
     "MASK": patterns,
     "EDITABLE": switches,

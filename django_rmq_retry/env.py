@@ -13,6 +13,8 @@ __all__ = ["PREFIX", "VARIABLES", "Secret", "rmq_settings"]
 
 PREFIX = "RMQ_"
 Cast = type | Callable[[str], object]
+NESTED = ("TLS", "OPERATORS")
+"""Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
 def _limit(value: str) -> int | None:
@@ -64,8 +66,6 @@ VARIABLES: Mapping[str, Cast] = {
     "OPERATORS_AUDIT_DAYS": int,
 }
 """The variables, without ``RMQ_``. A string setting may also come from the file named by its name with ``_FILE``."""
-NESTED = ("TLS", "OPERATORS")
-"""Keys of ``RMQ_RETRY`` that are dicts: ``RMQ_TLS_CA_FILE`` sets ``RMQ_RETRY["TLS"]["CA_FILE"]``."""
 
 
 def rmq_settings(env: environ.Env | None = None, **others: object) -> dict[str, object]:

@@ -31,6 +31,16 @@ _ASKED = {
     # In UTC, because the session's time zone may be that of the server.
     "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000",
 }
+_told: set[str] = set()
+
+# PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
+_CLASHES_POSTGRES = frozenset({"40001", "40P01"})
+_CLASHES_MYSQL = frozenset({1020, 1205, 1213})
+_BUSY, _LOCKED = 5, 6
+_LOST_CLASSES = frozenset({"08"})
+_LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
+_LOST_MYSQL = frozenset({0, 1053, 1927, 2006, 2013, 2055, 4031})
+_TOO_LARGE_MYSQL = 1153
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +58,6 @@ class Reading:
 
 
 _readings: dict[str, Reading] = {}
-_told: set[str] = set()
 
 
 def now(using: str) -> datetime:
@@ -144,16 +153,6 @@ def _reckoned(reading: Reading) -> float:
 def _stored(seconds: float) -> datetime:
     at = datetime.fromtimestamp(seconds, UTC)
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
-
-
-# PostgreSQL: serialization failure, deadlock. MariaDB: record changed since it was read, lock wait timeout, deadlock.
-_CLASHES_POSTGRES = frozenset({"40001", "40P01"})
-_CLASHES_MYSQL = frozenset({1020, 1205, 1213})
-_BUSY, _LOCKED = 5, 6
-_LOST_CLASSES = frozenset({"08"})
-_LOST_POSTGRES = frozenset({"40003", "57P01", "57P02", "57P03"})
-_LOST_MYSQL = frozenset({0, 1053, 1927, 2006, 2013, 2055, 4031})
-_TOO_LARGE_MYSQL = 1153
 
 
 def clashed(error: BaseException) -> bool:

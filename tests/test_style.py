@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tooling.style import comments, functions, length, positional, python_files, sleeps
+from tests.tooling.style import comments, functions, late_constants, length, positional, python_files, sleeps
 
 ROOT = Path(__file__).parents[1]
 CODE = python_files(ROOT / "django_rmq_retry", ROOT / "testproject")
@@ -39,6 +39,12 @@ def test_no_test_sleeps() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
+def test_constants_stand_above_functions_and_classes() -> None:
+    found = {str(path.relative_to(ROOT)): late_constants(path.read_text()) for path in CODE}
+
+    assert {name: names for name, names in found.items() if names} == {}
+
+
 def test_comments_are_few() -> None:
     texts = [path.read_text() for path in python_files(ROOT / "django_rmq_retry")]
     share = sum(map(comments, texts)) / sum(len(text.splitlines()) for text in texts)
@@ -66,3 +72,7 @@ def test_giving_way_to_others_is_no_sleep() -> None:
 
 def test_a_word_to_a_tool_is_no_comment() -> None:
     assert comments("#!/usr/bin/python\na = 1  # why\n# noqa: E501\nb = '# text'\n") == 1
+
+
+def test_a_constant_below_a_function_is_late_unless_it_is_computed() -> None:
+    assert late_constants("FIRST = 1\n\n\ndef f(): ...\n\n\nLATE = -1, 'a'\nTABLE = {1: f}\nNEXT = f()\n") == ["LATE"]

@@ -29,6 +29,9 @@ SPANS: tuple[tuple[str, Any], ...] = (
 )
 MORNING = 8
 
+LISTED = 10_000
+"""The most messages among which business keys are counted."""
+
 
 def discarding(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Ask for a reason, then discard; the body is kept until its retention ends."""
@@ -127,10 +130,6 @@ def _page(
         until=timezone.localdate() + timedelta(days=settings().operators.resolved_days),
         **context,
     )
-
-
-LISTED = 10_000
-"""The most messages among which business keys are counted."""
 
 
 def _one(pages: Pages, request: HttpRequest, pk: int, verb: str, act: Callable[..., Done], *said: str) -> HttpResponse:

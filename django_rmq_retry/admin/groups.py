@@ -24,6 +24,11 @@ from django_rmq_retry.parked.groups import LIMITS, annotate, mute
 from django_rmq_retry.parked.operators import Actor, Refused
 from django_rmq_retry.parked.selection import number_in
 
+PER_PAGE = 25
+TYPES = 8
+SAMPLED = 2000
+BY = {"queue": "queue", "type": "type"}
+
 
 def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Show the form for the note, or store it."""
@@ -46,12 +51,6 @@ def note_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
             messages.success(request, _("The note is saved."))
         return HttpResponseRedirect(pages.address("errorgroup_change", pk))
     return pages.page(request, "errorgroup/note.html", title=_("Note"), group=group)
-
-
-PER_PAGE = 25
-TYPES = 8
-SAMPLED = 2000
-BY = {"queue": "queue", "type": "type"}
 
 
 @admin.register(ErrorGroup)

@@ -99,6 +99,26 @@ COUNTED_OF_QUEUES: Mapping[str, Any] = {
     r"abandoned, empty: (?P<command>.+)": gettext_lazy("abandoned, empty: %(command)s"),
 }
 
+LONGEST_CELL = 70
+LONGEST_KEY = 40
+"""Long enough for a whole UUID; the message's own page shows a key of any length."""
+TICKED = "Select this object for an action - {}"
+"""A text of Django's admin, with Django's translations."""
+LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
+"""Columns that no list shows or reads."""
+COLUMNS = (
+    gettext_lazy("Status"),
+    gettext_lazy("Business key"),
+    gettext_lazy("Message type"),
+    gettext_lazy("Error"),
+    gettext_lazy("Queue"),
+    gettext_lazy("Attempts"),
+    gettext_lazy("Parked"),
+)
+
+LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
+"""Reasons for parking that a requeue alone does not remove."""
+
 
 def resolution(text: str) -> str:
     """Return the reason of a discard with the operator's remark, in the user's language."""
@@ -134,24 +154,6 @@ def _value(name: str, value: Any) -> str:
     several = value if isinstance(value, (list, tuple)) else [value]
     said = {"state": dict(State.choices), "reason": REASON_TEXTS}.get(name, {})
     return ", ".join(str(said.get(one, one)) for one in several)
-
-
-LONGEST_CELL = 70
-LONGEST_KEY = 40
-"""Long enough for a whole UUID; the message's own page shows a key of any length."""
-TICKED = "Select this object for an action - {}"
-"""A text of Django's admin, with Django's translations."""
-LEFT_OUT = ("body", "properties", "detail", "summary", "hold_reason", "resolution")
-"""Columns that no list shows or reads."""
-COLUMNS = (
-    gettext_lazy("Status"),
-    gettext_lazy("Business key"),
-    gettext_lazy("Message type"),
-    gettext_lazy("Error"),
-    gettext_lazy("Queue"),
-    gettext_lazy("Attempts"),
-    gettext_lazy("Parked"),
-)
 
 
 def tick(message: ParkedMessage) -> SafeString:
@@ -225,10 +227,6 @@ def column(model: type[Model], field: str) -> Any:
 
 def _plain(time: str) -> str:
     return time.split(">", 1)[-1].split("<", 1)[0]
-
-
-LASTING = {Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS}
-"""Reasons for parking that a requeue alone does not remove."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

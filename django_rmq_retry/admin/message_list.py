@@ -30,6 +30,12 @@ from django_rmq_retry.parked.selection import narrowed, number_in, queues_with_r
 
 AGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
+MOST = 100
+SINCE, AFTER = "since", "after"
+"""Query parameters: the time at which the list was opened, and the highest id at that time."""
+
+MOST_COUNTED = 10_000
+
 
 class Word(SimpleListFilter):
     """A filter for one field of a selection; a value that is not among its choices is shown as a choice too."""
@@ -154,11 +160,6 @@ class ByGroup(Word):
 FILTERS = (ByState, ByQueue, ByType, ByReason, ByAge, ByCycle, ByTime, ByGroup)
 
 
-MOST = 100
-SINCE, AFTER = "since", "after"
-"""Query parameters: the time at which the list was opened, and the highest id at that time."""
-
-
 def view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Return the bar of newer messages alone: a part of a page, for the script."""
     why = allowing.refusal(request, "view")
@@ -201,9 +202,6 @@ def _found(request: HttpRequest, rows: Any) -> int:
         known = ParkedMessage.objects.filter(pk__in=found).defer(*LEFT_OUT)[: MOST + 1]
         return sum(not allowing.refusal(request, "view", one) for one in known)
     return len(found)
-
-
-MOST_COUNTED = 10_000
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]  # it is generic in the stubs only

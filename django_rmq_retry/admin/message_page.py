@@ -44,6 +44,23 @@ MOST_EDITED = 3 * 1024 * 1024
 """A form sends up to three bytes for each byte of a body, and more for the end of a line."""
 _WIDTH = 16
 
+LONGEST = 2000
+DEATHS = 20
+"""The most entries of x-death that are shown; a forged header may have thousands."""
+SHORT = 200
+PLACE = "headers."
+"""The prefix of a hidden header's name, so that it differs from the path of a body's field."""
+ROUTING = ("CC", "BCC", "x-delay")
+PLAIN = (
+    *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration"),
+    *("message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"),
+)
+
+ATTEMPTS = 20
+ACTS = 20
+MOST_TOLD = 2**31 - 1
+"""A bound for the count in x-death, which can be forged; no column holds more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
@@ -122,19 +139,6 @@ def _shown(text: str) -> Body:
         if formatted is None:
             why = _("The body is nested too deeply to be formatted.")
     return Body(formatted=visible(formatted or ""), exact=exact, cut=cut, unformatted=why)
-
-
-LONGEST = 2000
-DEATHS = 20
-"""The most entries of x-death that are shown; a forged header may have thousands."""
-SHORT = 200
-PLACE = "headers."
-"""The prefix of a hidden header's name, so that it differs from the path of a body's field."""
-ROUTING = ("CC", "BCC", "x-delay")
-PLAIN = (
-    *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration"),
-    *("message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +256,6 @@ def _short(text: str) -> str:
 def _text(value: object) -> str:
     said = visible(plain(value))
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
-
-
-ATTEMPTS = 20
-ACTS = 20
-MOST_TOLD = 2**31 - 1
-"""A bound for the count in x-death, which can be forged; no column holds more."""
 
 
 def view(pages: Pages, request: HttpRequest, object_id: str, *, shown: tuple[str, ...] = ()) -> HttpResponse:

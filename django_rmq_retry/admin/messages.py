@@ -34,6 +34,8 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.parked.selection import Selection, narrowed, number_in, numbers_of
 
+View = Callable[..., HttpResponse]
+
 
 def reveal(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
     """Write the reveal to the audit log, then show the page once with the hidden value revealed."""
@@ -91,9 +93,6 @@ def _note(request: HttpRequest, message: ParkedMessage, action: Action, facts: d
     log_action(actor, action, message=message.pk, group=message.group_id, subject=str(message), facts=facts)
 
 
-View = Callable[..., HttpResponse]
-
-
 def remembered(view: View) -> View:
     """Answer with 410 and the remaining facts for a message that retention has deleted."""
 
@@ -143,6 +142,7 @@ PAGES: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
     ("newer/", "newer", message_list.view),
     ("<int:pk>/edit/", "edit", remembered(requeue_form.edit_view)),
 )
+
 POSTED: tuple[tuple[str, str, Callable[..., HttpResponseBase]], ...] = (
     ("<int:pk>/restore/", "restore", remembered(decisions.restoring)),
     ("<int:pk>/unhold/", "unhold", remembered(decisions.unhold_view)),

@@ -27,16 +27,25 @@ from django_rmq_retry.parked.operators import PERMISSIONS
 from django_rmq_retry.parked.selection import EXCEPT, Selection
 from django_rmq_retry.templatetags.rmq_retry import visible
 
+NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
+"""Actions that need more than one permission."""
+
+FOLDER = "admin/rmq_retry"
+P = ParamSpec("P")
+MOST_POSTED = 10 * 1024 * 1024
+"""The most bytes of a form with a list of keys."""
+
+MOST_ASKED = 2000
+"""The most messages of a filter for which the project's rules are called before the request is sent."""
+CARRIED = ("canary",)
+"""Query parameters that are kept besides the selection."""
+
 
 def refusal(request: HttpRequest, verb: str, message: object = None, *, count: int | None = None) -> str:
     """Return an empty string if the user may do this, else a sentence with the reason."""
     if verb == "requeue" and count is not None:
         return operators.requeue_refusal(request.user, count)
     return operators.refusal(request.user, verb, message)
-
-
-NEEDED = {"bulk_requeue": ("requeue", "bulk_requeue"), "edit": ("edit", "view_payload", "requeue")}
-"""Actions that need more than one permission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +75,6 @@ def _why_not(request: HttpRequest, verb: str) -> str:
     if verb == "edit" and not why and True not in settings().operators.editable.values():
         return _("This project does not allow messages to be edited (setting EDITABLE).")
     return why
-
-
-FOLDER = "admin/rmq_retry"
-P = ParamSpec("P")
-MOST_POSTED = 10 * 1024 * 1024
-"""The most bytes of a form with a list of keys."""
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the stubs only
@@ -207,12 +210,6 @@ class Act:
     """`main` for the most common action, `danger` for a destructive one."""
     describes: str = ""
     """The object of the action, for users of a screen reader."""
-
-
-MOST_ASKED = 2000
-"""The most messages of a filter for which the project's rules are called before the request is sent."""
-CARRIED = ("canary",)
-"""Query parameters that are kept besides the selection."""
 
 
 def frozen(request: HttpRequest) -> HttpResponseRedirect | None:

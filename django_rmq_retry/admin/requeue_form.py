@@ -80,6 +80,8 @@ SAID: Mapping[str, Any] = {
     "held": ngettext_lazy("%(count)d is on hold", "%(count)d are on hold", "count"),
 }
 
+FIELD = "header:"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -276,9 +278,6 @@ def _unasked(request: HttpRequest, selection: Selection) -> str:
 def _targets() -> list[str]:
     queues = registry.topology().queues
     return [name for name, one in queues.items() if one.role not in NO_TARGETS]
-
-
-FIELD = "header:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ LATE = timedelta(minutes=1)
 """The age at which an unpublished outbox message means that the broker is away or refuses it."""
 Address = Callable[..., str]
 
+MOST = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
@@ -126,9 +128,6 @@ def _too_many() -> str:
         "that go first, or raise BLOCKED_PER_KEY or BLOCKED_TOTAL."
     )
     return f"{_('Too many messages wait behind blocked keys.')} {said}"
-
-
-MOST = 3
 
 
 @admin.register(LiveStatus)

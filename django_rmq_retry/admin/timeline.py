@@ -19,6 +19,16 @@ LOOKED_AT = 200
 """The newest attempts of a group that are searched for its deploys."""
 DEPLOYS = 3
 
+TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
+"""Actions that changed the message's state; a view of the message is not among them."""
+BESIDE = timedelta(minutes=1)
+"""The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
+ASTEP = timedelta(microseconds=1)
+"""The distance by which the later of two events with the same time is shown after the earlier."""
+SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "act": "●", "sent": "→", "published": "→"}
+
+LISTED = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -104,15 +114,6 @@ def _lines(frames: list[Any]) -> Iterator[Line]:
         if isinstance(frame, Mapping):
             texts = {name: str(frame.get(name, "")) for name in ("file", "line", "function", "code")}
             yield Line(**texts, own=bool(frame.get("own")))
-
-
-TOLD = {Action.DISCARD, Action.RESTORE, Action.HOLD, Action.UNHOLD, Action.EDIT}
-"""Actions that changed the message's state; a view of the message is not among them."""
-BESIDE = timedelta(minutes=1)
-"""The most by which the clocks of two hosts may differ: a message is parked after the attempt that parked it."""
-ASTEP = timedelta(microseconds=1)
-"""The distance by which the later of two events with the same time is shown after the earlier."""
-SIGNS = {"parked": "■", "failed": "✕", "succeeded": "✓", "waited": "…", "act": "●", "sent": "→", "published": "→"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +205,6 @@ def _sent(items: Iterable[RequeueItem], attempts: Sequence[Attempt]) -> Iterator
             at = min([item.sent_at, *(begin for begin in began if item.sent_at - begin < BESIDE)])
             title = _("Requeued by %(name)s") % {"name": item.run.by}
             yield Event(at=at, kind="sent", title=title, said=str(item.get_skip_code_display()), run=item.run_id)
-
-
-LISTED = 20
 
 
 def activity(request: HttpRequest, *, most: int = LISTED, **about: int) -> dict[str, Any]:

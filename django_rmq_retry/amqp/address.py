@@ -17,6 +17,14 @@ ENCODE = "Percent-encode these characters in user, password and virtual host: / 
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
+__all__ = ["Access", "Host", "Secret", "Tls"]
+
+GUEST = "guest"
+UNPLACED = (
+    "The broker embedded:// needs no server, but it is found through a project's settings only: name it in "
+    "RMQ_RETRY['URL']."
+)
+
 
 class Secret:
     """A string that only ``reveal()`` returns; its ``repr`` hides it."""
@@ -164,13 +172,6 @@ def _option(pair: str) -> tuple[str, float]:
     return QUERY[name], int(value)
 
 
-__all__ = ["Access", "Host", "Secret", "Tls"]
-
-GUEST = "guest"
-UNPLACED = (
-    "The broker embedded:// needs no server, but it is found through a project's settings only: name it in "
-    "RMQ_RETRY['URL']."
-)
 Password = str | Secret | Callable[[], str]
 
 

@@ -22,12 +22,17 @@ from django_rmq_retry.topology.declarations import Topology
 if TYPE_CHECKING:
     from django_rmq_retry.amqp.protocol import Channel
 
+log = logging.getLogger("django_rmq_retry")
 
 # Type, channel, payload size, class and method, delivery tag, bits (multiple; of a nack also requeue), end of frame.
 _FRAME = struct.Struct(">BHIIQBB").pack
 _METHOD, _SIZE, _END = 1, 13, 0xCE
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _REQUEUE_NACK, _REQUEUE_REJECT = 2, 1
+
+MOST_WAITING, MOST_BYTES = 1000, 16 << 20
+"""The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
+OnProcessed = Callable[[bool], None]
 
 
 class Acks:
@@ -69,13 +74,6 @@ class Acks:
 
     def _frame(self, method: int, tag: int, bits: int = 0) -> bytes:
         return _FRAME(_METHOD, self._number, _SIZE, method, tag, bits, _END)
-
-
-log = logging.getLogger("django_rmq_retry")
-
-MOST_WAITING, MOST_BYTES = 1000, 16 << 20
-"""The numbers of unhandled deliveries and of their bytes at which an auto-ack subscription is cancelled."""
-OnProcessed = Callable[[bool], None]
 
 
 class Owner(Protocol):

@@ -24,12 +24,36 @@ from django_rmq_retry.amqp.refusals import limit_in
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.topology.declarations import Server
 
+log = logging.getLogger("django_rmq_retry")
+
 Timer: TypeAlias = object
 """A running timer of an `IoThread`, for ``cancel``."""
 
 PRODUCT = "django-rmq-retry"
 PUBLISHING = "publish"
 TCP_TIMEOUT = 10.0
+
+# A filter applies only to the logger that makes a record, not to those below it; this package triggers all of these.
+LOGGERS = (
+    "pika.adapters.base_connection",
+    "pika.adapters.select_connection",
+    "pika.adapters.utils.connection_workflow",
+    "pika.adapters.utils.io_services_utils",
+    "pika.adapters.utils.selector_ioloop_adapter",
+    "pika.callback",
+    "pika.channel",
+    "pika.connection",
+    "pika.diagnostic_utils",
+    "pika.heartbeat",
+)
+_threads: list[int] = []
+
+Call = Callable[[], None]
+
+ALWAYS_ACCEPTED = 4096
+"""A body size in bytes that no broker refuses; each new largest body above it is tested before it is sent."""
+UNROUTABLE = "rmq-retry.size"
+"""The test's routing key, which no queue has: the broker checks the size and drops the message."""
 
 
 def parameters(access: Access, host: Host, *, purpose: str) -> pika.ConnectionParameters:
@@ -87,22 +111,6 @@ def _no_password() -> str:
     raise ConfigurationError("The TLS key_file is encrypted. Give one that is not, readable by this process only.")
 
 
-# A filter applies only to the logger that makes a record, not to those below it; this package triggers all of these.
-LOGGERS = (
-    "pika.adapters.base_connection",
-    "pika.adapters.select_connection",
-    "pika.adapters.utils.connection_workflow",
-    "pika.adapters.utils.io_services_utils",
-    "pika.adapters.utils.selector_ioloop_adapter",
-    "pika.callback",
-    "pika.channel",
-    "pika.connection",
-    "pika.diagnostic_utils",
-    "pika.heartbeat",
-)
-_threads: list[int] = []
-
-
 def hide_pika_logs() -> None:
     """Hide pika's log records of the current thread, unless logging of pika is configured."""
     _threads.append(threading.get_ident())
@@ -127,11 +135,6 @@ def _configured(name: str) -> bool:
             return True
         name = name.rpartition(".")[0]
     return False
-
-
-log = logging.getLogger("django_rmq_retry")
-
-Call = Callable[[], None]
 
 
 class IoThread:
@@ -227,12 +230,6 @@ class IoThread:
                 call()
             self.loop.close()
             show_pika_logs()
-
-
-ALWAYS_ACCEPTED = 4096
-"""A body size in bytes that no broker refuses; each new largest body above it is tested before it is sent."""
-UNROUTABLE = "rmq-retry.size"
-"""The test's routing key, which no queue has: the broker checks the size and drops the message."""
 
 
 class Sizes:

@@ -26,6 +26,11 @@ _TARGET, _KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
 _TYPE = "x-queue-type"
 _UNREPORTED = object()
 
+MOVING = ".moving"
+"""The suffix of the queue that holds the messages of a queue while it is recreated."""
+
+UNREAD = "no consumer reads this queue"
+
 
 def by_trial(session: Session, declaration: Named) -> tuple[Difference, ...]:
     """Return the differences, found by declaring what is known to exist, which changes nothing.
@@ -126,10 +131,6 @@ def _named(refusal: Refusal) -> Difference | None:
     if unequal is None:
         return None
     return Difference(argument=unequal.argument, here=None, broker=unequal.value, reported=unequal.reported)
-
-
-MOVING = ".moving"
-"""The suffix of the queue that holds the messages of a queue while it is recreated."""
 
 
 class Declarer:
@@ -276,9 +277,6 @@ def _is_row(said: BindingDeclaration, row: Row) -> bool:
         and (row["destination_type"] == "exchange") is said.to_exchange
         and row["arguments"] == dict(said.arguments)
     )
-
-
-UNREAD = "no consumer reads this queue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,32 @@ _CONTENT_HEADER = struct.Struct(">HHQ")
 _HEADER_FIXED = _CONTENT_HEADER.size
 _END = bytes((FRAME_END,))
 
+# Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
+Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
+Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
+# End position, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
+Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
+
+# The largest body in bytes cut in one step: above it, the body itself costs more time than its frames, and waiting for
+# all of it would keep two copies.
+LARGE = 65536
+NAMES_KEPT = 1000
+
+# The results without a delivery: the rest has not arrived yet, or it is not the plain case.
+INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
+OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
+
+_DELIVER = (CLASS_BASIC << 16) | 60
+_CONTENT_CLASS = CLASS_BASIC << 16
+# The last byte of a frame and the first byte of the next, shifted left of a channel number.
+_END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
+_END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
+
+_method = struct.Struct(">BHIIB").unpack_from
+_content = struct.Struct(">IIIQ").unpack_from
+_body = struct.Struct(">II").unpack_from
+_tag = struct.Struct(">QB").unpack_from
+
 
 class RawProperties(pika.BasicProperties):
     """Encoded properties that pika passes through without decoding them."""
@@ -110,33 +136,6 @@ def read_content_header(payload: bytes) -> tuple[int, bytes]:
     if class_id != CLASS_BASIC:
         raise InvalidFrameError(f"Content of class {class_id} does not exist in AMQP 0-9-1")
     return body_size, payload[_HEADER_FIXED:]
-
-
-# Consumer tag, delivery tag, redelivered, exchange, routing key, bytes of the properties, body.
-Received: TypeAlias = tuple[str, int, bool, str, str, bytes, bytes]
-Receive: TypeAlias = Callable[[str, int, bool, str, str, bytes, bytes], object]
-# End position, channel, consumer tag, delivery tag, redelivered, exchange with routing key, properties, body.
-Cut: TypeAlias = tuple[int, int, bytes, int, bool, bytes, bytes, bytes]
-
-# The largest body in bytes cut in one step: above it, the body itself costs more time than its frames, and waiting for
-# all of it would keep two copies.
-LARGE = 65536
-NAMES_KEPT = 1000
-
-# The results without a delivery: the rest has not arrived yet, or it is not the plain case.
-INCOMPLETE: Cut = (0, 0, b"", 0, False, b"", b"", b"")
-OTHER: Cut = (-1, 0, b"", 0, False, b"", b"", b"")
-
-_DELIVER = (CLASS_BASIC << 16) | 60
-_CONTENT_CLASS = CLASS_BASIC << 16
-# The last byte of a frame and the first byte of the next, shifted left of a channel number.
-_END_THEN_HEADER = (FRAME_END << 24) | (FRAME_HEADER << 16)
-_END_THEN_BODY = (FRAME_END << 24) | (FRAME_BODY << 16)
-
-_method = struct.Struct(">BHIIB").unpack_from
-_content = struct.Struct(">IIIQ").unpack_from
-_body = struct.Struct(">II").unpack_from
-_tag = struct.Struct(">QB").unpack_from
 
 
 def cut(buffer: bytes, at: int, end: int) -> Cut:  # noqa: PLR0911 a guard per frame; calls cost time here

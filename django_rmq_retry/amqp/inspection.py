@@ -31,6 +31,13 @@ PATIENCE = 6
 """The longest time for a whole answer that arrives in small pieces, in multiples of the timeout."""
 Row = Mapping[str, Any]
 
+LAG = 11.0
+"""Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
+_STEP = 0.5
+_REST, _REST_STEP = 2.0, 0.05
+"""Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
+_HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
+
 
 class _Staying(HTTPRedirectHandler):
     """Follows no redirect: Python would send the credentials to any address that an answer names."""
@@ -116,14 +123,6 @@ def _whole(answer: HTTPResponse, until: float) -> bytes:
         if time.monotonic() > until:
             raise TimeoutError("its answer does not come to an end")
     return bytes(found)
-
-
-LAG = 11.0
-"""Seconds by which the management API may lag: it collects figures every 5 s and shows them with the next ones."""
-_STEP = 0.5
-_REST, _REST_STEP = 2.0, 0.05
-"""Seconds to wait for a quorum queue to drop a basic.get client, which it counts as a consumer for a moment longer."""
-_HIDDEN = ("messages_unacknowledged", "messages_dlx", "messages_delayed")
 
 
 class WouldLose(RmqRetryError):

@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from django_rmq_retry.amqp.connection import Timer
     from django_rmq_retry.amqp.protocol import Channel
 
+log = logging.getLogger("django_rmq_retry")
+
+_NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
+
+UNANSWERED = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
+
+NEVER = float("inf")
+LOOK = 0.1
+"""The shortest time between two checks of the deadlines, in seconds."""
+GRACE = 1.0
+"""Seconds after a deadline within which the I/O thread reports the result of a publish."""
+
 
 @dataclass(slots=True, eq=False)
 class Pending:
@@ -218,9 +230,6 @@ class ConfirmChannel:
         self._closed(self)
 
 
-_NACKED = PublishResult(kind=Outcome.NACKED, cause=Cause.QUEUE_FULL)
-
-
 def _returned(code: int, text: str) -> PublishResult:
     return PublishResult(kind=Outcome.RETURNED, cause=Cause.NO_ROUTE, code=code, text=f"{code} {text}")
 
@@ -231,9 +240,6 @@ def _too_large(size: int, limit: int) -> PublishResult:
 
 def _connection_lost(reason: str, code: int = 0) -> PublishResult:
     return unanswered(Cause.CONNECTION_LOST, f"the connection was lost: {reason}", code=code)
-
-
-UNANSWERED = unanswered(Cause.IO_STOPPED, "the I/O thread does not answer")
 
 
 class Waiter:
@@ -291,15 +297,6 @@ class Batch:
     def _acquire(self) -> None:
         if not self._window.acquire(timeout=self._timeout):
             raise UNANSWERED.error(self._last)
-
-
-log = logging.getLogger("django_rmq_retry")
-
-NEVER = float("inf")
-LOOK = 0.1
-"""The shortest time between two checks of the deadlines, in seconds."""
-GRACE = 1.0
-"""Seconds after a deadline within which the I/O thread reports the result of a publish."""
 
 
 class PikaPublisher:

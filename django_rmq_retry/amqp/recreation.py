@@ -37,6 +37,17 @@ _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 Change = Callable[[bytes], bytes]
 Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
+UNSEEN = (
+    "A message that a consumer still has in hand, or that is on its way as a dead letter, would be lost; only the "
+    'management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
+)
+_RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", re.DOTALL)
+
+TRIAL = ".trial"
+"""The suffix of the queue on which new arguments are tried."""
+Confirm = Callable[[str], None]
+"""Asks the operator; returns only if the answer is yes."""
+
 
 class MoveStopped(RmqRetryError):
     """The broker did not accept a copy; messages already moved stay moved, the others are still in their queue."""
@@ -199,13 +210,6 @@ def back(raw: bytes) -> bytes:
     return encode_properties(replace(properties, expiration=known, headers=headers))
 
 
-UNSEEN = (
-    "A message that a consumer still has in hand, or that is on its way as a dead letter, would be lost; only the "
-    'management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
-)
-_RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", re.DOTALL)
-
-
 @dataclass(slots=True, kw_only=True)
 class Deleted:
     """The result of a deletion for each name."""
@@ -331,12 +335,6 @@ def _delete_forced(declarer: Declarer, queue: str, found: Deleted) -> None:
     there = look(declarer.session, declarer.inspector, queue)
     declarer.session.ask(lambda channel, done: channel.queue_delete(queue, callback=done))
     (found.missing if there is None else found.deleted).append(queue)
-
-
-TRIAL = ".trial"
-"""The suffix of the queue on which new arguments are tried."""
-Confirm = Callable[[str], None]
-"""Asks the operator; returns only if the answer is yes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,16 @@ _ACCESS = re.compile(
 )
 _AWAY = ("home node", "timeout", "is down or inaccessible")
 
+# The broker names these causes only in its text, which may be cut off: it sends at most 255 bytes.
+_PUBLISH_CAUSES = (
+    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
+    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
+)
+_NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
+_TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
+
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530
+
 
 class BrokerUnreachable(RmqRetryError):
     """No host of the broker answered."""
@@ -107,15 +117,6 @@ def _value(current: str) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
-# The broker names these causes only in its text, which may be cut off: it sends at most 255 bytes.
-_PUBLISH_CAUSES = (
-    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to exchange '"), Cause.ACCESS_EXCHANGE),
-    (FORBIDDEN, re.compile(r"^ACCESS_REFUSED - (?:write )?access to topic '"), Cause.ACCESS_TOPIC),
-)
-_NO_EXCHANGE = re.compile(r"no exchange '(?P<exchange>.*)' in vhost")
-_TOO_LARGE = re.compile(r"larger than configured max size (?P<limit>\d+)")
-
-
 def limit_in(text: str) -> int | None:
     """Return the broker's body limit in bytes; None if its refusal does not name one."""
     found = _TOO_LARGE.search(text)
@@ -138,9 +139,6 @@ def channel_closed(code: int, text: str, *, message: Message) -> PublishResult:
         return PublishResult(kind=Outcome.TOO_LARGE, cause=Cause.BODY_LIMIT, code=code, text=above(size, limit))
     cause = next((cause for known, said, cause in _PUBLISH_CAUSES if code == known and said.search(text)), Cause.OTHER)
     return PublishResult(kind=Outcome.UNKNOWN, scope=Scope.CHANNEL, cause=cause, code=code, text=text)
-
-
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530
 
 
 def cause_of(error: object) -> object:

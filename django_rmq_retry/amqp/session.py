@@ -24,6 +24,10 @@ Question = Callable[[Channel, Done], object]
 PATIENCE = 30.0
 """Seconds to wait for one answer; a cluster without a majority never answers."""
 
+Named = ExchangeDeclaration | QueueDeclaration
+OWN = ("type", "durable", "exclusive", "auto_delete", "internal")
+"""Properties that are fields of the method, not arguments; refusals and the management API use these names, too."""
+
 
 class Session:
     """A connection for requests that are made one after the other.
@@ -163,11 +167,6 @@ class Session:
                 loop.process_timeouts()
             loop.remove_timeout(alarm)
         loop.close()
-
-
-Named = ExchangeDeclaration | QueueDeclaration
-OWN = ("type", "durable", "exclusive", "auto_delete", "internal")
-"""Properties that are fields of the method, not arguments; refusals and the management API use these names, too."""
 
 
 def wanted(declaration: Named) -> dict[str, object]:

@@ -14,6 +14,14 @@ from django_rmq_retry.messages.message import DONE, Delivery, Instruction, Messa
 if TYPE_CHECKING:
     from django_rmq_retry.amqp.connection import Timer
 
+log = logging.getLogger("django_rmq_retry")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+LARGE_PAUSE = 300.0
+"""Seconds until a copy above the broker's size limit is tried again: it fails until that limit is raised."""
+SPREAD = 0.25
+"""Jitter, as a fraction of the pause: copies that failed together are retried at different times."""
+
 
 class Copies:
     """The copies of one connection that are in flight. Used on its I/O thread only."""
@@ -52,15 +60,6 @@ class Copies:
                 self._awaiting.append((copies, then))
             else:
                 then()
-
-
-log = logging.getLogger("django_rmq_retry")
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
-LARGE_PAUSE = 300.0
-"""Seconds until a copy above the broker's size limit is tried again: it fails until that limit is raised."""
-SPREAD = 0.25
-"""Jitter, as a fraction of the pause: copies that failed together are retried at different times."""
 
 
 class Sender(Protocol):

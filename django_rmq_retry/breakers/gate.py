@@ -27,6 +27,18 @@ log = logging.getLogger("django_rmq_retry")
 
 FLOWING, PAUSED, OPEN, PROBING = "flowing", "paused", "open", "probing"
 
+CLOCK_SKEW = 60.0
+"""Seconds by which the clocks of hosts may differ."""
+LONGEST = 600.0
+"""The most seconds between two probes, if no handler of the queue has a breaker."""
+
+LEASE = 20.0
+"""Seconds after which another process may probe, unless the probing process has renewed its lease."""
+READ_EVERY = 1.0
+"""Seconds between two reads of the state that all processes share."""
+READ_AGAIN = 5.0
+"""Seconds between two reads while the store does not answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
@@ -96,12 +108,6 @@ def _clock(epoch: float) -> str:
     at = timezone.localtime(datetime.fromtimestamp(epoch, UTC))
     form = "H:i:s" if at.date() == timezone.localdate() else "Y-m-d H:i:s"
     return date_format(at, form)
-
-
-CLOCK_SKEW = 60.0
-"""Seconds by which the clocks of hosts may differ."""
-LONGEST = 600.0
-"""The most seconds between two probes, if no handler of the queue has a breaker."""
 
 
 class PauseControl(Protocol):
@@ -274,14 +280,6 @@ def _send(signal: object, queue: str, circuit: Circuit) -> None:
 
 def _clock_time(epoch: float) -> str:
     return datetime.fromtimestamp(epoch).astimezone().strftime("%H:%M:%S")
-
-
-LEASE = 20.0
-"""Seconds after which another process may probe, unless the probing process has renewed its lease."""
-READ_EVERY = 1.0
-"""Seconds between two reads of the state that all processes share."""
-READ_AGAIN = 5.0
-"""Seconds between two reads while the store does not answer."""
 
 
 class Store(Protocol):

@@ -25,6 +25,18 @@ from django_rmq_retry.policies.breaker import CLOSED, Circuit
 
 log = logging.getLogger("django_rmq_retry")
 
+UPDATES = 20
+
+EVERY = 5.0
+"""Seconds after which a consumer reports again that a queue is still halted."""
+STALE = timedelta(seconds=30)
+"""The time after which a consumer that has stopped reporting counts as gone."""
+_TEXT, _NAME = 600, 255
+_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
+
+PATIENCE = 2.0
+"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
+
 
 def states(queues: Iterable[str], *, using: str | None = None) -> Mapping[str, QueueState]:
     """Return the states of these queues in their order, by one query: for status pages and commands."""
@@ -138,9 +150,6 @@ def database() -> str:
     return router.db_for_write(QueueControl)
 
 
-UPDATES = 20
-
-
 class MeterTable:
     """One row for each handler. An update applies only if the row is still as it was read, so no lock is needed."""
 
@@ -167,14 +176,6 @@ class MeterTable:
         except IntegrityError:
             return False
         return True
-
-
-EVERY = 5.0
-"""Seconds after which a consumer reports again that a queue is still halted."""
-STALE = timedelta(seconds=30)
-"""The time after which a consumer that has stopped reporting counts as gone."""
-_TEXT, _NAME = 600, 255
-_NONE = {"halted_at": None, "halted_seen_at": None, "halted_message": "", "halted_error": ""}
 
 
 def halted() -> tuple[QueueControl, ...]:
@@ -245,10 +246,6 @@ def _error_of(write: Callable[[], None]) -> Exception | None:
     except (Error, ValueError) as error:
         return error
     return None
-
-
-PATIENCE = 2.0
-"""Seconds that a consumer waits for the first read before it starts, so that it consumes no paused queue."""
 
 
 class Watch:

@@ -24,6 +24,9 @@ from django_rmq_retry.policies.verdict import error_types
 DAY = 86400.0
 TABLE = "rmq_retry_inboxentry"
 
+LONG = 600.0
+"""Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
+
 
 @register(TAG)
 @with_settings
@@ -138,10 +141,6 @@ def _forgets(one: Subscription, settings: Settings) -> Iterable[CheckMessage]:
 def _all_waits(backoff: Backoff, attempts: int | None) -> float:
     times = range(1, min(attempts or MOST_LOOKED_AT, 1000))
     return sum(map(backoff.nominal, times)) * (1 + backoff.spread)
-
-
-LONG = 600.0
-"""Seconds after which an unacked message returns to its queue, if it may; RabbitMQ takes it back after 1800."""
 
 
 @register(TAG)

@@ -30,6 +30,15 @@ from django_rmq_retry.topology.declarations import name_of
 TAG = "rmq_retry"
 Check = Callable[..., list[CheckMessage]]
 
+CONSUMER_TIMEOUT = 1800
+"""Seconds after which RabbitMQ takes back an unacked delivery, by default."""
+LONG = 60
+"""Seconds of waiting with an unacked message that deserve a warning."""
+
+LONG_HEARTBEAT = 60
+CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
+_LOGIN = re.compile(r"\b(?:amqps?|https?)://[^/\s@]*:[^/\s]+@", re.IGNORECASE)
+
 
 def error(number: str, text: str, *, hint: str, at: str | None = None) -> CheckMessage:
     return Error(text, hint=hint, obj=at, id=f"{TAG}.{number}")
@@ -63,12 +72,6 @@ def problem(name: str) -> str:
     except ConfigurationError as wrong:
         return str(wrong)
     return ""
-
-
-CONSUMER_TIMEOUT = 1800
-"""Seconds after which RabbitMQ takes back an unacked delivery, by default."""
-LONG = 60
-"""Seconds of waiting with an unacked message that deserve a warning."""
 
 
 @register(TAG)
@@ -271,11 +274,6 @@ def check_outbox(settings: Settings) -> Iterator[CheckMessage]:
                 hint="Let allow_migrate() return True for the app label 'rmq_retry' there, or list the "
                 "intended databases in 'OUTBOX'.",
             )
-
-
-LONG_HEARTBEAT = 60
-CHEAP_TO_OPEN = ("django.db.backends.sqlite3", "django.db.backends.dummy")
-_LOGIN = re.compile(r"\b(?:amqps?|https?)://[^/\s@]*:[^/\s]+@", re.IGNORECASE)
 
 
 @register(TAG, deploy=True)

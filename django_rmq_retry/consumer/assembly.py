@@ -48,6 +48,10 @@ from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role
 FLUSH_TIMEOUT = 5.0
 """Seconds at the end of a run in which paused queues and breakers are still written to the database."""
 
+PREFETCH = 500
+PATIENCE = 10.0
+HOUR = 3600.0
+
 
 def consumer(
     work_queues: Sequence[WorkQueue],
@@ -212,11 +216,6 @@ def _renew() -> None:
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         connection.close_if_unusable_or_obsolete()
-
-
-PREFETCH = 500
-PATIENCE = 10.0
-HOUR = 3600.0
 
 
 def parked_queues() -> tuple[str, ...]:

@@ -22,9 +22,19 @@ from django_rmq_retry.handlers.subscription import WorkQueue
 from django_rmq_retry.messages.message import Delivery, Instruction
 from django_rmq_retry.topology.declarations import Server
 
+log = logging.getLogger("django_rmq_retry")
+
 Job = TypeVar("Job")
 LOOK = 0.5
 """Seconds between two checks for hung handlers: no event reports a hang."""
+
+TICK = 0.5
+FLUSH_TIMEOUT = 5.0
+RECORD_TIMEOUT = 5.0
+"""Seconds to record the attempts of handlers that hang."""
+
+STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
+"""Exit codes, the same for all commands."""
 
 
 class Workers(Generic[Job]):
@@ -225,17 +235,6 @@ class Limits:
     shutdown: float = 30.0
     also: Sequence[Callable[[], str | None]] = ()
     """Functions called at every tick; one that returns a reason stops the consumer."""
-
-
-log = logging.getLogger("django_rmq_retry")
-
-TICK = 0.5
-FLUSH_TIMEOUT = 5.0
-RECORD_TIMEOUT = 5.0
-"""Seconds to record the attempts of handlers that hang."""
-
-STOPPED, BROKEN, NO_BROKER, UNFIT = 0, 1, 3, 4
-"""Exit codes, the same for all commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

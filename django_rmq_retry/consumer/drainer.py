@@ -18,6 +18,20 @@ log = logging.getLogger("django_rmq_retry")
 PUT_ASIDE_AGAIN = 30.0
 """Seconds between two tries to put messages aside while that fails; messages in between do not try."""
 
+SOON = 5.0
+"""Seconds until the next part of a chore that has more to do."""
+
+BATCH = 250
+"""Messages in one batch: half of a queue's prefetch, so that the next batch arrives while this one is stored."""
+BYTES = 4 * 1024 * 1024
+"""Bytes of bodies in one batch: MariaDB with default settings refuses larger statements."""
+COLLECT = 0.05
+TICK = 1.0
+FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
+GIVE_UP = 600.0
+"""Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
+FLUSH_TIMEOUT = 5.0
+
 
 class Aside:
     """Puts messages that cannot be stored into a queue of their own. Used only by the drainer's thread."""
@@ -64,10 +78,6 @@ class Aside:
         self._stuck.clear()
 
 
-SOON = 5.0
-"""Seconds until the next part of a chore that has more to do."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Chore:
     """A recurring task of the drainer. Each process runs it, so running it twice must be harmless."""
@@ -99,18 +109,6 @@ def do_due(chores: Sequence[Chore], around: Callable[[], AbstractContextManager[
             chore.failing = False
             if more:
                 chore.due = now + min(SOON, chore.every)
-
-
-BATCH = 250
-"""Messages in one batch: half of a queue's prefetch, so that the next batch arrives while this one is stored."""
-BYTES = 4 * 1024 * 1024
-"""Bytes of bodies in one batch: MariaDB with default settings refuses larger statements."""
-COLLECT = 0.05
-TICK = 1.0
-FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
-GIVE_UP = 600.0
-"""Seconds without a database after which messages return to their queues; not sooner, as RabbitMQ counts returns."""
-FLUSH_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

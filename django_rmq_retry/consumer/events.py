@@ -20,12 +20,13 @@ _LEVELS = {
     Kind.PARK: logging.ERROR,
 }
 
-
 MOST_PATTERNS = 100
 """Limit on logged patterns of refused addresses: senders choose the addresses, so their number is unbounded."""
 
 # A part of a name that contains a digit is treated as a number or an id; adjacent parts of that kind count as one.
 _NUMBERED = re.compile(r"[^.:/_-]*\d[^.:/_-]*(?:[.:/_-][^.:/_-]*\d[^.:/_-]*)*")
+
+ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.resumed)
 
 
 def pattern_of(address: str) -> str:
@@ -141,9 +142,6 @@ def _write(attempt: FinishedAttempt) -> None:
         f" {fields['detail']!r}" if fields["detail"] else "",
         extra=fields,
     )
-
-
-ALL = (signals.attempted, signals.duplicated, signals.parked, signals.halted, signals.resumed)
 
 
 def observers() -> Sequence[Callable[[FinishedAttempt], None]]:

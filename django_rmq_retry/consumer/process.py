@@ -32,6 +32,21 @@ from django_rmq_retry.parked.driver import RunDriver
 from django_rmq_retry.publishing import broker_connections, outbox_rows
 from django_rmq_retry.publishing.relay import RelayThread
 
+log = logging.getLogger("django_rmq_retry")
+
+EVERY = 1.0
+STALE = 15.0
+"""Seconds without a write after which a process counts as not responding."""
+
+Call = Callable[[], None]
+Content = dict[str, object]
+
+MB = 1024 * 1024
+STATM = Path("/proc/self/statm")
+
+TRACES = 2
+"""The lowest verbosity at which failures are logged with their traceback."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -117,16 +132,6 @@ def databases() -> Iterator[str]:
 
 def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
-
-
-log = logging.getLogger("django_rmq_retry")
-
-EVERY = 1.0
-STALE = 15.0
-"""Seconds without a write after which a process counts as not responding."""
-
-Call = Callable[[], None]
-Content = dict[str, object]
 
 
 class Liveness:
@@ -226,10 +231,6 @@ def fresh(paths: Sequence[Path]) -> bool:
         return False
 
 
-MB = 1024 * 1024
-STATM = Path("/proc/self/statm")
-
-
 def used() -> int:
     """Return the bytes of resident memory, or the process's peak on a system without /proc."""
     try:
@@ -252,10 +253,6 @@ class Memory:
             return None
         self.exceeded = True
         return f"{held // MB} MB of memory are in use, and the limit is {self._limit} MB"
-
-
-TRACES = 2
-"""The lowest verbosity at which failures are logged with their traceback."""
 
 
 class Process:

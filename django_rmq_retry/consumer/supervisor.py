@@ -14,8 +14,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+log = logging.getLogger("django_rmq_retry")
+
 AT_ONCE = 130
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+DONE = 74
+"""A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
+RENEW = 75
+"""A child's exit code after it has ended in good order and a fresh process must take its place."""
+ENDED_EARLY = 1
+"""The exit code recorded for a child that exits with 0."""
+NOT_RESTARTED = (3, 4)
+"""Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
+QUICK = 10.0
+"""Seconds: a process that ends sooner counts as one that failed to start."""
+MOST_QUICK = 5
+MOST_REACHED = 20
+"""Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
+FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
+TICK = 0.5
+GRACE = 15.0
+"""Seconds after the shutdown timeout before a child that still runs is killed."""
 
 
 def ignore(_code: int) -> None:
@@ -47,27 +67,6 @@ def listen(stop: Callable[[str], None], *, at_once: Callable[[int], None] = os._
     for number in SIGNALS:
         signal.signal(number, on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-log = logging.getLogger("django_rmq_retry")
-
-DONE = 74
-"""A child's exit code after it has finished its work. Not 0, because a handler may end the process with 0."""
-RENEW = 75
-"""A child's exit code after it has ended in good order and a fresh process must take its place."""
-ENDED_EARLY = 1
-"""The exit code recorded for a child that exits with 0."""
-NOT_RESTARTED = (3, 4)
-"""Exit codes that a fresh process cannot fix: no broker with --fail-fast, or a queue that cannot be consumed."""
-QUICK = 10.0
-"""Seconds: a process that ends sooner counts as one that failed to start."""
-MOST_QUICK = 5
-MOST_REACHED = 20
-"""Limit on quick ends in a row after the broker was reached: one message may end several processes before it parks."""
-FIRST_WAIT, LONGEST_WAIT, LONGEST_REACHED = 0.5, 30.0, 5.0
-TICK = 0.5
-GRACE = 15.0
-"""Seconds after the shutdown timeout before a child that still runs is killed."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,6 +35,20 @@ from django_rmq_retry.messages.message import Delivery, Instruction, Message, Se
 from django_rmq_retry.messages.properties import DIRECT, encode_properties
 from django_rmq_retry.topology.declarations import BindingDeclaration, Server, Topology
 
+Meddler = Callable[[Message], Outcome | None]
+"""A test's choice of a publish's end; None leaves it to the broker. Only with UNKNOWN is the message stored."""
+
+FORCED = {
+    Outcome.UNSENT: (Scope.BROKER, Cause.OTHER),
+    Outcome.UNKNOWN: (Scope.CHANNEL, Cause.OTHER),
+    Outcome.NACKED: (Scope.MESSAGE, Cause.QUEUE_FULL),
+}
+
+RunUntil = Callable[[Callable[[], bool], float], None]
+"""Runs handlers until the given function returns True, or this many seconds have passed."""
+
+RECONNECT = 0.25
+
 
 class DirectBroker:
     """A broker for one test. Nothing happens by itself: time passes only through ``advance``."""
@@ -117,10 +131,6 @@ def seen(entry: Entry, queue: str) -> Delivery:
 
 def _bind(bind: Callable[..., None], binding: BindingDeclaration) -> None:
     bind(binding.destination, binding.source, binding.key, binding.arguments)
-
-
-Meddler = Callable[[Message], Outcome | None]
-"""A test's choice of a publish's end; None leaves it to the broker. Only with UNKNOWN is the message stored."""
 
 
 class DirectPublisher:
@@ -219,21 +229,10 @@ def _check(message: Message, raw: bytes) -> None:
     )
 
 
-FORCED = {
-    Outcome.UNSENT: (Scope.BROKER, Cause.OTHER),
-    Outcome.UNKNOWN: (Scope.CHANNEL, Cause.OTHER),
-    Outcome.NACKED: (Scope.MESSAGE, Cause.QUEUE_FULL),
-}
-
-
 def forced(kind: Outcome) -> PublishResult:
     """Return the result of a publish whose end was chosen by a test."""
     scope, cause = FORCED[kind]
     return PublishResult(kind=kind, scope=scope, cause=cause, text="the test asked for it")
-
-
-RunUntil = Callable[[Callable[[], bool], float], None]
-"""Runs handlers until the given function returns True, or this many seconds have passed."""
 
 
 class DirectCaller:
@@ -377,9 +376,6 @@ class DirectLine:
     def close(self) -> None:
         self.open = False
         self._session.close_channel(self._number)
-
-
-RECONNECT = 0.25
 
 
 class DirectSource:

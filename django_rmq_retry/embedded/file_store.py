@@ -20,6 +20,42 @@ from django_rmq_retry.errors import ConfigurationError
 
 _NO_PROPERTIES = b"\0\0"
 
+# "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
+_OURS = 0x726D7162
+_FORMAT = 1
+_MOVE = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
+
+Row = tuple[object, ...]
+# A message's id is its queue's number and, in the lower bits, its position there.
+_SHIFT = 40
+_SOONER = 1e-6
+"""Seconds since 1970 have fewer digits than the clock: this margin keeps expired messages expired."""
+_MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_UNTOUCHED: tuple[int, Place, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)
+
+_SCHEMA = """
+CREATE TABLE queues (number INTEGER PRIMARY KEY, name BLOB UNIQUE NOT NULL, arguments TEXT NOT NULL);
+CREATE TABLE exchanges (
+    name BLOB PRIMARY KEY, kind TEXT NOT NULL, auto_delete INTEGER NOT NULL, internal INTEGER NOT NULL,
+    arguments TEXT NOT NULL
+);
+CREATE TABLE bindings (
+    source BLOB NOT NULL, destination BLOB NOT NULL, key BLOB NOT NULL, to_exchange INTEGER NOT NULL,
+    arguments TEXT NOT NULL, UNIQUE (source, destination, key, to_exchange, arguments)
+);
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY, exchange BLOB NOT NULL, key BLOB NOT NULL, properties BLOB NOT NULL, body BLOB NOT NULL,
+    expires REAL, past TEXT
+);
+CREATE TABLE places (
+    id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, place TEXT NOT NULL, until REAL, reason TEXT,
+    redelivered INTEGER NOT NULL, count INTEGER NOT NULL, unkept INTEGER NOT NULL,
+    acquired INTEGER NOT NULL
+);
+"""
+
 
 def name_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
@@ -89,32 +125,6 @@ def _read(value: Any) -> object:
         case list():
             return [_read(item) for item in value]
     return value
-
-
-# "rmqb" in bytes: SQLite's application_id, which identifies the owner of a file.
-_OURS = 0x726D7162
-_FORMAT = 1
-_SCHEMA = """
-CREATE TABLE queues (number INTEGER PRIMARY KEY, name BLOB UNIQUE NOT NULL, arguments TEXT NOT NULL);
-CREATE TABLE exchanges (
-    name BLOB PRIMARY KEY, kind TEXT NOT NULL, auto_delete INTEGER NOT NULL, internal INTEGER NOT NULL,
-    arguments TEXT NOT NULL
-);
-CREATE TABLE bindings (
-    source BLOB NOT NULL, destination BLOB NOT NULL, key BLOB NOT NULL, to_exchange INTEGER NOT NULL,
-    arguments TEXT NOT NULL, UNIQUE (source, destination, key, to_exchange, arguments)
-);
-CREATE TABLE messages (
-    id INTEGER PRIMARY KEY, exchange BLOB NOT NULL, key BLOB NOT NULL, properties BLOB NOT NULL, body BLOB NOT NULL,
-    expires REAL, past TEXT
-);
-CREATE TABLE places (
-    id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, place TEXT NOT NULL, until REAL, reason TEXT,
-    redelivered INTEGER NOT NULL, count INTEGER NOT NULL, unkept INTEGER NOT NULL,
-    acquired INTEGER NOT NULL
-);
-"""
-_MOVE = "Move it away to start with an empty broker, or name another folder in RMQ_RETRY['URL']."
 
 
 class UnusableFile(ConfigurationError):
@@ -203,15 +213,6 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-Row = tuple[object, ...]
-# A message's id is its queue's number and, in the lower bits, its position there.
-_SHIFT = 40
-_SOONER = 1e-6
-"""Seconds since 1970 have fewer digits than the clock: this margin keeps expired messages expired."""
-_MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
-_PLACE = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class FileStore:
@@ -402,6 +403,3 @@ class FileStore:
 
     def _id(self, queue: str, position: int) -> int:
         return self._numbers[queue] << _SHIFT | position
-
-
-_UNTOUCHED: tuple[int, Place, None, None, bool, None, int, int] = (0, "fresh", None, None, False, None, 0, 0)

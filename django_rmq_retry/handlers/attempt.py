@@ -17,6 +17,9 @@ from django_rmq_retry.policies.verdict import Verdict
 
 log = logging.getLogger("django_rmq_retry")
 
+MOST = 20
+LIMIT = 255
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAttempt:
@@ -214,10 +217,6 @@ class Surroundings:
     """Called in the thread of a handler that its deadline has interrupted: database connections may be in any state."""
     once: Callable[[Subscription, Delivery, OnceState], object] = no_inbox
     """Runs the handlers with ``once``; raises their exceptions, HandlerSkipped or Unready."""
-
-
-MOST = 20
-LIMIT = 255
 
 
 def texts(given: str | Iterable[object]) -> list[str]:

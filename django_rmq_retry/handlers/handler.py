@@ -29,6 +29,13 @@ PROMISING = ("policy", "park", "once", "order_by", "rate", "breaker")
 """Options that work only while the broker still has the message, so not with ``ack="auto"``."""
 EXAMPLE = "@handler('payments.charge')\ndef charge(message): ..."
 
+CODEC = Kind(
+    "a codec, such as Json() or Raw()",
+    lambda value: not isinstance(value, type) and callable(getattr(value, "encode", None)) and hasattr(value, "decode"),
+)
+ONCE = Kind("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
+GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE}
+
 
 class Handler(Generic[R]):
     """A decorated function. Called directly, for example in a test, it behaves like the plain function."""
@@ -240,14 +247,6 @@ def _check_queue(queue: object) -> None:
     if callable(queue):
         raise ConfigurationError(f"@handler needs the name of a queue:\n{EXAMPLE}")
     check_name("queue", queue)
-
-
-CODEC = Kind(
-    "a codec, such as Json() or Raw()",
-    lambda value: not isinstance(value, type) and callable(getattr(value, "encode", None)) and hasattr(value, "decode"),
-)
-ONCE = Kind("True, or a function of the message", lambda value: isinstance(value, bool) or callable(value))
-GIVEN = {"park": QUEUE.optional, "codec": CODEC, "once": ONCE}
 
 
 def _check_match(headers: object, **texts: object) -> None:

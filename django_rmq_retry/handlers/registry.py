@@ -20,6 +20,10 @@ from django_rmq_retry.policies.policy import Policy, RetryThenPark, Unacked
 from django_rmq_retry.topology.declarations import Queue, Topology
 
 PARKED = ".parked"
+_subscriptions: dict[str, Subscription] = {}
+"""A cache, filled on first use and cleared when a handler or the settings change."""
+version = object()
+"""A new object after each change, so that values derived from a subscription are computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +84,6 @@ class Registration:
 
 
 _registrations: dict[str, Registration] = {}
-_subscriptions: dict[str, Subscription] = {}
-"""A cache, filled on first use and cleared when a handler or the settings change."""
-version = object()
-"""A new object after each change, so that values derived from a subscription are computed again."""
 
 
 def _changed() -> None:

@@ -32,6 +32,9 @@ from django_rmq_retry.policies.carriers import Hop
 from django_rmq_retry.policies.verdict import Kind, Verdict, discard, park
 from django_rmq_retry.topology.declarations import QUARANTINE
 
+RETURN_WAIT = 1.0
+"""Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
+
 
 def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> Mapping[str, object]:
     """Return the headers that say why a message was parked; the stamp is not included."""
@@ -47,10 +50,6 @@ def parked_headers(verdict: Verdict, *, handler: str, now: int, nonce: int) -> M
         "nonce": nonce,
     }
     return {PREFIX + name: value for name, value in named.items() if value}
-
-
-RETURN_WAIT = 1.0
-"""Seconds for which a message that must return in place stays unacked; pausing its queue returns it immediately."""
 
 
 def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int, nonce: int = 0) -> Settlement:

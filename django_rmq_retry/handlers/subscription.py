@@ -21,6 +21,12 @@ from django_rmq_retry.topology.declarations import QUARANTINE, Queue, check_name
 PLAIN = (str, int, UUID, Decimal, date)
 BETWEEN = ":"
 
+Ack = Literal["manual", "auto"]
+Keys = Callable[[Delivery], str | Sequence[str]]
+Fingerprint = Callable[[Delivery, BaseException], str]
+Named = Callable[[Delivery], object]
+"""Returns a value that identifies a message (``once``), or its ordering key (``order_by``)."""
+
 
 class NoKey(RmqRetryError):
     """A message whose ordering key cannot be computed, so its place in the order is unknown."""
@@ -79,13 +85,6 @@ def _text(found: object) -> str:
 def _described(found: object) -> str:
     empty = isinstance(found, str) and not found
     return "nothing" if found is None else "an empty text" if empty else f"a {type(found).__name__}"
-
-
-Ack = Literal["manual", "auto"]
-Keys = Callable[[Delivery], str | Sequence[str]]
-Fingerprint = Callable[[Delivery, BaseException], str]
-Named = Callable[[Delivery], object]
-"""Returns a value that identifies a message (``once``), or its ordering key (``order_by``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

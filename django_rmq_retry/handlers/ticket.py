@@ -13,6 +13,8 @@ from django_rmq_retry.messages.parked import TICKET, identity
 
 SALT = "django_rmq_retry.ticket"
 
+TICKET_BYTES = TICKET.encode()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
@@ -44,9 +46,6 @@ def bearer(queue: str, message_id: str | None, body: bytes) -> str:
 
 def _signer(bearer: str) -> Signer:
     return Signer(salt=f"{SALT}.{bearer}")
-
-
-TICKET_BYTES = TICKET.encode()
 
 
 def ticket_of(delivery: Delivery) -> Ticket | None:

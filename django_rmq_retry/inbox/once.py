@@ -31,9 +31,31 @@ from django_rmq_retry.server import asked_anew, clashed, lost, uncertain
 
 log = logging.getLogger("django_rmq_retry")
 
-
 DECIDED = (Reason.CONFLICT.value, Reason.ALIKE.value)
 """Reasons for which only an operator can decide. A message parked for one of them is run if an operator requeues it."""
+
+LONGEST = 255
+_BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
+
+_META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
+_DUPLICATE = 1062
+_COLUMNS = ("key", "handler", "name", "digest", "handled_at")
+
+IN_TRANSACTION, IN_ERROR, UNKNOWN = 2, 3, 4
+"""Transaction states, with the numbers of libpq."""
+
+ERROR_ADVICE = (
+    "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
+)
+END_ADVICE = "Do not commit, roll back or close the connection in the handler. Use atomic() for a part of its work."
+
+AGAIN = 3
+"""The number of times a handler is run again at once after a conflict with another transaction."""
+LOSSES = 3
+"""Consecutive attempts of a message that lose the connection, while a new one can be opened at once.
+
+After this number the message counts as the cause, and the attempt counts as failed.
+"""
 
 
 def conflict(handler: str, name: str) -> HandlerSkipped:
@@ -64,10 +86,6 @@ def unreadable(error: UndecodableHeaders) -> HandlerSkipped:
 
 def _parked(reason: Reason, detail: str, note: ErrorNote | None = None) -> HandlerSkipped:
     return HandlerSkipped(replace(park(reason, detail, note), counted=False))
-
-
-LONGEST = 255
-_BY_ID, _BY_BYTES, _BY_FUNCTION = "id", "bytes", "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +177,6 @@ def _digest(data: bytes) -> str:
     return f"{text[:12]}5{text[13:16]}8{text[17:]}"
 
 
-_META = InboxEntry._meta  # noqa: SLF001 - a documented API despite the underscore
-_DUPLICATE = 1062
-_COLUMNS = ("key", "handler", "name", "digest", "handled_at")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
     """The SQL statements in the dialect of one database."""
@@ -220,16 +233,6 @@ def _statements(vendor: str) -> Statements:
     )
 
 
-IN_TRANSACTION, IN_ERROR, UNKNOWN = 2, 3, 4
-"""Transaction states, with the numbers of libpq."""
-
-
-ERROR_ADVICE = (
-    "Let the error leave the handler, or catch it outside an atomic() block around the statement that failed."
-)
-END_ADVICE = "Do not commit, roll back or close the connection in the handler. Use atomic() for a part of its work."
-
-
 def guard(connection: Any, handler: str, name: Name) -> None:
     """Raise EffectsLost if the following commit would not store the handler's effects."""
     found = _problem(connection, name)
@@ -270,15 +273,6 @@ def _problem_by_status(status: int) -> tuple[str, str] | None:
     if status not in (IN_TRANSACTION, UNKNOWN):
         return "the transaction was ended by the handler", END_ADVICE
     return None
-
-
-AGAIN = 3
-"""The number of times a handler is run again at once after a conflict with another transaction."""
-LOSSES = 3
-"""Consecutive attempts of a message that lose the connection, while a new one can be opened at once.
-
-After this number the message counts as the cause, and the attempt counts as failed.
-"""
 
 
 class Stage(Enum):

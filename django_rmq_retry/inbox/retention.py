@@ -22,6 +22,8 @@ from django_rmq_retry.models import InboxEntry, ParkedMessage, State
 from django_rmq_retry.models.parked import UNRESOLVED, behind
 from django_rmq_retry.parked.claims import handled_elsewhere
 
+log = logging.getLogger("django_rmq_retry")
+
 BATCH = 500
 TURN = 8
 """Batches in one turn, after which other chores get the thread."""
@@ -29,6 +31,11 @@ Row = tuple[datetime, UUID, str, str]
 """The time of handling, the key, the handler and the name of an entry."""
 Longer = Mapping[tuple[str, bool], datetime]
 """The time from which entries are kept, by handler and by a flag that is True for names made of bytes."""
+
+EVERY = 60.0
+"""Seconds between two passes over the parked messages."""
+TWINS_TURN = 4
+"""Batches in one turn, after which other chores get the thread."""
 
 
 @dataclass(slots=True)
@@ -109,14 +116,6 @@ def _kept(row: Row, longer: Longer) -> bool:
     at, _, handler, name = row
     until = longer.get((handler, nameless(name)))
     return until is not None and at >= until
-
-
-log = logging.getLogger("django_rmq_retry")
-
-EVERY = 60.0
-"""Seconds between two passes over the parked messages."""
-TWINS_TURN = 4
-"""Batches in one turn, after which other chores get the thread."""
 
 
 @dataclass(frozen=True, slots=True)

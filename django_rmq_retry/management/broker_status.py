@@ -24,6 +24,26 @@ from django_rmq_retry.parked.survey import Survey, Unmigrated, survey
 from django_rmq_retry.topology.declarations import BindingDeclaration, ExchangeDeclaration, QueueDeclaration, Role
 from django_rmq_retry.topology.plan import Item, Plan, State, shown
 
+WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
+SIGNS = {
+    State.CREATE: "+",
+    State.SAME: "=",
+    State.DIFFERS: "!",
+    State.MISSING: "!",
+    State.REFUSED: "!",
+    State.UNSEEN: "?",
+    State.LEFT: "!",
+}
+STYLES = {"+": "SUCCESS", "!": "ERROR", "?": "NOTICE", "=": ""}
+_WORDS = {
+    State.SAME: "unchanged",
+    State.DIFFERS: "differs",
+    State.MISSING: "missing",
+    State.REFUSED: "refused",
+    State.UNSEEN: "not visible",
+    State.LEFT: "left by a move",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -377,27 +397,6 @@ def _queue_data(level: Level, seen: BrokerStatus) -> Mapping[str, object]:
         "abandoned": level.abandoned,
         "remark": level.remark,
     }
-
-
-WATCHING = f"Waiting {LAG:g} s to detect messages in flight: the management API reports them with that delay."
-SIGNS = {
-    State.CREATE: "+",
-    State.SAME: "=",
-    State.DIFFERS: "!",
-    State.MISSING: "!",
-    State.REFUSED: "!",
-    State.UNSEEN: "?",
-    State.LEFT: "!",
-}
-STYLES = {"+": "SUCCESS", "!": "ERROR", "?": "NOTICE", "=": ""}
-_WORDS = {
-    State.SAME: "unchanged",
-    State.DIFFERS: "differs",
-    State.MISSING: "missing",
-    State.REFUSED: "refused",
-    State.UNSEEN: "not visible",
-    State.LEFT: "left by a move",
-}
 
 
 def show_plan(command: RmqCommand, plan: Plan) -> None:

@@ -32,6 +32,14 @@ from django_rmq_retry.parked import declared
 from django_rmq_retry.parked.operators import LABEL
 from django_rmq_retry.server import uncertain
 
+AWAY = (OperationalError, InterfaceError)
+LONGEST = 300
+
+Options = dict[str, Any]
+LONGEST_PATIENCE = 3600.0
+
+PATIENCE_OF_API = 5.0
+
 
 class _Pin:
     """A database router that goes before all others."""
@@ -58,10 +66,6 @@ def pinned(alias: str | None, also: Collection[str] = ()) -> Iterator[None]:
         yield
     finally:
         router.routers.remove(pin)
-
-
-AWAY = (OperationalError, InterfaceError)
-LONGEST = 300
 
 
 def look_without_lock() -> None:
@@ -144,10 +148,6 @@ def _raised_by(error: BaseException) -> tuple[str, bool]:
 
 def _words(error: Exception) -> str:
     return short(" ".join(str(error.args[-1] if error.args else error).split()) or type(error).__name__, LONGEST)
-
-
-Options = dict[str, Any]
-LONGEST_PATIENCE = 3600.0
 
 
 class Exit(IntEnum):
@@ -378,9 +378,6 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
-
-
-PATIENCE_OF_API = 5.0
 
 
 def remembered(command: RmqCommand) -> list[Declared] | None:

@@ -29,6 +29,19 @@ EVERY = 10.0
 """Seconds between two lines if stderr is not a terminal."""
 LOOK = 0.25
 
+TYPED_FROM = 1000
+"""The number above which messages are confirmed by typing their number."""
+OUTCOMES = 60.0
+BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
+
+_ACTS: dict[str, Callable[[Selection, Actor, Options], Done]] = {
+    "discard": lambda chosen, actor, given: discard(chosen, actor, category=given["category"], text=given["reason"]),
+    "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
+    "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
+    "unhold": lambda chosen, actor, given: unhold(chosen, actor, reason=given["reason"]),
+}
+_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "unhold": "taken off hold"}
+
 
 class Follower:
     """Sends a requeue run's messages while no other process does, and shows the progress."""
@@ -136,12 +149,6 @@ def summary(run: RequeueRun) -> str:
 def code_of(run: RequeueRun) -> Exit:
     """Return 0 only if every chosen message was processed."""
     return Exit.DONE if run.processed == run.total else Exit.PARTLY
-
-
-TYPED_FROM = 1000
-"""The number above which messages are confirmed by typing their number."""
-OUTCOMES = 60.0
-BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
 
 def add_arguments(add: Callable[..., CommandParser]) -> None:
@@ -289,15 +296,6 @@ def act(command: RmqCommand, options: Options) -> Exit:
         left = f"; {done.left} not changed: they changed meanwhile, or their state forbids it" if done.left else ""
         command.line(f"{_messages(done.changed)} {_DONE[name]}{left}.")
     return Exit.PARTLY if done.left else partly
-
-
-_ACTS: dict[str, Callable[[Selection, Actor, Options], Done]] = {
-    "discard": lambda chosen, actor, given: discard(chosen, actor, category=given["category"], text=given["reason"]),
-    "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
-    "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
-    "unhold": lambda chosen, actor, given: unhold(chosen, actor, reason=given["reason"]),
-}
-_DONE = {"discard": "discarded", "restore": "restored", "hold": "put on hold", "unhold": "taken off hold"}
 
 
 def percent(text: str) -> float:

@@ -23,6 +23,9 @@ ENCODINGS = frozenset({"", "utf-8", "utf8", "identity"})
 # One match skips a whole string, even an unterminated one, so that the scan stays linear.
 _BRACKETS = re.compile(r'[\[{]|[\]}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
+ENCODED = 0x40
+"""The bit in the first byte of the encoded properties that is set if content-encoding is present."""
+
 
 class Codec(Protocol):
     """The interface that encodes and decodes the message bodies of a handler."""
@@ -71,10 +74,6 @@ class Raw:
 
     def decode(self, body: bytes, properties: Properties | None = None) -> object:
         return body
-
-
-ENCODED = 0x40
-"""The bit in the first byte of the encoded properties that is set if content-encoding is present."""
 
 
 def decoded(delivery: Delivery, codec: Codec) -> object:
@@ -138,5 +137,7 @@ def _refuse(constant: str) -> object:
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=_plain)
+
 _decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_number).decode
+
 JSON = Json()

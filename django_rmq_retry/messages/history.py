@@ -16,6 +16,36 @@ from django_rmq_retry.messages.message import Delivery, Message
 from django_rmq_retry.messages.properties import SHORT_STRING_LIMIT, Headers, entries, lasting
 from django_rmq_retry.messages.tracebacks import short
 
+_LIST = "x-death"
+_BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
+"""The encoded keys of the fields in an x-death entry that the broker itself reads."""
+
+OLDEST = 365 * 86_400_000
+"""In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
+
+PREFIX = "rmq-retry-"
+ANSWER = PREFIX + "answer"
+"""The header that marks a reply as an answer or an error, so that the data itself can have any form."""
+FAILED = "error"
+_STAMP_HEADERS = [
+    PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")
+]
+_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STAMP_HEADERS
+PREFIX_BYTES = PREFIX.encode()
+"""Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
+SUMMARY_LIMIT = 1000
+HANDLER_LIMIT = 255
+MOST = 2**31 - 1
+LONGEST_WAIT = milliseconds(LONGEST)
+
+_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
+BROKERS = PREFIX + "broker"
+"""The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
+
+Only records show them.
+"""
+OURS = frozenset({*_STAMP_HEADERS, *(PREFIX + name for name in _PARKED), BROKERS})
+
 
 class Reason(StrEnum):
     """The reason for parking a message. The values are stored and compared by programs, so they are not translated."""
@@ -58,13 +88,8 @@ BROKERS_OWN = frozenset(
 
 RabbitMQ before version 4 may drop a message as a dead-letter cycle because of its x-death; CC sends copies elsewhere.
 """
-_KEYS = frozenset(name.encode() for name in BROKERS_OWN)
-_LIST = "x-death"
-_BROKER_FIELDS = tuple(bytes((len(name),)) + name for name in (b"queue", b"reason", b"count"))
-"""The encoded keys of the fields in an x-death entry that the broker itself reads."""
 
-OLDEST = 365 * 86_400_000
-"""In milliseconds (one year). An older time in x-death is treated as forged: no message waits that long on a broker."""
+_KEYS = frozenset(name.encode() for name in BROKERS_OWN)
 
 _REASONS = {
     "expired": Reason.EXPIRED,
@@ -228,22 +253,6 @@ def _death(entry: object) -> Death | None:
     )
 
 
-PREFIX = "rmq-retry-"
-ANSWER = PREFIX + "answer"
-"""The header that marks a reply as an answer or an error, so that the data itself can have any form."""
-FAILED = "error"
-_STAMP_HEADERS = [
-    PREFIX + name for name in ("attempts", "since", "wait", "exchange", "routing-key", "queue", "summary")
-]
-_ATTEMPTS, _SINCE, _WAIT, _EXCHANGE, _KEY, _QUEUE, _SUMMARY = _STAMP_HEADERS
-PREFIX_BYTES = PREFIX.encode()
-"""Bytes searched for in undecoded properties, so that a message without our headers costs a single search."""
-SUMMARY_LIMIT = 1000
-HANDLER_LIMIT = 255
-MOST = 2**31 - 1
-LONGEST_WAIT = milliseconds(LONGEST)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
     """The retry history of a message."""
@@ -323,15 +332,6 @@ NO_STAMP = Stamp()
 """The stamp of a message without a failed attempt."""
 
 
-_PARKED = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "parked-at", "nonce")
-BROKERS = PREFIX + "broker"
-"""The header with the original's broker headers (mainly x-death), as bytes, which the broker does not interpret.
-
-Only records show them.
-"""
-OURS = frozenset({*_STAMP_HEADERS, *(PREFIX + name for name in _PARKED), BROKERS})
-
-
 def _number(headers: Headers, name: str, *, most: int = MOST) -> int:
     value = headers.get(name)
     return value if type(value) is int and 0 < value <= most else 0
@@ -381,4 +381,5 @@ def copy_of(
 
 
 STAMPED = frozenset(Stamp(attempts=1, since=1, wait=1, exchange="-", routing_key="-", queue="-", summary="-").headers())
+
 NOT_COPIED = BROKERS_OWN | STAMPED

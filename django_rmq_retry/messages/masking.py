@@ -19,6 +19,8 @@ _REMEMBERED = 100
 Steps = tuple[tuple[str, ...], ...]
 """The parts of each pattern that remain to be matched after the fields so far. An empty tuple is a full match."""
 
+STEP = "  "
+
 
 def masked(
     data: bytes | str, content_type: str, paths: Sequence[str], *, shown: Collection[str] = ()
@@ -197,9 +199,6 @@ def _charset(content_type: str) -> str | None:
     mime = Mime()
     mime["Content-Type"] = content_type.replace("\r", " ").replace("\n", " ")
     return mime.get_content_charset()
-
-
-STEP = "  "
 
 
 def indented(text: str, *, most: int) -> str | None:

@@ -49,20 +49,6 @@ KEPT = frozenset({KEPT_RAW, KEPT_PACKED, KEPT_LEADING})
 ROOM = 120_000
 """In bytes. A frame takes 131 072; properties larger than this would leave no room for our own headers."""
 
-
-def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
-    """Return headers that carry the properties, and bytes to put in front of the body.
-
-    Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
-    """
-    if len(raw) <= ROOM:
-        return {KEPT_RAW: raw}, b""
-    packed = zlib.compress(raw)
-    if len(packed) <= ROOM:
-        return {KEPT_PACKED: packed}, b""
-    return {KEPT_LEADING: len(raw)}, raw
-
-
 TICKET = PREFIX + "ticket"
 """The header that links a requeued copy to its record, to report the result. Retries and the parked copy keep it."""
 UNPACKED_LIMIT = 1024 * 1024
@@ -78,6 +64,31 @@ COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 """The headers that the broker changes when it redelivers a message."""
 FOREIGN = "foreign"
 """The reason recorded for a message that another client put into a parked queue without a reason."""
+
+_TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
+ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
+"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
+DROPPED = ADDED - KEPT
+"""The headers to drop if the consumer stored no original properties in KEPT headers, or these cannot be unpacked."""
+
+STRIPPED = BROKERS_OWN | ADDED | {TICKET}
+"""The headers that a requeued copy omits. Earlier failures stay in the record; the copy's attempts start at 1."""
+
+NAMELESS = "bytes:"
+_ADDED = OURS | BROKERS_OWN | KEPT | {PREFIX + "ticket", BARE}
+
+
+def kept_properties(raw: bytes) -> tuple[dict[str, object], bytes]:
+    """Return headers that carry the properties, and bytes to put in front of the body.
+
+    Properties too large for a header, even compressed, go in front of the body, because a body may span many frames.
+    """
+    if len(raw) <= ROOM:
+        return {KEPT_RAW: raw}, b""
+    packed = zlib.compress(raw)
+    if len(packed) <= ROOM:
+        return {KEPT_PACKED: packed}, b""
+    return {KEPT_LEADING: len(raw)}, raw
 
 
 class By(StrEnum):
@@ -221,13 +232,6 @@ def _read(delivery: Delivery, arrived: Properties, homes: Mapping[str, str]) -> 
     )
 
 
-_TEXTS = ("reason", "detail", "error", "message", "handler", "fingerprint", "culprit", "ticket")
-ADDED = OURS | {PREFIX + name for name in _TEXTS} | KEPT | {UNRECORDED, BARE}
-"""The headers whose content a record stores in columns. The record's properties and a requeued copy omit them."""
-DROPPED = ADDED - KEPT
-"""The headers to drop if the consumer stored no original properties in KEPT headers, or these cannot be unpacked."""
-
-
 def _original(delivery: Delivery, arrived: Properties, *, kept: bool) -> tuple[bytes, Properties, bytes]:
     """Return the encoded properties, the decoded properties and the body of the message before it was parked.
 
@@ -314,10 +318,6 @@ def _uncounted(raw: bytes, known: Properties) -> bytes:
     return encode_properties(replace(known, headers=known.headers.replacing(drop=COUNTS)))
 
 
-STRIPPED = BROKERS_OWN | ADDED | {TICKET}
-"""The headers that a requeued copy omits. Earlier failures stay in the record; the copy's attempts start at 1."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
     """A parked message as stored in its record: the original version, or the last edited one."""
@@ -350,10 +350,6 @@ def requeued(original: Original, *, queue: str, ticket: str) -> Message:
     headers = known.headers.replacing(drop=STRIPPED, put={**stamp.headers(), TICKET: ticket})
     properties = lasting(known, headers)
     return Message(body=original.body, properties=properties, exchange="", routing_key=queue)
-
-
-NAMELESS = "bytes:"
-_ADDED = OURS | BROKERS_OWN | KEPT | {PREFIX + "ticket", BARE}
 
 
 def name_of(delivery: Delivery) -> str:

@@ -34,6 +34,30 @@ _ARRAY, _TABLE = b"AF"
 FALLIBLE = frozenset(b"AFT")
 """The types whose value may be complete and still fail to decode."""
 
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+_SCALE_LIMIT = 255
+
+_FLAGS = struct.Struct(">H")
+# RabbitMQ refuses a message with any of these set (rabbit_framing_amqp_0_9_1:decode_properties).
+_UNUSED_FLAGS = 0b11
+HEADERS = 0x20
+"""The bit in the first byte of the encoded properties that is set if a header table is present."""
+
+DIRECT = "amq.rabbitmq.reply-to"
+"""RabbitMQ's direct reply-to queue. Only its consumer may publish with this bare name in reply_to.
+
+The broker closes the channel of any other publisher (406).
+"""
+BARE = "rmq-retry-reply-to"
+"""The header in which our copies carry a bare direct reply-to.
+
+A stored message can have one, because the broker accepts it from senders using other protocols, such as AMQP 1.0.
+"""
+
+# Plain numbers: comparing enum members costs as much as decoding a field.
+_TEXT, _HEADER_TABLE, _OCTET, _TIMESTAMP = range(4)
+
 
 def value_end(raw: bytes, at: int, end: int) -> int:
     """Return the end of the value whose type letter is at `at`, without decoding the value."""
@@ -175,11 +199,6 @@ _DECODERS: dict[int, Callable[[bytes, int, int, int], object]] = {
 }
 
 
-_INT32 = range(-(2**31), 2**31)
-_INT64 = range(-(2**63), 2**63)
-_SCALE_LIMIT = 255
-
-
 def encode_entry(key: str, value: object, *, depth: int = 1) -> bytes:
     """Encode one entry of a table."""
     if not isinstance(key, str):
@@ -270,6 +289,7 @@ _ENCODERS: tuple[tuple[type, Callable[[Any], bytes]], ...] = (
     (Decimal, _encode_decimal),
     (datetime, _encode_timestamp),
 )
+
 _PLAIN: dict[type, Callable[[Any], bytes]] = dict(_ENCODERS)
 
 
@@ -378,28 +398,6 @@ def _encoded(keys: frozenset[str]) -> frozenset[bytes]:
 
 
 EMPTY = Headers()
-
-
-_FLAGS = struct.Struct(">H")
-# RabbitMQ refuses a message with any of these set (rabbit_framing_amqp_0_9_1:decode_properties).
-_UNUSED_FLAGS = 0b11
-HEADERS = 0x20
-"""The bit in the first byte of the encoded properties that is set if a header table is present."""
-
-
-DIRECT = "amq.rabbitmq.reply-to"
-"""RabbitMQ's direct reply-to queue. Only its consumer may publish with this bare name in reply_to.
-
-The broker closes the channel of any other publisher (406).
-"""
-BARE = "rmq-retry-reply-to"
-"""The header in which our copies carry a bare direct reply-to.
-
-A stored message can have one, because the broker accepts it from senders using other protocols, such as AMQP 1.0.
-"""
-
-# Plain numbers: comparing enum members costs as much as decoding a field.
-_TEXT, _HEADER_TABLE, _OCTET, _TIMESTAMP = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

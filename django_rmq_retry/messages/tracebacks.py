@@ -19,6 +19,25 @@ from typing import NamedTuple
 NAME_LIMIT = 100
 TEXT_LIMIT = 400
 
+CAUSES = 20
+OUTERMOST, INNERMOST = 10, 40
+"""The number of frames kept at the outer and the inner end of a traceback."""
+REMEMBERED = 512
+"""The number of cached stacks, and of cached exception class names."""
+CLASS_LIMIT = 255
+TRACE_TEXT_LIMIT = 4000
+PLACE_LIMIT = 500
+
+Own = Callable[[str], bool]
+"""The type of a function that returns True for a file of the project."""
+
+RULE = 1
+PLACES = 5
+CULPRIT_LIMIT = 255
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+_paths = sysconfig.get_paths()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorNote:
@@ -50,19 +69,6 @@ def short(value: object, limit: int = TEXT_LIMIT) -> str:
     if len(encoded) <= limit:
         return encoded.decode()
     return encoded[: limit - 3].decode("utf-8", "ignore") + "…"
-
-
-CAUSES = 20
-OUTERMOST, INNERMOST = 10, 40
-"""The number of frames kept at the outer and the inner end of a traceback."""
-REMEMBERED = 512
-"""The number of cached stacks, and of cached exception class names."""
-CLASS_LIMIT = 255
-TRACE_TEXT_LIMIT = 4000
-PLACE_LIMIT = 500
-
-Own = Callable[[str], bool]
-"""The type of a function that returns True for a file of the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +220,6 @@ def _get(error: BaseException, name: str) -> object:
         return None
 
 
-RULE = 1
-PLACES = 5
-CULPRIT_LIMIT = 255
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
     """The group of a failure."""
@@ -266,9 +267,8 @@ def _digest(*parts: object) -> str:
     return hashlib.sha1(json.dumps(parts).encode(), usedforsecurity=False).hexdigest()
 
 
-INSTALLED = frozenset({"site-packages", "dist-packages"})
-_paths = sysconfig.get_paths()
 _found = (_paths["stdlib"], _paths["platstdlib"], str(Path(os.__file__).parent), str(Path(__file__).parents[1]))
+
 _ELSEWHERE = tuple({f"{folder}{os.sep}" for path in _found for folder in (path, os.path.realpath(path))})
 
 

@@ -11,6 +11,12 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+SEALED = (
+    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "group", "run", "subject", "count"),
+    *("facts", "ip", "source", "previous"),
+)
+"""The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
+
 
 class Action(models.TextChoices):
     """The operator's action."""
@@ -135,13 +141,6 @@ class OperatorAction(models.Model):
         """The queue that was paused or resumed, else an empty string: an action on a queue names no messages."""
         of_queues = ((Action.PAUSE, "until"), (Action.RESUME, "paused_by"))
         return self.subject if any(action == self.action and fact in self.details for action, fact in of_queues) else ""
-
-
-SEALED = (
-    *("number", "actor_name", "actor_key", "behalf", "reason", "message", "group", "run", "subject", "count"),
-    *("facts", "ip", "source", "previous"),
-)
-"""The columns whose values are sealed as they are; time and action are sealed in a fixed format."""
 
 
 class AuditHead(models.Model):

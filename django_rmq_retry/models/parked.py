@@ -29,6 +29,7 @@ REASON_TEXTS: Mapping[str, Any] = {
     Reason.UNNAMED: pgettext_lazy("reason", "no usable name for once"),
     Reason.UNSETTLED: pgettext_lazy("reason", "cannot be settled"),
 }
+COUNTERS = ("parked", "requeued", "processed", "discarded")
 
 
 def reason_text(code: str) -> str:
@@ -132,9 +133,12 @@ class State(models.TextChoices):
 
 OPEN = (State.PARKED, State.ON_HOLD)
 """States in which an operator has to decide."""
+
 UNRESOLVED = (*OPEN, State.REQUEUEING, State.REQUEUED)
 """States that retention never purges."""
+
 RESOLVED = (State.PROCESSED, State.DISCARDED)
+
 COUNTED_AS: Mapping[str, str] = {
     State.PARKED: "parked",
     State.ON_HOLD: "parked",
@@ -144,7 +148,6 @@ COUNTED_AS: Mapping[str, str] = {
     State.DISCARDED: "discarded",
 }
 """The counter of a group that counts messages in this state."""
-COUNTERS = ("parked", "requeued", "processed", "discarded")
 
 
 class DiscardCategory(models.TextChoices):

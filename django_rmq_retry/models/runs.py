@@ -6,6 +6,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_rmq_retry.models.parked import ParkedMessage
 
+MIN_OUTCOMES = 5
+"""Smallest number of outcomes for which the share of failures is meaningful."""
+
 
 class RunState(models.TextChoices):
     """The state of a requeue run."""
@@ -67,10 +70,6 @@ class ItemReason(models.TextChoices):
     NOT_CONFIRMED = "not_confirmed", _("The broker did not confirm it in time. It may have been delivered.")
     KEY_FAILED = "key_failed", _("An earlier message with the same business key failed again or has no outcome.")
     STOPPED = "stopped", _("The run was stopped before it was sent.")
-
-
-MIN_OUTCOMES = 5
-"""Smallest number of outcomes for which the share of failures is meaningful."""
 
 
 class RequeueRun(models.Model):

@@ -26,9 +26,15 @@ from django_rmq_retry.models import BlockedKey, BlockedMessage, OutboxMessage, P
 from django_rmq_retry.models.parked import RESOLVED
 from django_rmq_retry.publishing.outbox import keep
 
+log = logging.getLogger("django_rmq_retry")
+
 NAME = 255
 BODY = "body:"
 """Prefix of an identity made from a body: a message without an id is found by its bytes."""
+
+EVERY = 3.0
+"""Seconds between two searches for messages that an operator or another process has resolved."""
+AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +218,6 @@ def _check_room(known: BlockedKey) -> None:
     total = BlockedKey.objects.using(database()).aggregate(total=Sum("waiting"))["total"] or 0
     if total >= now.blocked_total:
         raise Full(known, limit=now.blocked_total, of="BLOCKED_TOTAL")
-
-
-log = logging.getLogger("django_rmq_retry")
-
-EVERY = 3.0
-"""Seconds between two searches for messages that an operator or another process has resolved."""
-AT_ONCE = 100
 
 
 def unblock_resolved() -> bool:

@@ -23,6 +23,8 @@ from django_rmq_retry.parked.selection import Selection
 
 SLICE = 1000
 
+LONGEST = timedelta(days=366)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
@@ -141,9 +143,6 @@ def restore(selection: Selection, actor: Actor, *, reason: str = "", allowed: Al
         facts={},
     )
     return perform(change, selection, actor, allowed=allowed)
-
-
-LONGEST = timedelta(days=366)
 
 
 def hold(

@@ -36,6 +36,25 @@ Lines = deque[logging.LogRecord]
 # A context variable, because code that a handler awaits runs in another thread, with a copy of the worker's context.
 _lines: ContextVar[Lines | None] = ContextVar("rmq_lines", default=None)
 
+LIMIT = 64 * 1024
+TEXT_LIMIT = 2000
+CODE_LIMIT = 200
+
+NAME = 255
+KEPT = 2048
+"""Largest body, in bytes, that a draft keeps until its row is made."""
+SMALL = 2000
+"""Approximate minimum memory of a draft, in bytes."""
+REMEMBERED = 1000
+"""Number of cached identities: a message that fails is soon attempted again."""
+MOST = 2**31 - 1
+
+NAMELESS = "body:"
+"""The prefix of an attempt's identity if the message has no ID."""
+
+OVERDUE = timedelta(hours=1)
+"""Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
+
 
 def begin() -> None:
     """Start to collect the log lines of an attempt that begins in this thread."""
@@ -106,11 +125,6 @@ def _line(record: logging.LogRecord) -> str:
     return short(f"{at} {record.levelname} {record.name}: {text}{failed}", LINE_LIMIT)
 
 
-LIMIT = 64 * 1024
-TEXT_LIMIT = 2000
-CODE_LIMIT = 200
-
-
 def chain_of(causes: Sequence[Cause]) -> str:
     """Return the causes as JSON, newest first: error, link, frames, number of frames left out, and text of each."""
     parts = [_cause(cause, cause.stack) for cause in causes]
@@ -167,16 +181,6 @@ def _frame(stack: Stack, place: int) -> dict[str, Any]:
     if frame.own or place == len(stack.frames) - 1:
         facts["code"] = short(linecache.getline(frame.file, frame.line).strip(), CODE_LIMIT)
     return facts
-
-
-NAME = 255
-KEPT = 2048
-"""Largest body, in bytes, that a draft keeps until its row is made."""
-SMALL = 2000
-"""Approximate minimum memory of a draft, in bytes."""
-REMEMBERED = 1000
-"""Number of cached identities: a message that fails is soon attempted again."""
-MOST = 2**31 - 1
 
 
 class Row(NamedTuple):
@@ -310,10 +314,6 @@ def _fingerprint(draft: Draft) -> str:
     return ruled(draft.trace, reason=Reason.EXHAUSTED.value, kind=kind, queue=draft.queue).fingerprint
 
 
-NAMELESS = "body:"
-"""The prefix of an attempt's identity if the message has no ID."""
-
-
 def identity_of(queue: str, message_id: str, body: bytes) -> str:
     """Return the identity of the message once parked; without an ID, one shared by all equal bodies of the queue."""
     if message_id:
@@ -337,10 +337,6 @@ def attempts_of(record: ParkedMessage) -> QuerySet[Attempt]:
     if not record.message_id:
         identities.append(identity_of(record.queue or record.parked_in, "", bytes(record.body)))
     return Attempt.objects.filter(identity__in=identities).order_by("-started_at", "-pk")
-
-
-OVERDUE = timedelta(hours=1)
-"""Time for which a message still counts as waiting after its retry is due: consumers may be stopped, or busy."""
 
 
 def waiting(at: datetime, *, overdue: timedelta = OVERDUE) -> QuerySet[Attempt]:

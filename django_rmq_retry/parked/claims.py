@@ -39,6 +39,10 @@ EXPIRED_AT_ONCE = 500
 Prepare = Callable[[RequeueRun, ParkedMessage], Message | ItemReason]
 """Returns the copy to send, or the reason why the message cannot be sent."""
 
+IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
+SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
+COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -297,11 +301,6 @@ def _failure_of(answer: ClaimResult) -> tuple[ItemReason | None, bool]:
         fits = answer.result.cause is not Cause.UNWRITABLE
         return (ItemReason.NOT_SENT, False) if fits else (ItemReason.UNWRITABLE, True)
     return None, False
-
-
-IN_FLIGHT = (State.REQUEUEING, State.REQUEUED)
-SENT = (ItemState.CLAIMED, ItemState.SENT, ItemState.UNCONFIRMED)
-COUNTED = {ItemState.FAILED: "failed", ItemState.UNCONFIRMED: "unconfirmed"}
 
 
 def succeeded(ticket: Ticket, at: datetime) -> None:

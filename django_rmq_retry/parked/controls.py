@@ -21,6 +21,10 @@ from django_rmq_retry.publishing import outbox_rows
 
 REASON_LIMIT = 255
 
+MOST = 500
+FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
+"""Messages that the broker has refused at least once; the relay sends all others without an operator."""
+
 
 def queues() -> tuple[str, ...]:
     """Return the names of the project's work queues."""
@@ -162,11 +166,6 @@ def blocked_by_name(handler: str, keys: Sequence[str]) -> list[BlockedKey]:
         said = _("Handler %(handler)s has no blocked key %(key)s.")
         raise NothingChosen(said % {"handler": handler, "key": ", ".join(missing)})
     return [found[key] for key in dict.fromkeys(keys)]
-
-
-MOST = 500
-FAILING = Q(failed_at__isnull=False) | Q(attempts__gt=0)
-"""Messages that the broker has refused at least once; the relay sends all others without an operator."""
 
 
 def failing(using: str) -> QuerySet[OutboxMessage]:

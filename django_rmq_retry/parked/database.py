@@ -13,6 +13,11 @@ from django_rmq_retry.models import BusinessKey, ErrorGroup, MessageVersion, Par
 
 NEEDED = (ErrorGroup, ParkedMessage, BusinessKey, MessageVersion, RequeueRun, RequeueItem)
 
+T = TypeVar("T")
+TRIES = 5
+
+CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
+
 
 class _RolledBack(Exception):
     """Raised to roll back the trial insert."""
@@ -66,10 +71,6 @@ def _words(error: Exception) -> str:
     return short(" ".join(str(error).split()) or type(error).__name__, 200)
 
 
-T = TypeVar("T")
-TRIES = 5
-
-
 def database() -> str:
     """Return the alias of the database in which parked messages are stored."""
     return router.db_for_write(ParkedMessage)
@@ -105,9 +106,6 @@ def retry_conflicts(change: Callable[[], T]) -> T:
             if not _is_conflict(error) or connections[database()].in_atomic_block:
                 raise
     return change()
-
-
-CONFLICTS = ("deadlock", "lock wait timeout", "database is locked", "could not serialize")
 
 
 def _is_conflict(error: OperationalError) -> bool:

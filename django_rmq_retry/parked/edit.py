@@ -30,6 +30,20 @@ from django_rmq_retry.parked.copies import contents
 from django_rmq_retry.parked.database import database, locked_messages, retry_conflicts
 from django_rmq_retry.parked.operators import Actor, NothingChosen, Outdated, Refused, log_action
 
+SHOWN = 5
+
+CONTEXT = 3
+MOST_LINES = 400
+"""Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
+pairs if both sides have equally many, and otherwise shown as one replacement."""
+LONGEST = 500
+"""Longer lines are cut to the part that differs, with ``AROUND`` characters on each side."""
+AROUND = 80
+Step = tuple[str, int, int, int, int]
+
+SHOWN_LINES = 200
+"""Largest number of lines of a difference in the audit log."""
+
 
 class Kind(StrEnum):
     CUSTOM = "custom"
@@ -129,9 +143,6 @@ def _dispatched_by() -> set[str]:
     return {name for one in registry.subscriptions() for name in one.match.headers}
 
 
-SHOWN = 5
-
-
 class _Forbidden(ValueError):
     """A constant that is not valid JSON, such as NaN."""
 
@@ -160,16 +171,6 @@ def check_json(text: str) -> tuple[list[str], list[str]]:
 
 def _refuse(constant: str) -> NoReturn:
     raise _Forbidden(constant)
-
-
-CONTEXT = 3
-MOST_LINES = 400
-"""Largest number of lines, on both sides, for a full comparison; more would take minutes. More lines are compared in
-pairs if both sides have equally many, and otherwise shown as one replacement."""
-LONGEST = 500
-"""Longer lines are cut to the part that differs, with ``AROUND`` characters on each side."""
-AROUND = 80
-Step = tuple[str, int, int, int, int]
 
 
 class Sign(StrEnum):
@@ -265,10 +266,6 @@ def _one_by_one(old: Sequence[str], new: Sequence[str]) -> Iterator[Step]:
         to = at + len(list(run))
         yield "equal" if same else "replace", at, to, at, to
         at = to
-
-
-SHOWN_LINES = 200
-"""Largest number of lines of a difference in the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,19 @@ MOST_QUEUES = 20
 MOST_EDITED = 10_000
 PERMANENT_REASONS = (Reason.PERMANENT, Reason.UNDECODABLE_BODY, Reason.UNDECODABLE_HEADERS)
 
+NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
+"""Reasons that the operator cannot override."""
+UNLESS_INCLUDED = (
+    ItemReason.SUCCEEDED,
+    ItemReason.UNCONFIRMED,
+    ItemReason.PERMANENT,
+    ItemReason.LATE,
+    ItemReason.UNHANDLED,
+)
+REMARKS = ("duplicates", "edited", "held")
+"""Messages with these are sent too. Duplicates are sent one after another, unless the operator includes them."""
+INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -67,20 +80,6 @@ class Report:
     @property
     def left_out(self) -> int:
         return self.total - self.sendable
-
-
-NEVER = (ItemReason.RESOLVED, ItemReason.CHANGED, ItemReason.NO_QUEUE, ItemReason.REFUSED)
-"""Reasons that the operator cannot override."""
-UNLESS_INCLUDED = (
-    ItemReason.SUCCEEDED,
-    ItemReason.UNCONFIRMED,
-    ItemReason.PERMANENT,
-    ItemReason.LATE,
-    ItemReason.UNHANDLED,
-)
-REMARKS = ("duplicates", "edited", "held")
-"""Messages with these are sent too. Duplicates are sent one after another, unless the operator includes them."""
-INCLUDABLE = (*map(str, UNLESS_INCLUDED), "duplicates")
 
 
 def report(selection: Selection, terms: Terms | None = None) -> Report:

@@ -21,6 +21,12 @@ from django_rmq_retry.parked.operators import Actor, NothingChosen, log_action
 
 SLICE = 500
 
+NOTE_LIMIT = 10_000
+LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
+
+BUCKETS, BUCKET = 18, timedelta(minutes=10)
+"""Three hours in total. A cause counts as growing while a message was parked in the newest bucket."""
+
 
 def recount(groups: Collection[int] | None = None) -> int:
     """Count the messages of these groups, or of all, again; return the number of groups with wrong counters."""
@@ -98,10 +104,6 @@ def _columns(change: _Change, now: datetime) -> dict[str, Any]:
     return columns
 
 
-NOTE_LIMIT = 10_000
-LIMITS = {"note": NOTE_LIMIT, "owner": 150, "ticket": 150, "plain": 255}
-
-
 def annotate(group: int, actor: Actor, **texts: str) -> ErrorGroup:
     """Set note, owner, ticket or plain of a group; texts that are not given stay unchanged."""
     unknown = sorted(set(texts) - set(LIMITS))
@@ -138,10 +140,6 @@ def _change(group: int, actor: Actor, action: Action, changes: Mapping[str, obje
         return known
 
     return retry_conflicts(change)
-
-
-BUCKETS, BUCKET = 18, timedelta(minutes=10)
-"""Three hours in total. A cause counts as growing while a message was parked in the newest bucket."""
 
 
 def parked_lately(

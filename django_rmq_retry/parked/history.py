@@ -40,6 +40,13 @@ BAD_TEXT = 1366
 """MySQL's error number for a character that the table's character set does not have."""
 OutcomeUpdate = Callable[[], None]
 
+TIMES = (Row._fields.index("started_at"), Row._fields.index("next_at"))
+ROWS_AT_ONCE = 100
+"""Rows per statement, on databases whose INSERT lists each row."""
+
+SHUTDOWN_WAIT = 5.0
+"""Seconds that a graceful shutdown waits for the database."""
+
 
 class Write(Protocol):
     """Adds drafts to the table, all or none; ``plain`` replaces characters that some databases cannot store."""
@@ -244,11 +251,6 @@ def _tidy() -> None:
         connection.close_if_unusable_or_obsolete()
 
 
-TIMES = (Row._fields.index("started_at"), Row._fields.index("next_at"))
-ROWS_AT_ONCE = 100
-"""Rows per statement, on databases whose INSERT lists each row."""
-
-
 class Writer:
     """Makes rows from drafts, and adds them to the table."""
 
@@ -321,10 +323,6 @@ def _target(alias: str) -> str:
     quote = connections[alias].ops.quote_name
     table = quote(Attempt._meta.db_table)  # noqa: SLF001 - documented, in spite of its name
     return f"{table} ({', '.join(quote(name) for name in Row._fields)})"
-
-
-SHUTDOWN_WAIT = 5.0
-"""Seconds that a graceful shutdown waits for the database."""
 
 
 class Recorder:

@@ -41,6 +41,21 @@ OUTCOME = timedelta(hours=1)
 Capacity = Callable[[str], int]
 """Returns the number of messages that a queue may receive now."""
 
+OUTCOMES = timedelta(hours=1)
+"""Time for which a run waits for outcomes after its last message was sent."""
+PART = 2000
+"""Items per transaction."""
+
+COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
+
+COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
+AT_ONCE = 500
+"""Largest number of messages whose items are written when the run is started."""
+
+Rows = QuerySet[ParkedMessage]
+
+CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at", "listing_after_id")
+
 
 class Choice:
     """The next items to send, and those to skip on the way to them."""
@@ -123,12 +138,6 @@ def _pages(run: RequeueRun) -> Iterator[list[RequeueItem]]:
         after = page[-1].place
 
 
-OUTCOMES = timedelta(hours=1)
-"""Time for which a run waits for outcomes after its last message was sent."""
-PART = 2000
-"""Items per transaction."""
-
-
 def advance(run: int, driver: str) -> str:
     """Update the state of a run without items to send: waiting, finished, or running if items came back. Return it."""
     return retry_conflicts(lambda: _advance(run, driver))
@@ -193,9 +202,6 @@ def recount(run: int) -> None:
     retry_conflicts(change)
 
 
-COUNTED = ("sent", "processed", "failed", "skipped", "unconfirmed")
-
-
 def count(run: RequeueRun) -> None:
     items = RequeueItem.objects.using(database()).filter(run=run)
     found = dict(items.order_by().values_list("state").annotate(count=Count("pk")))
@@ -204,13 +210,6 @@ def count(run: RequeueRun) -> None:
     run.skipped = found.get(ItemState.SKIPPED, 0)
     run.unconfirmed = found.get(ItemState.UNCONFIRMED, 0)
     run.sent = found.get(ItemState.SENT, 0) + run.processed + run.failed
-
-
-COLUMNS = ("run", "message", "place", "revision", "state", "cycle", "skip_code", "ended_at")
-AT_ONCE = 500
-"""Largest number of messages whose items are written when the run is started."""
-
-Rows = QuerySet[ParkedMessage]
 
 
 def lists_at_once(selection: Selection) -> bool:
@@ -263,9 +262,6 @@ def _list_part(run: int, driver: str) -> None:
             known.end_listing()
             known.wait = ""
         known.save(using=using, update_fields=["total", "skipped", "wait", *CURSOR])
-
-
-CURSOR = ("listing_limit", "listing_count", "listing_place", "listing_after_at", "listing_after_id")
 
 
 def _stored_selection(run: RequeueRun) -> tuple[Selection, Terms]:

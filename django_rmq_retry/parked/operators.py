@@ -20,7 +20,24 @@ from django_rmq_retry.conf import settings
 from django_rmq_retry.messages.tracebacks import short
 from django_rmq_retry.models import Action, AuditHead, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 
+log = logging.getLogger("django_rmq_retry")
+
 NAME_LIMIT = 150
+
+LABEL = "rmq_retry"
+FEW = 25
+"""Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
+
+Allowed = Callable[[ParkedMessage], str]
+"""Returns an empty string, or the reason why this message must not be changed."""
+
+CHANGE = 2
+"""Copy of django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
+OBJECT_LIMIT = 200
+READ_ONLY = {Action.REVEAL, Action.DOWNLOAD, Action.EXPORT}
+"""Actions that only read. Not every viewer of an object may see who read it, so its admin history leaves them out."""
+
+AUDIT_BATCH = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +76,6 @@ class Actor:
         """Return the actor for a part of the project that acts without an operator."""
         return cls(name=short(name, NAME_LIMIT))
 
-
-LABEL = "rmq_retry"
-FEW = 25
-"""Largest number of messages that the permission requeue allows at once; more need bulk_requeue."""
 
 PERMISSIONS: Mapping[str, tuple[str, Any]] = {
     "view": ("view_parkedmessage", gettext_lazy("Can view parked message")),
@@ -137,10 +150,6 @@ def _contact() -> str:
     return " " + _("Contact: %(contact)s.") % {"contact": contact} if contact else ""
 
 
-Allowed = Callable[[ParkedMessage], str]
-"""Returns an empty string, or the reason why this message must not be changed."""
-
-
 class Refused(Exception):
     """The action was refused, and nothing was changed; the text gives the reason and the remedy."""
 
@@ -155,15 +164,6 @@ class Outdated(Refused):
 
 class NotAllowed(Refused):
     """A permission is missing, or the project's own rules refuse."""
-
-
-log = logging.getLogger("django_rmq_retry")
-
-CHANGE = 2
-"""Copy of django.contrib.admin.models.CHANGE: that module cannot be imported where the admin is not installed."""
-OBJECT_LIMIT = 200
-READ_ONLY = {Action.REVEAL, Action.DOWNLOAD, Action.EXPORT}
-"""Actions that only read. Not every viewer of an object may see who read it, so its admin history leaves them out."""
 
 
 def _announce(action: OperatorAction, using: str) -> None:
@@ -218,9 +218,6 @@ def _log(action: OperatorAction) -> None:
     extra = {"event": "rmq.operator", "who": action.actor_name, "record": action.message, **facts}
     what = action.subject or f"{action.count} messages"
     log.info("%s %s by %s", action.action, what, action.actor_name, extra=extra)
-
-
-AUDIT_BATCH = 2000
 
 
 def log_action(

@@ -21,6 +21,8 @@ from django_rmq_retry.messages.tracebacks import Grouping, short, untraced
 from django_rmq_retry.models import ParkedMessage, State
 from django_rmq_retry.models.parked import OPEN, RESOLVED
 
+log = logging.getLogger("django_rmq_retry")
+
 NAME = 255
 TEXT = 10_000
 FINGERPRINT = 40
@@ -191,9 +193,6 @@ def _stale(record: ParkedMessage, arrival: Arrival, now: datetime) -> bool:
         return True
     reference = record.resolved_at if record.state in RESOLVED else record.requeued_at
     return reference is not None and (arrival.stated_at or now) <= reference
-
-
-log = logging.getLogger("django_rmq_retry")
 
 
 class Keys:

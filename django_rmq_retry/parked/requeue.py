@@ -28,9 +28,14 @@ FASTEST = 10_000.0
 PATIENCE = 0.5
 """Seconds for which ``stop`` skips unsent items itself; the run's driver skips the rest."""
 
-
 CANARY_ENDED = (RunWait.CANARY_FAILED, RunWait.CANARY_SILENT, RunWait.NOT_CONFIRMED)
 """A run paused for one of these resumes without its canary, because the operator has inspected the first message."""
+
+REASON_FROM = 100
+"""Largest number of messages that can be requeued without a reason."""
+
+NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
+"""Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 
 
 def _noted(reason: str) -> dict[str, str]:
@@ -109,10 +114,6 @@ def _change_run(
         return known
 
     return retry_conflicts(change)
-
-
-REASON_FROM = 100
-"""Largest number of messages that can be requeued without a reason."""
 
 
 def start(
@@ -208,10 +209,6 @@ def requeue(
         return send()
     transaction.on_commit(send, using=database(), robust=True)
     return run
-
-
-NO_TARGETS = (Role.PARKED, Role.WAITING, Role.QUARANTINE)
-"""Roles of queues from which no handler receives new messages: only this app sends to them, by its own rules."""
 
 
 def checked_target(target: str) -> str:

@@ -23,6 +23,10 @@ BATCH = 500
 TURN = 4
 """Batches of each kind per turn, after which the thread does other work."""
 
+PURGE_BATCH = 1000
+REST = 0.1
+"""Seconds between two batches, so that other transactions get their turn."""
+
 
 def delete_old() -> bool:
     """Delete a part of the messages and attempts that are too old by the settings; return True if there may be more."""
@@ -68,11 +72,6 @@ def delete_attempts(before: datetime) -> int:
     numbers = list(old.values_list("pk", flat=True)[:BATCH])
     Attempt.objects.using(using).filter(pk__in=numbers).delete()
     return len(numbers)
-
-
-PURGE_BATCH = 1000
-REST = 0.1
-"""Seconds between two batches, so that other transactions get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,31 @@ from django_rmq_retry.parked.database import database, locked_run, retry_conflic
 from django_rmq_retry.parked.items import Choice, advance, list_part, recount, skip_unsent
 from django_rmq_retry.publishing import broker_connections
 
+CANARY = timedelta(seconds=60)
+
+SLICE = 0.25
+"""Seconds between two slices."""
+SAVED = 1.0
+"""Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
+
+FRESH = 1.0
+"""Seconds for which a queue's depth is cached."""
+PATIENCE = 5.0
+
+LEASE = timedelta(seconds=15)
+SWEEP = 5.0
+"""Seconds between two searches for expired claims."""
+RECHECK = 1.0
+"""Seconds between two checks of an unreachable broker."""
+DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
+TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
+"""Runs that need a driver, including stopped runs with items that are not skipped yet."""
+Clock = Callable[[], float]
+
 
 def restart_rate() -> dict[str, Any]:
     """Return the columns for computing a run's real rate, to set when it starts, resumes or changes its rate."""
     return {"paced_at": server.now(database()), "paced_sent": F("sent")}
-
-
-CANARY = timedelta(seconds=60)
 
 
 def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
@@ -66,12 +84,6 @@ def canary(run: RequeueRun) -> tuple[RunWait | None, bool]:
     if sent_at is not None and sent_at < server.now(database()) - CANARY:
         return RunWait.CANARY_SILENT, True
     return RunWait.CANARY_WAITS, False
-
-
-SLICE = 0.25
-"""Seconds between two slices."""
-SAVED = 1.0
-"""Seconds for which unused capacity is kept: enough to catch up after a slow slice, but not after a long pause."""
 
 
 class Pace:
@@ -97,11 +109,6 @@ class Pace:
     def wait(self, rate: float) -> float:
         """Return the seconds until the next slice can send a message."""
         return max(SLICE, (1.0 - self._room) / rate) if rate > 0 else SLICE
-
-
-FRESH = 1.0
-"""Seconds for which a queue's depth is cached."""
-PATIENCE = 5.0
 
 
 class Depths(Protocol):
@@ -182,17 +189,6 @@ class BrokersDepths:
 def driver_name(prefix: str) -> str:
     """Return a name for a driver in this thread; no two threads on any hosts have the same one."""
     return f"{prefix} {socket.gethostname()}:{os.getpid()}.{threading.get_native_id()}"
-
-
-LEASE = timedelta(seconds=15)
-SWEEP = 5.0
-"""Seconds between two searches for expired claims."""
-RECHECK = 1.0
-"""Seconds between two checks of an unreachable broker."""
-DRIVEN = (RunState.PLANNED, RunState.RUNNING, RunState.WAITING)
-TO_DRIVE = Q(state__in=DRIVEN) | Q(state=RunState.STOPPED, finished_at=None)
-"""Runs that need a driver, including stopped runs with items that are not skipped yet."""
-Clock = Callable[[], float]
 
 
 class Drive:

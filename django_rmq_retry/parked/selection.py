@@ -34,7 +34,6 @@ LISTED, EXCEPT = "keys", "except_keys"
 USABLE = timedelta(days=1)
 """Time for which a list can be used that no action refers to."""
 
-
 _QUEUES = """
 WITH RECURSIVE named(queue) AS (
     SELECT MIN(queue) FROM rmq_retry_parkedmessage
@@ -45,6 +44,14 @@ WITH RECURSIVE named(queue) AS (
 SELECT queue FROM named WHERE queue IS NOT NULL AND queue <> '' LIMIT 1000
 """
 """Steps through the index from one name to the next, because DISTINCT reads every record."""
+
+SALT = "django_rmq_retry.selection"
+VALID_FOR = 3600
+"""Seconds for which an operator may act on a preview."""
+MOST_IDS = 200
+"""Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
+
+PAGE = 500
 
 
 def queues_with_records() -> set[str]:
@@ -191,13 +198,6 @@ WORDS: Mapping[str, Narrowing] = {
 }
 
 
-SALT = "django_rmq_retry.selection"
-VALID_FOR = 3600
-"""Seconds for which an operator may act on a preview."""
-MOST_IDS = 200
-"""Largest number of messages named in a token, which is part of URLs; larger selections need a filter."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Chosen messages; messages parked afterwards are never included."""
@@ -308,9 +308,6 @@ def _words(value: object) -> str:
 
 def _records() -> QuerySet[ParkedMessage]:
     return ParkedMessage.objects.using(router.db_for_write(ParkedMessage))
-
-
-PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,29 @@ from django_rmq_retry.parked.database import outage
 from django_rmq_retry.parked.groups import Tally
 from django_rmq_retry.parked.record import Arrival, Keys, Step, apply, step
 
+log = logging.getLogger("django_rmq_retry")
+
+META = ParkedMessage._meta  # noqa: SLF001 - Django's own name for it
+TABLE = META.db_table
+LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved_at"}
+"""Columns that have no value in a new record."""
+COLUMNS = tuple(field for field in META.concrete_fields if not field.primary_key and field.name not in LATER)
+NAMES = tuple(field.attname for field in COLUMNS)
+TIMES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, DateTimeField))
+BYTES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, BinaryField))
+
+DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields}
+
+CHANGED = (
+    *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
+    *("attempts", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until", "resolved_at"),
+    "resolution",
+)
+READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
+
+TRIES = 3
+"""Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
@@ -56,19 +79,6 @@ class Parker(Protocol):
 
     def close(self) -> None:
         """Release resources; this thread stores nothing more."""
-
-
-META = ParkedMessage._meta  # noqa: SLF001 - Django's own name for it
-TABLE = META.db_table
-LATER = {"held_until", "claimed_until", "requeued_at", "succeeded_at", "resolved_at"}
-"""Columns that have no value in a new record."""
-COLUMNS = tuple(field for field in META.concrete_fields if not field.primary_key and field.name not in LATER)
-NAMES = tuple(field.attname for field in COLUMNS)
-TIMES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, DateTimeField))
-BYTES = tuple(place for place, field in enumerate(COLUMNS) if isinstance(field, BinaryField))
-
-
-DEFAULTS = {field.attname: field.get_default() for field in META.concrete_fields}
 
 
 class NewRecord(SimpleNamespace):
@@ -114,14 +124,6 @@ def set_primary_keys(records: Sequence[ParkedMessage], *, using: str) -> None:
         rows = ParkedMessage.objects.using(using).filter(identity__in=unknown)
         for identity, pk in rows.values_list("identity", "pk"):
             unknown[identity].pk = pk
-
-
-CHANGED = (
-    *("state", "group_id", "parked_in", "handler", "by", "reason", "detail", "error", "error_text", "summary"),
-    *("attempts", "failed_at", "parked_at", "copies", "copy", "unconfirmed", "claimed_until", "resolved_at"),
-    "resolution",
-)
-READ = ("pk", "identity", "revision", "cycle", "requeued_at", *CHANGED)
 
 
 def groups_of(arrivals: Iterable[Arrival], *, using: str) -> dict[str, int]:
@@ -304,12 +306,6 @@ class BatchWriter:
             if doubtful[run]:
                 counters |= {"unconfirmed": reduced("unconfirmed", doubtful[run]), "sent": F("sent") + doubtful[run]}
             runs.filter(pk=run).update(**counters)
-
-
-log = logging.getLogger("django_rmq_retry")
-
-TRIES = 3
-"""Attempts to store a single message while the database accepts others: another transaction may hold a lock."""
 
 
 class Store:

@@ -43,6 +43,11 @@ COLUMNS = (
     *("requeued_at", "requeued_by", "resolved_at", "resolution", "size", "sha256"),
 )
 
+HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
+
+BATCH = 200
+MOST_REFUSED = 100
+
 
 class Payload(StrEnum):
     """The part of a message's contents that is exported."""
@@ -143,9 +148,6 @@ def neutral(cell: object) -> str:
     return f"'{text}" if text.startswith(FORMULA) and not isinstance(cell, (int, float)) else text
 
 
-HEAVY = ("message__body", "message__properties", "message__detail", "message__error_text", "message__summary")
-
-
 def _result(item: RequeueItem) -> Iterator[object]:
     message = item.message
     yield from (
@@ -199,10 +201,6 @@ def _shown(headers: Mapping[str, object], name: str) -> str:
         return str(without(headers[name], [name], settings().operators.mask))
     except UndecodableHeaders:
         return HIDDEN
-
-
-BATCH = 200
-MOST_REFUSED = 100
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,6 +16,15 @@ from django_rmq_retry.messages.message import Delivery, Instruction, Settlement
 from django_rmq_retry.policies.backoff import Backoff
 from django_rmq_retry.topology.declarations import Queue, QueueDeclaration, Role, Server, Topology, check_name
 
+MOST_STEPS = 16
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+
+LONGEST_HOLD = 900.0
+"""Seconds that a message may stay unacked for a wait.
+
+After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -137,10 +146,6 @@ def parked_by_broker(route: Route) -> dict[str, object]:
         return {}
     safe = route.work.type == "quorum" and route.work.overflow == "reject-publish"
     return dead_letter("", route.park, safe=safe)
-
-
-MOST_STEPS = 16
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +316,6 @@ class Native(Carrier):
     def carry(self, route: Route, delivery: Delivery, hop: Hop) -> Settlement:
         # Not a nack: RabbitMQ 4.3 neither counts it nor increases the wait (rabbitmq.com/docs/quorum-queues).
         return Settlement(instruction=Instruction.COUNTED_REQUEUE)
-
-
-LONGEST_HOLD = 900.0
-"""Seconds that a message may stay unacked for a wait.
-
-After 30 minutes RabbitMQ closes the channel of the consumer and requeues the message (rabbitmq.com/docs/consumers).
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from django_rmq_retry.messages.tracebacks import ErrorNote, short
 DETAIL_LIMIT = 600
 """In bytes. With this limit all headers that parking adds to a message stay under 4 kB."""
 
+Errors = type[BaseException] | Iterable[type[BaseException]]
+
 
 class Kind(StrEnum):
     ACK = "ack"
@@ -40,6 +42,7 @@ class Verdict:
 
 
 ACK = Verdict(kind=Kind.ACK)
+
 DUPLICATE = Verdict(kind=Kind.ACK, detail="It was handled before, and is not run again.", counted=False)
 
 
@@ -89,9 +92,6 @@ class Park(Overrule):
 
 class Discard(Overrule):
     """Drop the message on purpose; the log keeps the reason: ``raise Discard("Superseded")``."""
-
-
-Errors = type[BaseException] | Iterable[type[BaseException]]
 
 
 def error_types(name: str, errors: object) -> tuple[type[BaseException], ...]:

@@ -21,6 +21,11 @@ log = logging.getLogger("django_rmq_retry")
 in_once: ContextVar[bool] = ContextVar("rmq_retry_in_once", default=False)
 """True while a handler with ``once`` runs in its transaction: what its async code publishes joins that transaction."""
 
+PATIENCE = 1.0
+"""Seconds that publishing after a commit waits for confirms before the broker counts as unreachable."""
+PROBE = 2.0
+"""Seconds between probes while the broker is unreachable. A probe is sent without waiting for its confirm."""
+
 
 class Connections:
     """The connections of a process, shared by its threads. Each is opened on first use."""
@@ -99,6 +104,7 @@ class StandIn(Connections):
 
 current = Connections()
 """The connections of this process; replaced after a fork, a close or the end of the I/O thread, and by tests."""
+
 _parents: list[Connections] = []
 """The connections of the parent process, in a forked child. Never used; kept so that garbage collection closes none."""
 
@@ -132,12 +138,6 @@ def _forked() -> None:
     """
     _parents.append(_replace(Connections()))
     reach.forked()
-
-
-PATIENCE = 1.0
-"""Seconds that publishing after a commit waits for confirms before the broker counts as unreachable."""
-PROBE = 2.0
-"""Seconds between probes while the broker is unreachable. A probe is sent without waiting for its confirm."""
 
 
 class Reach:
@@ -184,5 +184,7 @@ class Reach:
 
 
 reach = Reach()
+
 os.register_at_fork(after_in_child=_forked)
+
 atexit.register(close)

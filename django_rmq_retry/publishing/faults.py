@@ -16,6 +16,9 @@ MOST_ATTEMPTS = 15
 """Failed attempts after which a row needs an operator; with these waits that takes about nine minutes."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 
+MARGIN = 1.0
+"""Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
+
 
 class Fault(Enum):
     """The cause of a missing confirm."""
@@ -79,10 +82,6 @@ def _facts(row: Row, using: str, why: str) -> tuple[str | None, str, str]:
 
 def _extra(row: Row, event: str) -> dict[str, object]:
     return {"event": event, "message_id": row.message.properties.message_id, "row": row.id}
-
-
-MARGIN = 1.0
-"""Seconds added to a row's due time before it is used as a probe, so that the query surely finds the row as due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

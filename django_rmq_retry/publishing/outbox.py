@@ -24,11 +24,26 @@ from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.faults import Fault, fault
 from django_rmq_retry.publishing.outbox_rows import Answer, Row, insert
 
+log = logging.getLogger("django_rmq_retry")
+
 CHECK_EVERY = 0.2
 """Seconds between checks whether to continue waiting."""
 
-
 Late = Callable[[Answer], None]
+
+SPARE = 10.0
+"""Seconds beyond the publish timeout for which rows are leased to their writer."""
+
+IDLE = 5.0
+"""Seconds without a result after which the thread ends."""
+PAUSE, TRIES = 0.5, 10
+MOST_RESULTS = 500
+
+MOST = 1000
+"""The largest number of messages that a transaction sends itself; relays send the others."""
+
+touched: set[tuple[str, Publisher]] = set()
+"""In tests: the databases in which rows were written with a stand-in for the broker, and that stand-in."""
 
 
 @dataclass(slots=True)
@@ -159,21 +174,9 @@ def _lines(rows: Sequence[Row]) -> list[_Line]:
     return lines
 
 
-log = logging.getLogger("django_rmq_retry")
-
-SPARE = 10.0
-"""Seconds beyond the publish timeout for which rows are leased to their writer."""
-
-
 def lease() -> float:
     """Return the seconds for which only its writer may send a row."""
     return settings().publish_timeout + SPARE
-
-
-IDLE = 5.0
-"""Seconds without a result after which the thread ends."""
-PAUSE, TRIES = 0.5, 10
-MOST_RESULTS = 500
 
 
 class ResultWriter:
@@ -353,14 +356,6 @@ class AfterCommit:
 def _late(using: str, answer: Answer) -> None:
     # Read the module attribute at each call, because a forked child has its own writer.
     result_writer.take(using, answer)
-
-
-MOST = 1000
-"""The largest number of messages that a transaction sends itself; relays send the others."""
-
-
-touched: set[tuple[str, Publisher]] = set()
-"""In tests: the databases in which rows were written with a stand-in for the broker, and that stand-in."""
 
 
 def open_transaction() -> str | None:

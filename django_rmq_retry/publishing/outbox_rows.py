@@ -29,6 +29,26 @@ _missing_until: dict[Hashable, float] = {}
 """By database: the time until which the table counts as missing; 0 if it exists."""
 _logged: set[Hashable] = set()
 
+COLUMNS = (
+    *("message_id", "exchange", "routing_key", "mandatory", "body", "size", "properties", "order_key"),
+    *("created_at", "due_at", "attempts", "error"),
+)
+INSERTED_AT_ONCE = 80
+"""Rows in one statement: an old SQLite accepts at most 999 values."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
+
+READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts")
+"""The columns that ``row_of`` needs, in its order."""
+
+CHANNEL = "rmq_retry_outbox"
+"""The PostgreSQL notification channel on which relays listen."""
+DELETED_AT_ONCE = 1000
+wakers: set[Callable[[], None]] = set()
+"""The wake-up functions of the relays in this process."""
+SKEW = 2.0
+"""Seconds by which the clocks of two hosts may differ."""
+
 
 def takes(using: str) -> bool:
     """True if a message published inside a transaction of this database is written to its outbox."""
@@ -79,16 +99,6 @@ def _log_missing(using: str) -> bool:
 def _database_key(using: str) -> Hashable:
     known = connections[using].settings_dict
     return (using, known.get("NAME"), known.get("HOST"), known.get("PORT"))
-
-
-COLUMNS = (
-    *("message_id", "exchange", "routing_key", "mandatory", "body", "size", "properties", "order_key"),
-    *("created_at", "due_at", "attempts", "error"),
-)
-INSERTED_AT_ONCE = 80
-"""Rows in one statement: an old SQLite accepts at most 999 values."""
-MOST_BYTES = 4 * 1024 * 1024
-"""Bytes of bodies in one statement: MariaDB with default settings refuses larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +184,6 @@ def stored_name(message: Message) -> str:
     return name if name.isprintable() else short(name, 255)
 
 
-READ = ("id", "exchange", "routing_key", "mandatory", "body", "properties", "order_key", "attempts")
-"""The columns that ``row_of`` needs, in its order."""
-
-
 def row_of(found: Sequence[Any]) -> Row:
     """Return a row read from the table; its message equals the inserted one, byte for byte."""
     id, exchange, routing_key, mandatory, body, properties, order_key, attempts = found  # noqa: A001
@@ -198,15 +204,6 @@ class Answer:
 
     row: Row
     result: PublishResult
-
-
-CHANNEL = "rmq_retry_outbox"
-"""The PostgreSQL notification channel on which relays listen."""
-DELETED_AT_ONCE = 1000
-wakers: set[Callable[[], None]] = set()
-"""The wake-up functions of the relays in this process."""
-SKEW = 2.0
-"""Seconds by which the clocks of two hosts may differ."""
 
 
 def delete(ids: Sequence[int], *, using: str) -> None:

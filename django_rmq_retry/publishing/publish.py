@@ -27,9 +27,10 @@ from django_rmq_retry.publishing.outbox import keep_all, open_transaction
 from django_rmq_retry.publishing.outbox_rows import takes
 from django_rmq_retry.topology.declarations import NAME_LIMIT, Queue
 
+log = logging.getLogger("django_rmq_retry")
+
 HEADERS_MOST = FRAME_MAX - 4096
 """The largest header table in bytes, which leaves 4096 bytes of the frame for the other properties."""
-
 
 MOST_PRIORITY = 255
 LATEST = 253_402_300_799
@@ -213,7 +214,6 @@ class Destination:
 
 
 PLAIN = Options()
-log = logging.getLogger("django_rmq_retry")
 
 
 def publish(

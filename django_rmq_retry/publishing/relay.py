@@ -35,6 +35,23 @@ MOST_BYTES = 16 * 1024 * 1024
 Sized: TypeAlias = tuple[int, str, int]
 """The id of a row, its ordering key, and the bytes of its body."""
 
+LOSSES = 3
+GRACE = 2.0
+"""Seconds after its deadline within which a publish has ended, and seconds to wait for confirms when stopping."""
+
+POLL = 1.0
+"""Seconds between polls of a database without notifications."""
+LISTENING_POLL = 3.0
+SOONEST = 0.05
+AGAIN = 1.0
+"""Seconds after which an unreachable broker or database is tried again."""
+UNKNOWN_DATABASES = "The relay cannot ask the database routers which outboxes it serves"
+PATIENCE = 30.0
+"""Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
+
+ContextFactory = Callable[[], AbstractContextManager[object]]
+Report = Callable[[bool], None]
+
 
 def skips_locked(using: str) -> bool:
     """True if the database supports SKIP LOCKED, so that rows in flight stay locked and other relays skip them."""
@@ -149,11 +166,6 @@ def _locked(rows: QuerySet[OutboxMessage], using: str, *, lock: bool) -> QuerySe
     if lock:
         return rows.select_for_update(skip_locked=True, of=("self",) if features.has_select_for_update_of else ())
     return rows.select_for_update() if features.has_select_for_update else rows
-
-
-LOSSES = 3
-GRACE = 2.0
-"""Seconds after its deadline within which a publish has ended, and seconds to wait for confirms when stopping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,20 +412,6 @@ def _drain(near: socket.socket) -> None:
     with suppress(BlockingIOError):
         while near.recv(4096):
             pass
-
-
-POLL = 1.0
-"""Seconds between polls of a database without notifications."""
-LISTENING_POLL = 3.0
-SOONEST = 0.05
-AGAIN = 1.0
-"""Seconds after which an unreachable broker or database is tried again."""
-UNKNOWN_DATABASES = "The relay cannot ask the database routers which outboxes it serves"
-PATIENCE = 30.0
-"""Seconds without a finished round and without a sent message after which `empty` stops waiting for a round."""
-
-ContextFactory = Callable[[], AbstractContextManager[object]]
-Report = Callable[[bool], None]
 
 
 class RelayThread:

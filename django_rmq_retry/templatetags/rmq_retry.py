@@ -18,6 +18,15 @@ from django_rmq_retry.topology.drawings import clean
 
 BAR, GAP, HEIGHT, LEAST = 6, 2, 24, 2
 
+register = template.Library()
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_FEW = 10 * _MINUTE
+"""Below this, a span includes its seconds."""
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
+_KEPT = {"\n", "\t"}
+NOTHING = "\N{EN DASH}"
+"""The sign for an unknown value; it never stands for a number."""
+
 
 def sparkline(counts: Sequence[int], *, title: str, height: int = HEIGHT) -> str:
     """Draw bars from the oldest to the newest; a count above zero always gets a visible bar."""
@@ -36,8 +45,6 @@ def _bar(place: int, count: int, highest: int, height: int) -> str:
     left = place * (BAR + GAP)
     return f'<rect class="{kind}" x="{left}" y="{height - tall}" width="{BAR}" height="{tall}"/>'
 
-
-register = template.Library()
 
 ICONS = {
     State.PARKED: "■",
@@ -59,13 +66,6 @@ ICONS = {
     ItemState.SKIPPED: "↷",
     ItemState.UNCONFIRMED: "?",
 }
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_FEW = 10 * _MINUTE
-"""Below this, a span includes its seconds."""
-_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "␡"}
-_KEPT = {"\n", "\t"}
-NOTHING = "\N{EN DASH}"
-"""The sign for an unknown value; it never stands for a number."""
 
 
 @register.filter

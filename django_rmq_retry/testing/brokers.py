@@ -37,6 +37,10 @@ from django_rmq_retry.topology.declarations import (
 )
 from django_rmq_retry.topology.plan import State
 
+SOON = 10.0
+
+LOOK = 0.05
+
 
 class Virtual(DirectBroker):
     """The embedded broker in this process."""
@@ -55,9 +59,6 @@ class Virtual(DirectBroker):
         return DirectSource(self, publisher)
 
     def close(self) -> None: ...
-
-
-SOON = 10.0
 
 
 class LiveHands:
@@ -196,9 +197,6 @@ class LiveCaller:
     def close(self) -> None:
         self._caller.close()
         self._threads.shutdown()
-
-
-LOOK = 0.05
 
 
 class Live:

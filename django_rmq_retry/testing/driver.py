@@ -21,6 +21,15 @@ from django_rmq_retry.policies.verdict import Kind, Verdict
 from django_rmq_retry.testing.place import Fault, Faults, Hands, NeverQuiet, Place
 from django_rmq_retry.topology.declarations import Server
 
+MOST_DELIVERIES = 100_000
+MOST_TURNS = 1_000_000
+MOST_AT_ONCE = 1000
+
+Key = tuple[str, str | bytes]
+
+ONCE = "django_rmq_retry.inbox.once.once"
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
+
 
 class QueuePauses:
     """The pauses of a test's queues. Like rows in the project's database they survive a crash."""
@@ -72,14 +81,6 @@ def _apply_prefetch(source: Hands, name: str, prefetch: int | None) -> None:
         source.pause(name)
     else:
         source.resume(name, prefetch=prefetch)
-
-
-MOST_DELIVERIES = 100_000
-MOST_TURNS = 1_000_000
-MOST_AT_ONCE = 1000
-
-
-Key = tuple[str, str | bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,10 +344,6 @@ def _is_the_tests(error: BaseException) -> bool:
     """True for Ctrl-C, pytest.fail() and the like, which are not errors of a handler."""
     outcome = not isinstance(error, Exception) and type(error).__module__.startswith("_pytest")
     return outcome or isinstance(error, KeyboardInterrupt)
-
-
-ONCE = "django_rmq_retry.inbox.once.once"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
 
 
 class NoDatabase(AssertionError):

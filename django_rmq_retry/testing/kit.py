@@ -41,6 +41,22 @@ from django_rmq_retry.testing.driver import Driver, Inbox, Recorder, Tried
 from django_rmq_retry.testing.place import PUBLISH, Fault, Faults, Place, Trouble
 from django_rmq_retry.topology.drawings import definitions
 
+log = logging.getLogger("django_rmq_retry")
+
+UPDATE = "RMQ_UPDATE_SNAPSHOTS"
+
+ORDER = "django_rmq_retry.ordering.gate.Order"
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
+
+SEND_LEFT = "django_rmq_retry.publishing.relay.send_left"
+"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
+
+Named = Handler[Any] | str
+UNPUBLISHED = (
+    " Nothing was published to it. In a TestCase, messages published inside atomic() are sent only with "
+    "captureOnCommitCallbacks(execute=True)."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
@@ -160,9 +176,6 @@ def message_of(
     )
 
 
-UPDATE = "RMQ_UPDATE_SNAPSHOTS"
-
-
 def assert_topology(snapshot: str | os.PathLike[str]) -> None:
     """Fail unless every exchange, queue and binding of the project equals the snapshot.
 
@@ -183,9 +196,6 @@ def assert_topology(snapshot: str | os.PathLike[str]) -> None:
     if json.loads(stored) != json.loads(now):
         difference = unified_diff(stored.splitlines(), now.splitlines(), str(path), "the project now", lineterm="", n=2)
         raise AssertionError("\n".join([f"The topology differs from {path}. {fix}", *difference]))
-
-
-log = logging.getLogger("django_rmq_retry")
 
 
 class Around:
@@ -218,10 +228,6 @@ def _run(callback: Callable[[], object], *, robust: bool) -> None:
         log.exception("A callback for the commit failed")
 
 
-ORDER = "django_rmq_retry.ordering.gate.Order"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
-
-
 def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     """Return the gate of handlers with ``order_by``; none without such handlers."""
     if not any(work_queue.keyed for work_queue in work_queues):
@@ -230,21 +236,10 @@ def orders(work_queues: Sequence[WorkQueue]) -> Sequence[Gate]:
     return (made(),)
 
 
-SEND_LEFT = "django_rmq_retry.publishing.relay.send_left"
-"""A dotted path, because pytest loads the kit before the project's settings, which models need."""
-
-
 def send_left() -> int:
     """Send every message of the outbox; return their number."""
     send: Callable[[], int] = import_string(SEND_LEFT)
     return send()
-
-
-Named = Handler[Any] | str
-UNPUBLISHED = (
-    " Nothing was published to it. In a TestCase, messages published inside atomic() are sent only with "
-    "captureOnCommitCallbacks(execute=True)."
-)
 
 
 class RmqTest:

@@ -15,6 +15,8 @@ Meddler = Callable[[Message], Outcome | None]
 RunUntil = Callable[[Callable[[], bool], float], None]
 """Runs handlers until the given function returns True, or this many seconds have passed."""
 
+PUBLISH = "publish"
+
 
 class Hands(Protocol):
     """A consuming connection that a test can break."""
@@ -87,9 +89,6 @@ class NeverQuiet(AssertionError):
     """A run without an end."""
 
 
-PUBLISH = "publish"
-
-
 class Fault(StrEnum):
     """A fault after a handler has run, or of a publish."""
 
@@ -109,6 +108,7 @@ Trouble = Fault | BaseException | type[BaseException]
 
 ENDS = {Fault.BROKER: Outcome.UNSENT, Fault.CONFIRM: Outcome.UNKNOWN, Fault.NACK: Outcome.NACKED}
 """The outcome of a publish with a fault."""
+
 AROUND_HANDLERS = (Fault.CRASH, Fault.DUPLICATE, Fault.BROKER)
 
 

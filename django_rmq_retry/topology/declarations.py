@@ -37,6 +37,17 @@ UNWRITTEN = cast("QueueType", str(b"quorum", "ascii"))
 Overflow = Literal["reject-publish", "drop-head"]
 Expired = Literal["park", "drop"]
 EXCHANGE_TYPES = ("direct", "fanout", "topic", "headers")
+EXCHANGE_TYPE = Kind(
+    "'direct', 'fanout', 'topic', 'headers' or a plugin's 'x-…'",
+    lambda value: isinstance(value, str) and (value in EXCHANGE_TYPES or value.startswith("x-")),
+)
+QUEUE_TYPE = Kind("'quorum', 'classic' or None", lambda value: value is None or value in get_args(QueueType))
+
+UNFIT = {
+    "\0": "'\\x00', which PostgreSQL cannot store",
+    "\n": "the line end '\\n', which RabbitMQ drops",
+    "\r": "the line end '\\r', which RabbitMQ drops",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +66,6 @@ class Binding:
 
 
 BINDINGS = many(Binding, "a list of bindings, such as [Exchange('events', 'topic').bind('order.#')]")
-EXCHANGE_TYPE = Kind(
-    "'direct', 'fanout', 'topic', 'headers' or a plugin's 'x-…'",
-    lambda value: isinstance(value, str) and (value in EXCHANGE_TYPES or value.startswith("x-")),
-)
-QUEUE_TYPE = Kind("'quorum', 'classic' or None", lambda value: value is None or value in get_args(QueueType))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +312,6 @@ def check_name(kind: str, name: object) -> None:
     check_text(f"{kind} name", name)
     if name.startswith("amq.") and kind == "queue":
         raise ConfigurationError(f"The queue name {name!r} starts with 'amq.', which is reserved for the broker.")
-
-
-UNFIT = {
-    "\0": "'\\x00', which PostgreSQL cannot store",
-    "\n": "the line end '\\n', which RabbitMQ drops",
-    "\r": "the line end '\\r', which RabbitMQ drops",
-}
 
 
 def check_text(kind: str, text: str) -> None:

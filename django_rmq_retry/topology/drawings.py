@@ -15,6 +15,36 @@ from django_rmq_retry.topology.declarations import (
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
+Key = tuple[bool, str]
+ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
+_COLUMNS = {Role.WAITING: WAITING, Role.QUARANTINE: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
+
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 240, 46, 150, 28, 24
+_LEGEND = 34
+_LONGEST_NAME, _LONGEST_LABEL, _MOST_LABELS = 32, 24, 3
+_STYLE = """
+svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
+  --quarantine: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
+@media (prefers-color-scheme: dark) { svg { --ink: #f0f4f8; --soft: #bcccdc; --paper: #14181d; --exchange: #243447;
+  --work: #1e3a26; --waiting: #463a12; --quarantine: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
+.paper { fill: var(--paper); }
+rect.node { stroke: var(--line); } .exchange { fill: var(--exchange); } .work { fill: var(--work); }
+.waiting { fill: var(--waiting); } .quarantine { fill: var(--quarantine); } .parked { fill: var(--parked); }
+.other, .reply { fill: var(--other); }
+text { fill: var(--ink); font: 13px system-ui, sans-serif; } .detail, .label { fill: var(--soft); font-size: 11px; }
+.label { text-anchor: middle; } .halo { stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
+path.edge { fill: none; stroke: var(--line); stroke-width: 1.5; } .head { fill: var(--line); }
+.dead { stroke-dasharray: 6 4; } .copy { stroke-dasharray: 1.5 3.5; stroke-linecap: round; stroke-width: 2.2; }
+""".strip()
+_MERMAID_CLASSES = {
+    Role.WAITING: "fill:#fdf3d0,stroke:#a67c00,color:#333",
+    Role.QUARANTINE: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
+    Role.PARKED: "fill:#fbe3e0,stroke:#b3372a,color:#333",
+    Role.WORK: "fill:#e2efe4,stroke:#2e7d3a,color:#333",
+}
+
+__all__ = ["Shape", "definitions", "mermaid", "svg", "text"]
+
 
 class Way(StrEnum):
     """The way in which a message passes an edge."""
@@ -130,11 +160,6 @@ def _known(edge: Edge, edges: Iterable[Edge]) -> bool:
     return any((edge.source, edge.target) == (other.source, other.target) for other in edges)
 
 
-Key = tuple[bool, str]
-ENTRY, WORK, RETRY, WAITING, PARKED = range(5)
-_COLUMNS = {Role.WAITING: WAITING, Role.QUARANTINE: WAITING, Role.PARKED: PARKED, Role.REPLY: PARKED}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A column, and a row counted from the top; the row is fractional where a column is centred beside a longer one."""
@@ -204,6 +229,7 @@ def _is_work(shape: Shape, key: Key) -> bool:
 
 
 _IN = {Way.BINDING: "←", Way.DEAD_LETTER: "⇠", Way.COPY: "⇐"}
+
 _OUT = {Way.DEAD_LETTER: "⇢ dead letters to", Way.COPY: "⇒ copies to"}
 
 
@@ -237,29 +263,13 @@ def _labels(edge: Edge) -> str:
     return f" by {', '.join(edge.labels)}" if edge.labels else ""
 
 
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 240, 46, 150, 28, 24
-_LEGEND = 34
-_LONGEST_NAME, _LONGEST_LABEL, _MOST_LABELS = 32, 24, 3
 _SVG_CLASSES = {Way.BINDING: "binding", Way.DEAD_LETTER: "dead", Way.COPY: "copy"}
+
 _MEANINGS = (
     (Way.BINDING, "binding"),
     (Way.DEAD_LETTER, "dead letters, moved by the broker"),
     (Way.COPY, "confirmed copy by the consumer"),
 )
-_STYLE = """
-svg { --ink: #1f2933; --soft: #52606d; --paper: #ffffff; --exchange: #e6ecf5; --work: #e2efe4; --waiting: #fdf3d0;
-  --quarantine: #efe6f5; --parked: #fbe3e0; --other: #f0f0f0; --line: #7b8794; }
-@media (prefers-color-scheme: dark) { svg { --ink: #f0f4f8; --soft: #bcccdc; --paper: #14181d; --exchange: #243447;
-  --work: #1e3a26; --waiting: #463a12; --quarantine: #38264a; --parked: #4a2420; --other: #2b2f36; --line: #8a97a5; } }
-.paper { fill: var(--paper); }
-rect.node { stroke: var(--line); } .exchange { fill: var(--exchange); } .work { fill: var(--work); }
-.waiting { fill: var(--waiting); } .quarantine { fill: var(--quarantine); } .parked { fill: var(--parked); }
-.other, .reply { fill: var(--other); }
-text { fill: var(--ink); font: 13px system-ui, sans-serif; } .detail, .label { fill: var(--soft); font-size: 11px; }
-.label { text-anchor: middle; } .halo { stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
-path.edge { fill: none; stroke: var(--line); stroke-width: 1.5; } .head { fill: var(--line); }
-.dead { stroke-dasharray: 6 4; } .copy { stroke-dasharray: 1.5 3.5; stroke-linecap: round; stroke-width: 2.2; }
-""".strip()
 
 
 def svg(shape: Shape, *, title: str = "Topology") -> str:
@@ -374,12 +384,6 @@ def clean(name: str) -> str:
 
 
 _ARROWS = {Way.BINDING: "-->", Way.DEAD_LETTER: "-.->", Way.COPY: "==>"}
-_MERMAID_CLASSES = {
-    Role.WAITING: "fill:#fdf3d0,stroke:#a67c00,color:#333",
-    Role.QUARANTINE: "fill:#efe6f5,stroke:#6f4a8e,color:#333",
-    Role.PARKED: "fill:#fbe3e0,stroke:#b3372a,color:#333",
-    Role.WORK: "fill:#e2efe4,stroke:#2e7d3a,color:#333",
-}
 
 
 def mermaid(shape: Shape) -> str:
@@ -457,6 +461,3 @@ def _binding(one: BindingDeclaration, vhost: str) -> dict[str, object]:
         "routing_key": one.key,
         "arguments": dict(one.arguments),
     }
-
-
-__all__ = ["Shape", "definitions", "mermaid", "svg", "text"]

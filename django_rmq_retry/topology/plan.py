@@ -14,6 +14,8 @@ _DELAYED_RETRY = (4, 3)
 _QUORUM_ONLY = ("x-delivery-limit", "x-dead-letter-strategy", "x-delayed-retry-type")
 _CLASSIC_ONLY = ("x-max-priority", "x-queue-mode", "x-queue-version")
 
+Declaration = ExchangeDeclaration | QueueDeclaration | BindingDeclaration
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
@@ -82,9 +84,6 @@ def _ttl(case: _Case) -> str | None:
     if isinstance(ttl, int) and ttl > MOST_TTL:
         return f"x-message-ttl={ttl} is above the {MOST_TTL} ms (ten years) that a broker accepts."
     return None
-
-
-Declaration = ExchangeDeclaration | QueueDeclaration | BindingDeclaration
 
 
 class State(StrEnum):

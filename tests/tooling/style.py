@@ -54,3 +54,17 @@ def comments(text: str) -> int:
 def python_files(*folders: Path) -> list[Path]:
     """Return the Python files below these folders, without migrations."""
     return [path for folder in folders for path in sorted(folder.rglob("*.py")) if "migrations" not in path.parts]
+
+
+def late_constants(text: str) -> list[str]:
+    """Return the names of constants, written as literals, that stand below a function or class of their module."""
+    body = ast.parse(text).body
+    first = next((at for at, node in enumerate(body) if isinstance(node, Function | ast.ClassDef)), len(body))
+    late = (node for node in body[first:] if isinstance(node, ast.Assign) and _literal(node.value))
+    return [target.id for node in late for target in node.targets if isinstance(target, ast.Name)]
+
+
+def _literal(value: ast.expr) -> bool:
+    return all(
+        isinstance(node, ast.Constant | ast.Tuple | ast.Load | ast.UnaryOp | ast.USub) for node in ast.walk(value)
+    )

@@ -35,6 +35,8 @@ from django_rmq_retry.messages.properties import Headers
 
 _NO_PROPERTIES = b"\0\0"
 
+Held = tuple[Consumer | None, Queue, Entry]
+
 
 class Publishing(Declaring):
     """The publishing half of a channel, with direct reply-to."""
@@ -166,9 +168,6 @@ def _keys(name: str, headers: Headers) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise Refused(406, f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(value)}}}')
     return tuple(key for key in value if isinstance(key, str))
-
-
-Held = tuple[Consumer | None, Queue, Entry]
 
 
 class Channel(Publishing):

@@ -19,6 +19,11 @@ _HIGH_RUN = 2
 _DEFAULT_PRIORITY = 4
 """The priority of a message without one, in the quorum queues of 4.3."""
 
+_LONG = struct.Struct(">q")
+_DELIVERY_LIMIT = 20
+"""The delivery limit of a quorum queue that declares none; a negative one means unlimited."""
+Delays = Literal["all", "failed", "returned"]
+
 
 class Entry:
     """A message's entry in a queue, with the queue's own counts."""
@@ -231,12 +236,6 @@ class Delayed:
     def _over(self, entry: Entry) -> None:
         del self._timers[entry]
         self._end(entry)
-
-
-_LONG = struct.Struct(">q")
-_DELIVERY_LIMIT = 20
-"""The delivery limit of a quorum queue that declares none; a negative one means unlimited."""
-Delays = Literal["all", "failed", "returned"]
 
 
 class Counts:

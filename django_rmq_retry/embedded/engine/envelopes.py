@@ -19,6 +19,8 @@ _UNUSED = 0b11
 _LENGTH = struct.Struct(">I")
 _FLAGS = struct.Struct(">H")
 
+_MADE_HERE = "amq.rabbitmq.reply-to.embedded."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
@@ -267,9 +269,6 @@ class Cancel:
 
 
 Event = Deliver | Returned | Ack | Nack | Cancel
-
-
-_MADE_HERE = "amq.rabbitmq.reply-to.embedded."
 
 
 def reply_name(chance: str) -> str:

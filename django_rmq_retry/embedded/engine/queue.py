@@ -15,6 +15,14 @@ from django_rmq_retry.embedded.engine.store import Detail, Place, Store
 # Quorum queues check every five seconds (rabbit_quorum_queue's tick).
 _TICK = 5.0
 
+# A full quorum queue accepts messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
+_REOPENS_AT = 0.8
+Verdict = Literal["take", "refuse", "bury"]
+
+_LIMITING = ("x-max-length", "x-max-length-bytes")
+
+_COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
+
 
 class Lease:
     """The time for which a queue may stay unused; a consumer suspends it."""
@@ -53,11 +61,6 @@ class Lease:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-# A full quorum queue accepts messages again at 80 % of its limit (rabbit_fifo's LOW_LIMIT).
-_REOPENS_AT = 0.8
-Verdict = Literal["take", "refuse", "bury"]
 
 
 class Limits:
@@ -166,9 +169,6 @@ class Standing:
         """Remove an entry from the store."""
         if self.stores and not self.closed and (self._stores_all or entry.message.persistent):
             self.around.store.removed(self.name, entry.position)
-
-
-_LIMITING = ("x-max-length", "x-max-length-bytes")
 
 
 class Queue(Standing):
@@ -385,9 +385,6 @@ class Queue(Standing):
 
     def _count(self) -> int:
         return self.ready.count + self.pending + len(self.delayed)
-
-
-_COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 
 
 def dressed(queue: Queue, entry: Entry) -> tuple[bytes, bool]:

@@ -11,6 +11,26 @@ LONGEST = 315_360_000_000
 """Ten years in milliseconds: the longest duration that RabbitMQ accepts."""
 _INT32 = range(-(2**31), 2**31)
 
+Problem = Callable[[object], str | None]
+PRIORITIES = 255
+_FOREIGN = {
+    "classic": frozenset(
+        {
+            "x-dead-letter-strategy",
+            "x-quorum-initial-group-size",
+            "x-delivery-limit",
+            "x-max-in-memory-length",
+            "x-max-in-memory-bytes",
+        }
+    ),
+    "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"}),
+}
+_NO_MASTERS = """Feature `queue_master_locator` is deprecated.
+By default, this feature is not permitted anymore.
+The feature will be removed from a future major RabbitMQ version, regardless of the configuration; \
+actual version to be determined.
+To continue using this feature when it is not permitted by default, set its parameter in the configuration."""
+
 
 def type_name(value: object) -> str:
     """Return the name of an AMQP type as RabbitMQ's messages spell it."""
@@ -113,10 +133,6 @@ def _invalid(expiration: str, why: str) -> Refused:
     return Refused(406, f"invalid expiration '{expiration}': {why}")
 
 
-Problem = Callable[[object], str | None]
-PRIORITIES = 255
-
-
 def _one_of(*values: str, otherwise: str) -> Problem:
     def check(value: object) -> str | None:
         if not isinstance(value, str):
@@ -171,23 +187,6 @@ _CHECKS: Mapping[str, Problem] = {
     "x-consumer-timeout": integer_problem,
     "x-consumer-disconnected-timeout": integer_problem,
 }
-_FOREIGN = {
-    "classic": frozenset(
-        {
-            "x-dead-letter-strategy",
-            "x-quorum-initial-group-size",
-            "x-delivery-limit",
-            "x-max-in-memory-length",
-            "x-max-in-memory-bytes",
-        }
-    ),
-    "quorum": frozenset({"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"}),
-}
-_NO_MASTERS = """Feature `queue_master_locator` is deprecated.
-By default, this feature is not permitted anymore.
-The feature will be removed from a future major RabbitMQ version, regardless of the configuration; \
-actual version to be determined.
-To continue using this feature when it is not permitted by default, set its parameter in the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

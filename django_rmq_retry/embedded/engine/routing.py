@@ -23,6 +23,15 @@ _REMEMBERED = 10_000
 
 Destination = Union[Queue, "Exchange"]
 
+_LENGTH = struct.Struct(">I")
+_LONG = struct.Struct(">q")
+_STAMP = struct.Struct(">Q")
+_FIRST = ("x-first-death-queue", "x-first-death-reason", "x-first-death-exchange")
+_LAST = ("x-last-death-queue", "x-last-death-reason", "x-last-death-exchange")
+
+# Seconds until an at-least-once dead letter that no queue accepted is retried (rabbit_fifo_dlx_worker).
+_AGAIN = 180.0
+
 
 class Binding:
     """One binding of an exchange to a queue or to another exchange."""
@@ -268,13 +277,6 @@ def _tell(mode: Callable[..., None], binding: Binding) -> None:
     )
 
 
-_LENGTH = struct.Struct(">I")
-_LONG = struct.Struct(">q")
-_STAMP = struct.Struct(">Q")
-_FIRST = ("x-first-death-queue", "x-first-death-reason", "x-first-death-exchange")
-_LAST = ("x-last-death-queue", "x-last-death-reason", "x-last-death-exchange")
-
-
 def letter(
     entry: Entry, behaviour: Behaviour, *, queue: str, reason: str, time: int, exchange: str, key: str | None
 ) -> Message:
@@ -366,10 +368,6 @@ def _text(value: str) -> bytes:
 
 def _prefixed(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
-
-
-# Seconds until an at-least-once dead letter that no queue accepted is retried (rabbit_fifo_dlx_worker).
-_AGAIN = 180.0
 
 
 class Undertaker:

@@ -32,6 +32,26 @@ from django_rmq_retry.embedded.wire.frames import (
 )
 from django_rmq_retry.embedded.wire.methods import FRAME_MAX, Handshake, call
 
+log = logging.getLogger("django_rmq_retry")
+
+PUBLISH, ACK, GET = ((CLASS_BASIC << 16) | number for number in (40, 80, 70))
+_MANDATORY, _IMMEDIATE = 1, 2
+_ACK_SIZE = 13
+_HEADER_FIXED = 12
+_EXPECTED = {
+    FRAME_METHOD: "expected method frame, got non method frame instead",
+    FRAME_HEADER: f"expected content header for class {CLASS_BASIC}, got non content header frame instead",
+    FRAME_BODY: "expected content body, got non content body frame instead",
+}
+
+_ack = struct.Struct(">QB").unpack_from
+_header = struct.Struct(">HHQ").unpack_from
+
+FRAME_HEARTBEAT = 8
+CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
+PATIENCE = 10.0
+"""Seconds for the whole handshake, and for the answer to a close, however much the client sends meanwhile."""
+
 
 class Broker:
     """The state that all connections share."""
@@ -91,20 +111,6 @@ class Broker:
 
 def _chance() -> str:
     return token_urlsafe(16)
-
-
-PUBLISH, ACK, GET = ((CLASS_BASIC << 16) | number for number in (40, 80, 70))
-_MANDATORY, _IMMEDIATE = 1, 2
-_ACK_SIZE = 13
-_HEADER_FIXED = 12
-_EXPECTED = {
-    FRAME_METHOD: "expected method frame, got non method frame instead",
-    FRAME_HEADER: f"expected content header for class {CLASS_BASIC}, got non content header frame instead",
-    FRAME_BODY: "expected content body, got non content body frame instead",
-}
-
-_ack = struct.Struct(">QB").unpack_from
-_header = struct.Struct(">HHQ").unpack_from
 
 
 class Dialogue:
@@ -183,14 +189,6 @@ class Dialogue:
         self.engine.publish(
             exchange, key, self._raw, body, mandatory=bool(bits & _MANDATORY), immediate=bool(bits & _IMMEDIATE)
         )
-
-
-log = logging.getLogger("django_rmq_retry")
-
-FRAME_HEARTBEAT = 8
-CLOSE_OK = bytes((1, 0, 0, 0, 0, 0, 4, 0, 10, 0, 51, 0xCE))
-PATIENCE = 10.0
-"""Seconds for the whole handshake, and for the answer to a close, however much the client sends meanwhile."""
 
 
 class Client:

@@ -27,6 +27,21 @@ _LONG = frozenset({"response", "new_secret"})
 _CONNECTION = 10
 _frame = struct.Struct(">BHI").unpack_from
 
+HEARTBEAT = bytes((8, 0, 0, 0, 0, 0, 0, FRAME_END))
+_BASIC = CLASS_BASIC << 16
+_RETURN, _CANCEL, _DELIVER, _GET_OK, _ACK, _NACK = (_BASIC | number for number in (50, 30, 60, 71, 80, 120))
+_HEADER_FIXED = 12
+_END = bytes((FRAME_END,))
+
+_method = struct.Struct(">BHII").pack
+_header = struct.Struct(">BHIHHQ").pack
+_body = struct.Struct(">BHI").pack
+_tag = struct.Struct(">QB").pack
+_settled = struct.Struct(">BHIIQBB").pack
+_SETTLED_SIZE = 13
+_left = struct.Struct(">I").pack
+_code = struct.Struct(">H").pack
+
 
 class Frames:
     """Cuts bytes into frames as they arrive."""
@@ -107,22 +122,6 @@ def _check_names(method: Method, index: int) -> None:
     if index >> 16 == _CONNECTION:
         refused.class_id, refused.method_id = index >> 16, index & 0xFFFF
     raise refused
-
-
-HEARTBEAT = bytes((8, 0, 0, 0, 0, 0, 0, FRAME_END))
-_BASIC = CLASS_BASIC << 16
-_RETURN, _CANCEL, _DELIVER, _GET_OK, _ACK, _NACK = (_BASIC | number for number in (50, 30, 60, 71, 80, 120))
-_HEADER_FIXED = 12
-_END = bytes((FRAME_END,))
-
-_method = struct.Struct(">BHII").pack
-_header = struct.Struct(">BHIHHQ").pack
-_body = struct.Struct(">BHI").pack
-_tag = struct.Struct(">QB").pack
-_settled = struct.Struct(">BHIIQBB").pack
-_SETTLED_SIZE = 13
-_left = struct.Struct(">I").pack
-_code = struct.Struct(">H").pack
 
 
 def write_method(out: bytearray, channel: int, method: Method) -> None:

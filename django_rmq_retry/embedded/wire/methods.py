@@ -32,6 +32,10 @@ _CAPABILITIES = (
 )
 _LOGIN = ("guest", "guest")
 
+Answer = Method | None
+# pika types omitted fields as None.
+Fields = Any
+
 
 def server_properties(version: str) -> dict[str, object]:
     """Clients derive their features from product and version; the other fields name the embedded broker."""
@@ -130,11 +134,6 @@ class Handshake:
         self.expected = None
         self.vhost = method.virtual_host
         return None
-
-
-Answer = Method | None
-# pika types omitted fields as None.
-Fields = Any
 
 
 def call(channel: Channel, method: Method) -> Answer:

@@ -28,6 +28,10 @@ SWEEP = 1.0
 _BACKLOG = 512
 _FAREWELL = 2.0
 
+LINGER = 5.0
+"""Seconds without a connection after which a broker that a consumer started ends."""
+_PATIENCE, _START_PAUSE = 10.0, 0.05
+
 
 class Connection:
     """A client and its socket."""
@@ -231,9 +235,6 @@ class Server:
             one.close()
 
 
-LINGER = 5.0
-"""Seconds without a connection after which a broker that a consumer started ends."""
-_PATIENCE, _START_PAUSE = 10.0, 0.05
 _ROOT = Path(__file__).parents[3]
 
 
