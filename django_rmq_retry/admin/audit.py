@@ -200,7 +200,7 @@ class OperatorActionAdmin(Pages):
         title = _("%(act)s by %(name)s") % {"act": found.get_action_display(), "name": found.actor_name}
         return self.page(
             request,
-            "operatoraction/act.html",
+            "operatoraction/action.html",
             title=title,
             act=found,
             facts=facts,

@@ -91,7 +91,7 @@ def _asked(pages: Pages, request: HttpRequest, verb: str, act: Callable[[Selecti
         left = key_lists.left_out(request, selection)
         count = choosing.counted(selection)
     except Refused as refusal:
-        return pages.page(request, "gone.html", title=title, status=400, why=str(refusal))
+        return pages.page(request, "refusal.html", title=title, status=400, why=str(refusal))
     forbidden = choosing.forbidden(request, verb, selection)
     wrong = left.wrong
     if request.method == "POST" and "leave_out" not in request.POST and not wrong:

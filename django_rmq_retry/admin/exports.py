@@ -40,7 +40,7 @@ def messages(pages: Pages, request: HttpRequest) -> HttpResponseBase:
         left = key_lists.left_out(request, selection)
         count = choosing.counted(selection)
     except Refused as refusal:
-        return pages.page(request, "gone.html", title=_("Export"), status=400, why=str(refusal))
+        return pages.page(request, "refusal.html", title=_("Export"), status=400, why=str(refusal))
     forbidden = _forbidden(request, selection, count)
     no_whole = allowing.refusal(request, "view_payload")
     wrong = left.wrong
@@ -119,7 +119,7 @@ def audit(pages: Pages, request: HttpRequest) -> HttpResponseBase:
         count = rows.count()
     except (IncorrectLookupParameters, OverflowError) as error:
         said = _("The filter cannot be used: %(error)s") % {"error": error}
-        return pages.page(request, "refused.html", title=_("This is not allowed"), status=400, why=said)
+        return pages.page(request, "not_allowed.html", title=_("This is not allowed"), status=400, why=said)
     if request.method == "POST":
         form = request.POST.get("form", "csv")
         if form not in FORMS:

@@ -174,7 +174,7 @@ def view(pages: Pages, request: HttpRequest) -> HttpResponse:
         again.pop(word, None)
     return pages.page(
         request,
-        "parts/newer.html",
+        "parts/new_messages.html",
         title="",
         count=min(found, MOST),
         number=f"{MOST}+" if found > MOST else str(found),

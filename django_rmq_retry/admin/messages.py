@@ -125,7 +125,7 @@ def _page(pages: Pages, request: HttpRequest, number: int) -> HttpResponse:
     known = activity(request, message=number)
     return pages.page(
         request,
-        "parkedmessage/departed.html",
+        "parkedmessage/deleted.html",
         title=gettext("Message #%(number)d no longer exists") % {"number": number},
         status=410,
         name=next((act.subject for act, _why in known["activity"] if act.subject), ""),

@@ -149,7 +149,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]  # it is generic in the
 
     def refused(self, request: HttpRequest, why: str, *, status: int = 403) -> TemplateResponse:
         """Return 403 with the sentence that names the missing permission and the contact."""
-        return self.page(request, "refused.html", title=_("This is not allowed"), status=status, why=why)
+        return self.page(request, "not_allowed.html", title=_("This is not allowed"), status=status, why=why)
 
 
 def frame_of(request: HttpRequest) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def troubles(level: Level, still: Standstill | None) -> list[str]:
 
 
 @admin.register(QueueControl)
-class SwitchAdmin(Pages):
+class QueueControlAdmin(Pages):
     """One page, in the place of the model's list."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -108,8 +108,9 @@ class SwitchAdmin(Pages):
 
     def get_urls(self) -> list[Any]:
         """Offer no page for a single queue."""
-        turn = path("turn/", self.admin_site.admin_view(require_POST(self.turn)), name="rmq_retry_queuecontrol_turn")
-        return [turn, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
+        view = self.admin_site.admin_view(require_POST(self.change_state))
+        own = path("change_state/", view, name="rmq_retry_queuecontrol_change_state")
+        return [own, *(url for url in super().get_urls() if url.name == "rmq_retry_queuecontrol_changelist")]
 
     @migrated
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -127,7 +128,7 @@ class SwitchAdmin(Pages):
             spans=[(value, label) for value, (label, _span) in SPANS.items()],
         )
 
-    def turn(self, request: HttpRequest) -> HttpResponse:
+    def change_state(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume the queue, depending on the button."""
         why = pages.refusal(request, "view_queue") or pages.refusal(request, "pause_queue")
         if why:

@@ -139,7 +139,7 @@ def preview_view(pages: Pages, request: HttpRequest) -> HttpResponse:
         terms = replace(wish.terms, kept_back=choosing.kept_back(request, "requeue", selection))
         found = report(selection, terms)
     except Refused as refusal:
-        return pages.page(request, "gone.html", title=_("Requeue"), status=400, why=str(refusal))
+        return pages.page(request, "refusal.html", title=_("Requeue"), status=400, why=str(refusal))
     forbidden = choosing.forbidden(request, "requeue", selection)
     starting = request.method == "POST" and "start" in request.POST
     if starting and forbidden:
@@ -315,7 +315,9 @@ def edit_view(pages: Pages, request: HttpRequest, pk: int) -> HttpResponse:
         return pages.refused(request, why)
     refusal = editable(message) or beyond_forms(message.pk, _sent_by_form(message))
     if refusal:
-        return pages.page(request, "gone.html", title=_("Edit %(name)s") % {"name": message}, status=409, why=refusal)
+        return pages.page(
+            request, "refusal.html", title=_("Edit %(name)s") % {"name": message}, status=409, why=refusal
+        )
     if request.method != "POST":
         return _form(pages, request, message, text_of(message) or "")
     draft = Draft.read(request, message)

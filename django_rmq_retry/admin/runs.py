@@ -75,7 +75,7 @@ class RequeueRunAdmin(Pages):
         view = self.admin_site.admin_view
         return [
             path("preview/", view(self.roomy(self.preview)), name="rmq_retry_requeuerun_preview"),
-            path("<int:pk>/steer/", view(require_POST(self.steer)), name="rmq_retry_requeuerun_steer"),
+            path("<int:pk>/control/", view(require_POST(self.control)), name="rmq_retry_requeuerun_control"),
             path(
                 "<int:pk>/export/", view(require_POST(partial(exports.run, self))), name="rmq_retry_requeuerun_export"
             ),
@@ -112,7 +112,7 @@ class RequeueRunAdmin(Pages):
     def preview(self, request: HttpRequest) -> HttpResponse:
         return requeue_form.preview_view(self, request)
 
-    def steer(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def control(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Pause, resume, slow or stop the requeue run, depending on the button."""
         why = pages.refusal(request, "control")
         if why:
@@ -175,7 +175,7 @@ class RequeueRunAdmin(Pages):
         )
 
     def _acts(self, request: HttpRequest, run: RequeueRun) -> list[Act]:
-        address, why = self.address("requeuerun_steer", run.pk), pages.refusal(request, "control")
+        address, why = self.address("requeuerun_control", run.pk), pages.refusal(request, "control")
         acts: list[Act] = []
 
         def act(label: str, name: str, **more: Any) -> None:

@@ -132,7 +132,9 @@ def trip(at: datetime, *, failed: int = 0, tried: bool = False) -> None:
 def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -> None:
     trip(timezone.now(), failed=failed, tried=tried)
     found = {"open": page.get(QUEUES), "status": page.get(f"{ADMIN}livestatus/")}
-    found["held"] = page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "pause", "reason": "INC-553"}, follow=True)
+    found["held"] = page.post(
+        f"{QUEUES}change_state/", {"queue": QUEUE, "act": "pause", "reason": "INC-553"}, follow=True
+    )
 
     assert wrong(found) == {}
     assert found["open"].context["rows"][0].said
@@ -140,7 +142,7 @@ def test_a_queue_whose_breaker_is_open(page: Client, failed: int, tried: bool) -
 
 def test_pausing_and_resuming(page: Client) -> None:
     acts = [(QUEUE, "pause"), (QUEUE, "resume"), (QUEUE, "resume"), ("tenant", "pause")]
-    said = [page.post(f"{QUEUES}turn/", {"queue": queue, "act": act}, follow=True) for queue, act in acts]
+    said = [page.post(f"{QUEUES}change_state/", {"queue": queue, "act": act}, follow=True) for queue, act in acts]
 
     assert [str(message.level_tag) for one in said for message in one.context["messages"]] == [
         *("success", "success", "warning", "warning"),

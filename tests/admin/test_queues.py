@@ -129,8 +129,8 @@ def test_who_was_too_late_is_told_so(page: Client) -> None:
 
 
 def test_a_queue_that_is_made_up_is_refused_and_nothing_is_written(page: Client) -> None:
-    answer = page.post(f"{QUEUES}turn/", {"queue": "made-up", "act": "pause"}, follow=True)
-    page.post(f"{QUEUES}turn/", {"queue": QUEUE, "act": "burn"}, follow=True)
+    answer = page.post(f"{QUEUES}change_state/", {"queue": "made-up", "act": "pause"}, follow=True)
+    page.post(f"{QUEUES}change_state/", {"queue": QUEUE, "act": "burn"}, follow=True)
 
     assert "No handler reads a queue made-up." in Page(answer).text
     assert (QueueControl.objects.count(), OperatorAction.objects.count()) == (0, 0)

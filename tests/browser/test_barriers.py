@@ -63,7 +63,13 @@ PAGES = {
 }
 ANSWERS = {
     *("parkedmessage_restore", "parkedmessage_unhold", "parkedmessage_reveal", "parkedmessage_body"),
-    *("requeuerun_steer", "requeuerun_export", "requeuerun_drive", "parkedmessage_newer", "queuecontrol_turn"),
+    *(
+        "requeuerun_control",
+        "requeuerun_export",
+        "requeuerun_drive",
+        "parkedmessage_newer",
+        "queuecontrol_change_state",
+    ),
 }
 """Addresses that answer with a file, with a part of a page or with another page."""
 DJANGOS = ("add", "delete", "history")
