@@ -211,7 +211,7 @@ class RmqCommand(BaseCommand):
         try:
             super().execute(*args, **options)
         except BrokenPipeError:
-            _hush()
+            _discard_stdout()
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
         finally:
@@ -305,10 +305,10 @@ def _ending_quietly() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _hush()
+        _discard_stdout()
 
 
-def _hush() -> None:
+def _discard_stdout() -> None:
     """Redirect stdout, whose reader (head, less) has closed it, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -25,16 +25,17 @@ from django_rmq_retry.parked.selection import MOST_IDS, Selection
 from django_rmq_retry.parked.transfer import run_lines
 
 WIDTH = 24
-EVERY = 10.0
+LINE_INTERVAL = 10.0
 """Seconds between two lines if stderr is not a terminal."""
-LOOK = 0.25
+POLL_INTERVAL = 0.25
+"""The longest time between two looks at a requeue run, in seconds."""
 
 TYPED_FROM = 1000
 """The number above which messages are confirmed by typing their number."""
 OUTCOMES = 60.0
 BOTH = f"{State.PARKED.value},{State.ON_HOLD.value}"
 
-_ACTS: dict[str, Callable[[Selection, Actor, Options], Done]] = {
+_CHANGES: dict[str, Callable[[Selection, Actor, Options], Done]] = {
     "discard": lambda chosen, actor, given: discard(chosen, actor, category=given["category"], text=given["reason"]),
     "restore": lambda chosen, actor, given: restore(chosen, actor, reason=given["reason"]),
     "hold": lambda chosen, actor, given: hold(chosen, actor, until=given["hold_until"], reason=given["reason"]),
@@ -74,7 +75,7 @@ class Follower:
                     waiting_since = waiting_since or time.monotonic()
                     if time.monotonic() - waiting_since >= wait:
                         return run
-                time.sleep(LOOK if pause is None else min(pause, LOOK))
+                time.sleep(POLL_INTERVAL if pause is None else min(pause, POLL_INTERVAL))
         finally:
             if drive is not None:
                 drive.end()
@@ -109,7 +110,7 @@ class Follower:
             return
         if run.explanation and run.explanation != self._why:
             self._command.say(f"Requeue run {run.pk}: {run.explanation}")
-        elif time.monotonic() - self._shown >= EVERY:
+        elif time.monotonic() - self._shown >= LINE_INTERVAL:
             self._command.say(f"Requeue run {run.pk}: {bar(run)}")
             self._shown = time.monotonic()
         self._why = run.explanation
@@ -217,11 +218,11 @@ def _add_changes(add: Callable[..., CommandParser]) -> None:
 def _add_requeue_run(add: Callable[..., CommandParser]) -> None:
     run = add("requeue-run", help="follow a requeue run until it ends, or control it")
     run.add_argument("id", type=int, metavar="RUN")
-    steer = run.add_mutually_exclusive_group()
+    control = run.add_mutually_exclusive_group()
     for name in ("pause", "resume", "stop"):
-        steer.add_argument(f"--{name}", action="store_true")
-    steer.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
-    steer.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
+        control.add_argument(f"--{name}", action="store_true")
+    control.add_argument("--rate", type=float, metavar="N", help="change the rate to N messages per second")
+    control.add_argument("--export", action="store_true", help="write the outcome of each message as CSV")
     run.add_argument("--reason", default="", help="the reason, kept in the audit log")
     run.add_argument("--wait", type=float, default=OUTCOMES, metavar="S")
 
@@ -252,7 +253,7 @@ def requeue(command: RmqCommand, options: Options) -> Exit:
         **{name: options[name] for name in names},
     )
     if options["planned"] or options["no_wait"]:
-        return _tell(command, run, options, Exit.DONE) or partly
+        return _report_run(command, run, options, Exit.DONE) or partly
     return _follow(command, run, options) or partly
 
 
@@ -263,19 +264,21 @@ def drive_run(command: RmqCommand, options: Options) -> Exit:
         raise CommandError(f"There is no requeue run {number}.", returncode=Exit.NOTHING)
     for name in ("pause", "resume", "stop"):
         if options[name]:
-            return _tell(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
+            return _report_run(command, getattr(steering, name)(number, actor, reason=reason), options, Exit.DONE)
     if options["rate"] is not None:
-        return _tell(command, steering.slow(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE)
+        return _report_run(
+            command, steering.slow(number, actor, rate=options["rate"], reason=reason), options, Exit.DONE
+        )
     if options["export"]:
         for line in run_lines(number, actor):
             command.stdout.write(line, ending="")
         return Exit.DONE
     if run.state not in ACTIVE or run.state == RunState.PAUSED:
-        return _tell(command, run, options, code_of(run))
+        return _report_run(command, run, options, code_of(run))
     return _follow(command, run, options)
 
 
-def act(command: RmqCommand, options: Options) -> Exit:
+def change(command: RmqCommand, options: Options) -> Exit:
     """Discard, restore, hold or unhold the chosen messages."""
     name = options["subcommand"]
     chosen = selection_of(options, states={"restore": State.DISCARDED, "unhold": State.ON_HOLD}.get(name, BOTH))
@@ -289,7 +292,7 @@ def act(command: RmqCommand, options: Options) -> Exit:
     _confirm(command, chosen.count, f"{name.capitalize()} {_messages(chosen.count)}?", options)
     # Read the matches before the action: afterwards none of the messages is open.
     lists = lists_data(chosen) if options["json"] else {}
-    done = _ACTS[name](chosen, Actor.of_shell(), options)
+    done = _CHANGES[name](chosen, Actor.of_shell(), options)
     if options["json"]:
         command.document(f"parked_{name}/1", changed=done.changed, left=done.left, **lists)
     else:
@@ -393,10 +396,10 @@ def _follow(command: RmqCommand, run: RequeueRun, options: Options) -> Exit:
         again = f"rmq_parked requeue-run {run.pk}"
         command.say(f"Requeue run {run.pk} resumes with the next consumer, or with {again}. To stop it: {again} --stop")
         raise
-    return _tell(command, ended, options, code_of(ended))
+    return _report_run(command, ended, options, code_of(ended))
 
 
-def _tell(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
+def _report_run(command: RmqCommand, run: RequeueRun, options: Options, code: Exit) -> Exit:
     if options["json"]:
         command.document("parked_requeue_run/1", run=run_data(run))
     else:

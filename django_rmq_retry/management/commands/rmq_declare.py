@@ -57,7 +57,7 @@ class Command(RmqCommand):
         if known is None and options["prune"]:
             self._check_sight()
         looks_only = options["check"] or options["plan"]
-        self._heed_checks(looks_only=looks_only)
+        self._run_checks(looks_only=looks_only)
         with declarer(timeout=options["timeout"]) as it:
             plan = it.plan(topology) if looks_only else it.declare(topology)
             former = former_queues(known or [], topology, Place.of(it.session))
@@ -85,7 +85,7 @@ class Command(RmqCommand):
             )
         else:
             self._show(plan, address, done=not looks_only)
-            self._tell(recreated, gone)
+            self._report_changes(recreated, gone)
         if gone.refused:
             return Exit.PARTLY
         return Exit.DONE if (plan.fulfilled if options["check"] else plan.possible) else Exit.DRIFT
@@ -101,7 +101,7 @@ class Command(RmqCommand):
                 self.say(f"Created before this error, and kept: {', '.join(created)}.")
             raise
 
-    def _heed_checks(self, *, looks_only: bool) -> None:
+    def _run_checks(self, *, looks_only: bool) -> None:
         """Refuse to declare if ``check`` reports an error: a queue cannot be changed in place afterwards."""
         wrong = [
             f"{found.msg} {found.hint} ({found.id})"
@@ -199,7 +199,7 @@ class Command(RmqCommand):
         if plan.of(State.UNSEEN):
             self.say('Bindings are visible only through the management API: RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].')
 
-    def _tell(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
+    def _report_changes(self, recreated: Recreated | Departed | None, pruned: Deleted) -> None:
         if isinstance(recreated, Departed):
             self.line(f"{recreated.moved} messages of the former queue {recreated.queue!r} were moved.")
         elif recreated is not None and recreated.done:

@@ -70,8 +70,8 @@ class Command(RmqCommand):
                 exchanges=dropped.deleted,
             )
         else:
-            self._tell("Queue", done)
-            self._tell("Exchange", dropped)
+            self._report_deleted("Queue", done)
+            self._report_deleted("Exchange", dropped)
         if done.refused or dropped.refused:
             return Exit.PARTLY if done.deleted or dropped.deleted else Exit.DRIFT
         return Exit.DONE if done.deleted or dropped.deleted else Exit.NOTHING
@@ -112,7 +112,7 @@ class Command(RmqCommand):
         left |= set(former) - others
         check_known("queue of this project", [name for name in named if name not in left], ours)
 
-    def _tell(self, what: str, done: Deleted) -> None:
+    def _report_deleted(self, what: str, done: Deleted) -> None:
         for name in done.deleted:
             self.line(f"{what} {name!r} was deleted.")
         for name in done.missing:
