@@ -53,7 +53,8 @@ def counts(node: Node, scene: Scene) -> dict[str, int]:
 def test_acks_go_on_during_an_alarm_and_retries_leave_after_it(private_scene: Scene, private_node: Node) -> None:
     private_scene.declare()
     private_scene.publish([100], fails=1)
-    worker = private_scene.worker(prefetch=5)
+    # An alarm longer than this may double a retry, see below; the commands that raise and clear it are slow.
+    worker = private_scene.worker(prefetch=5, PUBLISH_TIMEOUT=120)
     wait_until(lambda: private_scene.did()[100] == 1, 20, what="both connections have worked")
     private_scene.publish([0], holds="gate")
     private_scene.publish(range(1, 3), fails=1)

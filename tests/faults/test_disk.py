@@ -44,7 +44,8 @@ def test_a_full_disk_of_the_broker_stops_publishing_and_nothing_else(
     assert stored(publisher, 0)
     private_scene.publish(range(1, 10), holds="gate")
     private_scene.publish([10], fails=1)
-    worker = private_scene.worker(prefetch=20)
+    # An alarm longer than this may double a retry; the commands that raise and clear it are slow.
+    worker = private_scene.worker(prefetch=20, PUBLISH_TIMEOUT=120)
     wait_until(lambda: private_scene.began()[1] == 1, 60, what="it works")
 
     full.ctl("set_disk_free_limit", "100000GB")
