@@ -19,7 +19,7 @@ from django.conf import settings as project
 from django.test import override_settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_rmq_retry import Delivery, Fixed, OneShot, Queue, Raw, RetryThenPark
+from django_rmq_retry import Delivery, Fixed, Json, OneShot, Queue, Raw, RetryThenPark
 from django_rmq_retry.amqp.source import PikaSource
 from django_rmq_retry.conf import settings
 from django_rmq_retry.consumer.attempt import Attempts
@@ -30,7 +30,6 @@ from django_rmq_retry.handlers import Subscription, work_queues
 from django_rmq_retry.handlers.attempt import Surroundings
 from django_rmq_retry.handlers.handler import destination_of
 from django_rmq_retry.messages import Codec
-from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing.publish import Options, acall, call
 from tests.broker.declared import declare
@@ -42,6 +41,9 @@ from tests.tooling.waiting import wait_until
 
 class NoRate(Exception):
     """What the handler raises for what it does not know."""
+
+
+JSON = Json()
 
 
 def quote(message: Delivery) -> object:
@@ -175,7 +177,7 @@ def test_callers_are_answered_and_failures_retried_beside_invented_reply_address
         return message.data
 
     subscription = Subscription(
-        name="rates.quote", run=answer, queue=Queue("rates.more"), policy=policy, park="rates.more.parked", codec=JSON
+        name="rates.quote", run=answer, queue=Queue("rates.more"), policy=policy, park="rates.more.parked", codec=Json()
     )
     declare(vhost, topology_of(subscription))
     for number in range(60):

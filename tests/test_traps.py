@@ -9,10 +9,9 @@ import pytest
 from django.core.checks.registry import registry as checks
 
 import django_rmq_retry
-from django_rmq_retry import Delivery, handler
+from django_rmq_retry import Delivery, Json, handler
 from django_rmq_retry.errors import UndecodableBody
 from django_rmq_retry.handlers import registry
-from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem
 from django_rmq_retry.parked.requeue import requeue
 from tests.admin.conftest import Kept
@@ -36,7 +35,7 @@ def test_no_module_of_ours_imports_what_runs_what_it_reads() -> None:
 
 def test_a_pickle_is_a_body_that_nobody_can_read() -> None:
     with pytest.raises(UndecodableBody):
-        JSON.decode(pickle.dumps({"amount": 1}))
+        Json().decode(pickle.dumps({"amount": 1}))
 
 
 def test_checks_of_ours_ask_no_database() -> None:

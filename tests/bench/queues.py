@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import pika
 
-from django_rmq_retry import Message, Queue
+from django_rmq_retry import Json, Message, Queue
 from django_rmq_retry.amqp import Access
 from django_rmq_retry.amqp.connection import IoThread
 from django_rmq_retry.amqp.publisher import PikaPublisher
 from django_rmq_retry.handlers import Subscription
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.messages.codecs import JSON
 from tests.bench.policy import POLICY
 from tests.bench.task import RETRY_DELAY, Task, payload
 from tests.core.made import topology_of
@@ -81,8 +80,8 @@ def fill(task: Task) -> int:
 
 
 def _message(task: Task, number: int) -> Message:
-    properties = Properties(content_type=JSON.content_type, delivery_mode=2, message_id=f"{number:032x}")
-    return Message(body=JSON.encode(payload(number)), routing_key=task.queue, properties=properties)
+    properties = Properties(content_type=Json().content_type, delivery_mode=2, message_id=f"{number:032x}")
+    return Message(body=Json().encode(payload(number)), routing_key=task.queue, properties=properties)
 
 
 def _delete(channel: "BlockingChannel", names: list[str]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import django
 import pika
 
-from django_rmq_retry.messages.codecs import JSON
+from django_rmq_retry import Json
 from tests.chaos import corpus
 from tests.chaos.lanes import Lane, lanes, named
 from tests.chaos.ledger import ATTEMPTED, CONFIRMED, ROLLED, Ledger
@@ -157,7 +157,7 @@ def twice(producer: Producer, lane: Lane) -> None:
 
 def raw(queue: str, name: str) -> None:
     """Publish with bare pika, confirmed and mandatory."""
-    body = JSON.encode({"id": name})
+    body = Json().encode({"id": name})
     said = pika.BasicProperties(delivery_mode=2, content_type="application/json", message_id=name)
     with pika.BlockingConnection(pika.URLParameters(os.environ["CHAOS_LOOK"])) as connection:
         channel = connection.channel()

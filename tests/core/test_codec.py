@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq_retry import Raw
+from django_rmq_retry import Json, Raw
 from django_rmq_retry.errors import UndecodableBody, UnencodableData
 from django_rmq_retry.messages import Properties
-from django_rmq_retry.messages.codecs import JSON
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=20,
 )
+
+JSON = Json()
 
 
 def refused(body: bytes, properties: Properties | None = None) -> str:

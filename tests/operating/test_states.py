@@ -21,13 +21,12 @@ from django_rmq_retry.models import AuditHead, ErrorGroup, OperatorAction, Parke
 from django_rmq_retry.models.runs import ItemState
 from django_rmq_retry.parked.actions import discard, hold, restore, unhold
 from django_rmq_retry.parked.claims import succeeded
-from django_rmq_retry.parked.groups import recount
-from django_rmq_retry.parked.operators import verify
 from django_rmq_retry.parked.requeue import requeue
 from django_rmq_retry.parked.selection import Selection
 from django_rmq_retry.parked.store import Store
 from django_rmq_retry.policies import park
 from tests.core.made import arrived, delivery, subscription
+from tests.operating.invariants import check_books
 from tests.operating.made import ANN, QUEUE
 from tests.tooling.brokers import replaced_by
 from tests.tooling.results import OF_KIND
@@ -193,8 +192,7 @@ class Records(RuleBasedStateMachine):
 
     @invariant()
     def numbers_and_the_log_are_whole(self) -> None:
-        assert recount() == 0
-        assert list(verify()) == []
+        check_books()
         assert not RequeueItem.objects.filter(state=ItemState.CLAIMED).exists()
         assert not ParkedMessage.objects.filter(state=State.REQUEUEING).exists()
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq_retry.models import ErrorGroup, ItemState, MessageVersion, ParkedMessage, RequeueRun, State
 from django_rmq_retry.models.parked import RESOLVED
-from django_rmq_retry.parked.groups import recount
+from tests.operating.invariants import check_counters
 from tests.records.arrivals import DAWN, by_us, change, foreign, store, the_group, the_record, ticket_header, untaken
 from tests.records.made import item
 
@@ -25,7 +25,7 @@ def at(milliseconds: int) -> datetime:
 def counters_agree() -> Any:
     """Whatever happened, the groups' counters say what their messages are."""
     yield
-    assert recount() == 0
+    check_counters()
 
 
 def first(**told: Any) -> ParkedMessage:

@@ -15,6 +15,7 @@ from django_rmq_retry import (
     Delivery,
     Discard,
     Fixed,
+    Json,
     Message,
     NackRequeue,
     Native,
@@ -42,7 +43,6 @@ from django_rmq_retry.messages import (
     Settlement,
     encode_properties,
 )
-from django_rmq_retry.messages.codecs import JSON
 from django_rmq_retry.messages.history import ANSWER
 from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
@@ -77,7 +77,7 @@ class Bench:
 
     policy: Policy = PLAIN
     act: Callable[[Delivery], object] = lambda _: None
-    codec: Codec = JSON
+    codec: Codec = Json()
     match: Match = Match()
     queue: Queue = Queue("payments")
     book: Book = field(default_factory=Book)
@@ -558,7 +558,7 @@ class Exploding(Raw):
         raise KeyError("schema")
 
 
-@pytest.mark.parametrize("codec", [JSON, Raw(), Exploding()], ids=["json", "raw", "exploding"])
+@pytest.mark.parametrize("codec", [Json(), Raw(), Exploding()], ids=["json", "raw", "exploding"])
 @pytest.mark.parametrize("policy", [OneShot(), PLAIN], ids=["one shot", "retry"])
 def test_an_answer_that_cannot_be_written_is_an_error_answer_and_no_second_attempt(
     policy: Policy, codec: Codec
