@@ -1,4 +1,4 @@
-"""Counts the names that tests import from the product's internals, and names the public seams beside them."""
+"""Counts what tests import from the product's internals, by name and by statement, and lists the public seams."""
 
 import ast
 from collections import Counter
@@ -36,23 +36,31 @@ def is_public(module: str, name: str) -> bool:
     return module in FRONTS and not name[0].islower()
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield module and name of each import from the package; a whole module has the name "*"."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            pairs = [(node.module or "", alias.name) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            pairs = [(alias.name, "*") for alias in node.names]
-        else:
-            continue
-        for module, name in pairs:
-            if module == PACKAGE or module.startswith(f"{PACKAGE}."):
-                yield module.removeprefix(PACKAGE).removeprefix("."), name
+def pairs_of(node: ast.AST) -> list[tuple[str, str]]:
+    """Return module and name of each import from the package in one node; a whole module has the name "*"."""
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        pairs = [(node.module or "", alias.name) for alias in node.names]
+    elif isinstance(node, ast.Import):
+        pairs = [(alias.name, "*") for alias in node.names]
+    else:
+        return []
+    return [
+        (module.removeprefix(PACKAGE).removeprefix("."), name)
+        for module, name in pairs
+        if module == PACKAGE or module.startswith(f"{PACKAGE}.")
+    ]
+
+
+def statements(source: str) -> Iterator[list[tuple[str, str]]]:
+    """Yield the internal (module, name) pairs of each import statement that has any."""
+    for node in ast.walk(ast.parse(source)):
+        if pairs := [pair for pair in pairs_of(node) if not is_public(*pair)]:
+            yield pairs
 
 
 def internals(source: str) -> set[tuple[str, str]]:
     """Return the internal (module, name) pairs that one file imports, each counted once."""
-    return {pair for pair in imported(ast.parse(source)) if not is_public(*pair)}
+    return {pair for pairs in statements(source) for pair in pairs}
 
 
 def count(folder: Path) -> Counter[str]:
@@ -61,4 +69,13 @@ def count(folder: Path) -> Counter[str]:
         module or PACKAGE
         for path in sorted(folder.rglob("*.py"))
         for module, _name in internals(path.read_text(encoding="utf-8"))
+    )
+
+
+def count_statements(folder: Path) -> Counter[str]:
+    """Return how many import statements of a folder's files name internals, by module."""
+    return Counter(
+        pairs[0][0] or PACKAGE
+        for path in sorted(folder.rglob("*.py"))
+        for pairs in statements(path.read_text(encoding="utf-8"))
     )
