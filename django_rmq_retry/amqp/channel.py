@@ -124,7 +124,7 @@ class OpenLine:
 
     def ack(self, deliveries: Iterable[Delivery]) -> bytes:
         """Return the frames that acknowledge these deliveries."""
-        if self.line.acked:
+        if self.line.auto_ack:
             self._handled(deliveries)
             return b""
         tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
@@ -137,7 +137,7 @@ class OpenLine:
 
     def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
         """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
-        if self.line.acked:
+        if self.line.auto_ack:
             if instruction is not Instruction.ACK:
                 self._owner.message_lost(self.line.queue)
             self._handled([delivery])
@@ -180,7 +180,7 @@ class OpenLine:
     def quiesce(self) -> None:
         """Accept no more deliveries. No ordered line is cancelled: the next consumer could overtake unacked ones."""
         self._quiet = True
-        if self.line.acked:
+        if self.line.auto_ack:
             self._cancel()
         elif self.open and not self.line.in_order and self._tag and self._channel is not None:
             self._channel.basic_cancel(self._tag, callback=lambda _frame: None)
@@ -193,7 +193,7 @@ class OpenLine:
     @property
     def quiet(self) -> bool:
         """True if nothing more can arrive that would be lost with the channel."""
-        return not self.line.acked or not self._sending
+        return not self.line.auto_ack or not self._sending
 
     def _cancel(self) -> None:
         """Cancel an auto-ack subscription; deliveries already sent still arrive.
@@ -292,13 +292,13 @@ class OpenLine:
         self._tag = channel.basic_consume(
             self.name,
             self._receive,
-            auto_ack=self.line.acked,
+            auto_ack=self.line.auto_ack,
             callback=lambda _frame: self._owner.subscribed(self),
         )
 
     def _receive(self, *received: *Received) -> None:
         _, number, redelivered, exchange, routing_key, raw, body = received
-        if self.line.acked:
+        if self.line.auto_ack:
             self._bytes += len(body)
             if self.in_flight + 1 >= MOST_WAITING or self._bytes >= MOST_BYTES:
                 # RabbitMQ applies no prefetch without acknowledgements and does not support channel.flow.

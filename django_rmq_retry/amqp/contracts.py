@@ -127,7 +127,7 @@ class Line:
     A connection consumes one such queue at a time. Each message is passed to the receiver only when a crash would
     duplicate no other message.
     """
-    acked: bool = False
+    auto_ack: bool = False
     """True if the broker counts a message as acknowledged once it is sent (auto-ack): no message can be requeued."""
     temporary: Topology | None = None
     """The queue and its bindings, if each connection declares its own; ``queue`` is then its name in this project."""

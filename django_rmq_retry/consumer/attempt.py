@@ -476,7 +476,7 @@ class Attempts:
     def _unattempted(self, state: AttemptState, verdict: Verdict) -> Settlement:
         """Park a message that is not attempted."""
         work_queue = self._work_queues[state.arrival.queue]
-        if work_queue.lossy:
+        if work_queue.auto_ack:
             state.verdict, state.settlement = lost(verdict), DONE
         else:
             state.verdict = grouped(verdict, state.delivery, None, None)
@@ -504,7 +504,7 @@ class Attempts:
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
         detail = f"{_begun(state)}: {ErrorNote.of(error)}"
         verdict = replace(park(Reason.UNSETTLED, detail, ErrorNote.of(error)), counted=False)
-        if work_queue.lossy:
+        if work_queue.auto_ack:
             state.verdict, state.settlement = lost(verdict), DONE
         else:
             self._park_in_bytes(state, verdict, work_queue.park)

@@ -163,7 +163,7 @@ class QueuePauses:
         self._keyed = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.keyed)
         self._returned_as_copies = returned_as_copies(work_queues)
         # Messages with ack="auto" cannot return to the broker, which has dropped them already: they are handled here.
-        self._own = self._keyed | {work_queue.queue.name for work_queue in work_queues if work_queue.lossy}
+        self._own = self._keyed | {work_queue.queue.name for work_queue in work_queues if work_queue.auto_ack}
         self._consumed = {work_queue.queue.name: consumed_queues(work_queue) for work_queue in work_queues}
 
     @property
@@ -216,7 +216,7 @@ def consumed_lines(work_queue: WorkQueue, prefetch: int) -> list[Line]:
         keyed=work_queue.keyed,
         parks=parks(work_queue),
         temporary=temporary(work_queue),
-        acked=work_queue.lossy,
+        auto_ack=work_queue.auto_ack,
     )
     if work_queue.quarantine is None:
         return [work]

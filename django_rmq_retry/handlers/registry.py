@@ -16,7 +16,7 @@ from django_rmq_retry.messages.codecs import JSON, Codec
 from django_rmq_retry.messages.message import Delivery
 from django_rmq_retry.policies.breaker import Breaker
 from django_rmq_retry.policies.carriers import InPlace, Ladder
-from django_rmq_retry.policies.policy import Policy, RetryThenPark, Unacked
+from django_rmq_retry.policies.policy import AutoAck, Policy, RetryThenPark
 from django_rmq_retry.topology.declarations import Queue, Topology
 
 PARKED = ".parked"
@@ -56,7 +56,7 @@ class Registration:
         return self.queue.name if isinstance(self.queue, Queue) else self.queue
 
     def joined(self, queue: Queue, policy: Policy) -> Subscription:
-        policy = Unacked() if self.ack == "auto" else self.policy or policy
+        policy = AutoAck() if self.ack == "auto" else self.policy or policy
         if not queue.lasting and isinstance(policy, RetryThenPark) and policy.via == Ladder():
             # The default carrier was not chosen by the project, and its waiting queues cannot send a retry back to a
             # queue that ends with its consumer.

@@ -221,7 +221,7 @@ class WorkQueue:
     subscriptions: tuple[Subscription, ...]
 
     @property
-    def lossy(self) -> bool:
+    def auto_ack(self) -> bool:
         """True if the broker drops messages as it sends them (``ack="auto"``), so that they can be lost."""
         return self.subscriptions[0].ack == "auto"
 
@@ -242,7 +242,7 @@ class WorkQueue:
         one queue.
         """
         movable = all(subscription.policy.via.quarantines for subscription in self.subscriptions)
-        movable = movable and not self.ordered and not self.keyed and not self.lossy
+        movable = movable and not self.ordered and not self.keyed and not self.auto_ack
         return self.queue.name + QUARANTINE if movable and self.queue.type == "quorum" else None
 
     @property

@@ -236,7 +236,7 @@ class OneShot(Policy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unacked(OneShot):
+class AutoAck(OneShot):
     """The policy of a handler with ``ack="auto"``: the broker deletes a message when it delivers it, so no retry."""
 
     def rule(self, failure: Failure) -> Verdict:

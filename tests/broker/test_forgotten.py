@@ -13,7 +13,7 @@ from tests.broker.live import consuming
 from tests.tooling.waiting import wait_until
 
 pytestmark = [pytest.mark.contract, pytest.mark.on_both]
-LINE = Line(queue="q", prefetch=10, acked=True)
+LINE = Line(queue="q", prefetch=10, auto_ack=True)
 KINDS = ["quorum", "classic"]
 
 

@@ -46,7 +46,7 @@ from django_rmq_retry.messages import (
 from django_rmq_retry.messages.history import ANSWER
 from django_rmq_retry.messages.parked import read_parked
 from django_rmq_retry.policies import Backoff, Hop, Kind, Policy, Route
-from django_rmq_retry.policies.policy import Unacked
+from django_rmq_retry.policies.policy import AutoAck
 from tests.core.made import NOW, arrived, delivery
 
 DIRECT = "amq.rabbitmq.reply-to.g1AAA"
@@ -668,7 +668,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
         name="seen",
         run=raising(Park("no")),
         queue=Queue("payments"),
-        policy=Unacked(),
+        policy=AutoAck(),
         park="p",
         match=match,
         ack="auto",
