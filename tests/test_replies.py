@@ -68,7 +68,7 @@ def served(subscription: Subscription) -> Iterator[Subscription]:
         reply_to=settings().reply_to,
         refused=events.refuse_answer,
         clock=time.monotonic,
-        today=lambda: time.time_ns() // 1_000_000,
+        now_ms=lambda: time.time_ns() // 1_000_000,
         chance=random.random,
     )
     made = work_queues([subscription])

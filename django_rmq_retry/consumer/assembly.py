@@ -95,7 +95,7 @@ def _surroundings(events: Events, recorder: Recorder | None, gates: Sequence[Gat
         # Records before signals: a receiver of a signal may read the record of the attempt.
         journals=(events,) if recorder is None else (recorder, events),
         clock=time.monotonic,
-        today=_today,
+        now_ms=_now_ms,
         chance=random.random,
         crash_limit=now.crash_limit,
         reply_to=now.reply_to,
@@ -143,7 +143,7 @@ def _now() -> float:
     return clock.epoch(database())
 
 
-def _today() -> int:
+def _now_ms() -> int:
     """Return milliseconds since the epoch. Stamps of messages are compared with times of the database."""
     try:
         return int(_now() * 1000)

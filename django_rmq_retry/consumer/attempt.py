@@ -125,7 +125,7 @@ class Attempts:
         }
         self._only = {one.queue.name: one.subscriptions[0] for one in work_queues if not one.dispatches}
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
-        self._out = surroundings
+        self._surroundings = surroundings
         self._unacked: WeakKeyDictionary[Delivery, AttemptState] = WeakKeyDictionary()
         self._halted: dict[str, tuple[bytes, str, int]] = {}
         """By queue, the body, routing key and attempts of the halted message at the head of a strict-order queue.
@@ -139,11 +139,11 @@ class Attempts:
         An exception raised here is a failure outside the handler; pass it to ``after_outside_failure``.
         """
         state = self._state(arrival)
-        state.began = self._out.clock()
+        state.began = self._surroundings.clock()
         try:
             settlement = self._identify(state) if state.outcome is None else None
             if settlement is None:
-                with self._out.around():
+                with self._surroundings.around():
                     settlement = self._attempt(state, begin)
         except BaseException:
             self._keep(state, arrival)
@@ -175,7 +175,7 @@ class Attempts:
         if state.settled:
             log_failure("An attempt failed after its last step; its message is settled anyway", error)
             return self._end(state, state.settlement)
-        state.outside_failures += not self._out.away(error)
+        state.outside_failures += not self._surroundings.away(error)
         if state.outside_failures >= OUTSIDE_FAILURES:
             try:
                 return self._end(state, self._give_up(state, error))
@@ -189,8 +189,8 @@ class Attempts:
         """Return the settlement of a message whose handler hangs, as if the handler had raised DeadlineExceeded."""
         state = AttemptState(run.delivery, run.delivery)
         state.subscription, state.outcome = run.subscription, (None, run.error())
-        state.began = self._out.clock() - HUNG * run.seconds
-        with self._out.around():
+        state.began = self._surroundings.clock() - HUNG * run.seconds
+        with self._surroundings.around():
             settlement = self._attempt(state, None)
         # The process ends: a copy that would have waited here is sent now, or its attempt would not be counted.
         return settlement if settlement.copy is None else replace(settlement, hold=0.0)
@@ -259,7 +259,7 @@ class Attempts:
             return None
         if quarantine is not None and verdict.kind is Kind.RETRY:
             settlement = copied_to(delivery, quarantine)
-            self._note(state, verdict, since=self._out.clock())
+            self._note(state, verdict, since=self._surroundings.clock())
             return settlement
         state.number = self._number(state, subscription, crash=True)
         state.delivery = replace(delivery, attempt=state.number)
@@ -267,7 +267,7 @@ class Attempts:
         return self._unattempted(state, verdict)
 
     def _crashed(self, delivery: Delivery, subscription: Subscription, *, movable: bool) -> Verdict | None:
-        return crashed(delivery, subscription, self._out.crash_limit, movable=movable)
+        return crashed(delivery, subscription, self._surroundings.crash_limit, movable=movable)
 
     def _number(self, state: AttemptState, subscription: Subscription, *, crash: bool = False) -> int:
         """Return the number of this attempt, after those that the carrier counts and those made while unacked."""
@@ -300,7 +300,7 @@ class Attempts:
     def _enter(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Enter the gates; return the settlement of the first gate that refuses the message (no attempt), or None."""
         state.gates_left = None
-        for gate in self._out.gates:
+        for gate in self._surroundings.gates:
             settlement = gate.enter(state.delivery, subscription)
             if settlement is not None:
                 return settlement
@@ -320,7 +320,7 @@ class Attempts:
                 begin(state.arrival)
             if subscription.once:
                 state.once = state.once or OnceState()
-                outcome = self._out.once(subscription, state.delivery, state.once), None
+                outcome = self._surroundings.once(subscription, state.delivery, state.once), None
             else:
                 outcome = subscription.run(state.delivery), None
         except HandlerAbandoned:
@@ -358,7 +358,7 @@ class Attempts:
         """Note the attempt in the journals; a successful first attempt only if a journal asks for those."""
         first = (state.plain and state.number == 1) or not has_history(state.delivery)
         # Evaluated for every message: a generator would take three times as long.
-        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._out.journals])  # noqa: C419
+        wanted = state.verdict is not ACK or not first or any([one.notes_acks for one in self._surroundings.journals])  # noqa: C419
         if wanted:
             self._note(state, state.verdict, since=state.began)
 
@@ -415,7 +415,7 @@ class Attempts:
         again.
         """
         first, verdict = state.gates_left or (0, verdict)
-        for number, gate in enumerate(self._out.gates[first:], first):
+        for number, gate in enumerate(self._surroundings.gates[first:], first):
             try:
                 verdict = gate.leave(state.delivery, subscription, verdict, error)
             except BaseException:
@@ -437,7 +437,7 @@ class Attempts:
         if verdict.kind is Kind.PARK:
             verdict = state.verdict = grouped(verdict, delivery, subscription, state.error)
         try:
-            settlement = settle(verdict, delivery, subscription, now=self._out.today(), nonce=self._nonce())
+            settlement = settle(verdict, delivery, subscription, now=self._surroundings.now_ms(), nonce=self._nonce())
             state.settlement = self._writable(settlement)
         except Exception as broken:  # noqa: BLE001 - no content of a message may keep it in the queue
             self._park_in_bytes(state, _unsettled(broken, verdict), subscription.park)
@@ -446,7 +446,7 @@ class Attempts:
         subscription, delivery = state.subscription, state.delivery
         verdict = state.verdict = grouped(verdict, delivery, subscription, None)
         name = "" if subscription is None else subscription.name
-        now, nonce = self._out.today(), self._nonce()
+        now, nonce = self._surroundings.now_ms(), self._nonce()
         state.settlement = parked_in_bytes(verdict, delivery, park, handler=name, now=now, nonce=nonce)
 
     def _note(self, state: AttemptState, verdict: Verdict, *, since: float) -> None:
@@ -454,10 +454,10 @@ class Attempts:
             delivery=state.delivery,
             verdict=verdict,
             subscription=state.subscription,
-            seconds=self._out.clock() - since,
+            seconds=self._surroundings.clock() - since,
             error=state.error,
         )
-        notify_each([journal.note for journal in self._out.journals], finished)
+        notify_each([journal.note for journal in self._surroundings.journals], finished)
 
     def _judged(self, delivery: Delivery, subscription: Subscription, error: BaseException) -> Verdict:
         """Return the policy's verdict; park if the policy fails, or if the body or ordering key is unreadable."""
@@ -466,8 +466,8 @@ class Attempts:
         if isinstance(error, NoKey):
             return park(Reason.PERMANENT, str(error), ErrorNote.of(error.__cause__ or error))
         since = stamp_of(delivery).since
-        age = max(0.0, (self._out.today() - since) / 1000) if since else 0.0
-        failure = Failure(delivery=delivery, error=error, chance=self._out.chance(), age=age)
+        age = max(0.0, (self._surroundings.now_ms() - since) / 1000) if since else 0.0
+        failure = Failure(delivery=delivery, error=error, chance=self._surroundings.chance(), age=age)
         try:
             return _judged(subscription.policy, failure)
         except BaseException as broken:  # noqa: BLE001 - a predicate or back-off function of the project may raise
@@ -481,24 +481,24 @@ class Attempts:
         else:
             state.verdict = grouped(verdict, state.delivery, None, None)
             try:
-                now, nonce = self._out.today(), self._nonce()
+                now, nonce = self._surroundings.now_ms(), self._nonce()
                 made = unhandled(state.verdict, state.delivery, work_queue, now=now, nonce=nonce)
                 state.settlement = self._writable(made)
             except Exception as broken:  # noqa: BLE001 - as above
                 self._park_in_bytes(state, _unsettled(broken, state.verdict), work_queue.park)
-        with self._out.around():
+        with self._surroundings.around():
             self._note(state, state.verdict, since=state.began)
         return state.settlement
 
     def _writable(self, settlement: Settlement) -> Settlement:
         """Check that the copy can be sent: a copy that fails in the connection would be retried without end."""
         if settlement.copy is not None:
-            self._out.check(settlement.copy)
+            self._surroundings.check(settlement.copy)
         return settlement
 
     def _give_up(self, state: AttemptState, error: BaseException) -> Settlement:
         """Park a message that can be neither attempted nor settled in another way, with its original bytes."""
-        began = self._out.clock()
+        began = self._surroundings.clock()
         work_queue = self._work_queues[state.arrival.queue]
         subscription = state.subscription = _taker(work_queue, state.delivery)
         state.delivery = replace(state.delivery, attempt=state.number, key=state.key)
@@ -509,7 +509,7 @@ class Attempts:
         else:
             self._park_in_bytes(state, verdict, work_queue.park)
         state.error = error
-        with self._out.around():
+        with self._surroundings.around():
             if subscription is not None and subscription.order_by is not None and state.key is not None:
                 self._leave_gates_given_up(state, subscription)
             self._note(state, state.verdict, since=began)
@@ -521,12 +521,12 @@ class Attempts:
         try:
             self._leave_gates(state, subscription, state.verdict, state.error)
         except Exception as error:
-            if self._out.away(error):
+            if self._surroundings.away(error):
                 raise
             log.exception("A gate failed for a message that is given up; the messages behind it continue")
 
     def _nonce(self) -> int:
-        return int(self._out.chance() * 2**53)
+        return int(self._surroundings.chance() * 2**53)
 
     def _answered(
         self, settlement: Settlement, delivery: Delivery, subscription: Subscription, answer: object
@@ -535,8 +535,8 @@ class Attempts:
         to = delivery.reply_to
         if not to or (isinstance(answer, BaseException) and not subscription.policy.answers):
             return settlement
-        if not any(fnmatchcase(to, pattern) for pattern in self._out.reply_to):
-            self._out.refused(to)
+        if not any(fnmatchcase(to, pattern) for pattern in self._surroundings.reply_to):
+            self._surroundings.refused(to)
             return settlement
         return replace(settlement, answer=answer_to(delivery, answer, subscription.codec))
 

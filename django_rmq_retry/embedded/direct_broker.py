@@ -85,7 +85,7 @@ class DirectBroker:
         """Seconds since the start."""
         return self.clock.now
 
-    def today(self) -> int:
+    def now_ms(self) -> int:
         """Return the time in milliseconds since the epoch."""
         return round((self.clock.now + self.clock.epoch) * 1000)
 

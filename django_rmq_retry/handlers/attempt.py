@@ -198,7 +198,7 @@ class Surroundings:
     journals: Sequence[Journal]
     clock: Callable[[], float]
     """Seconds on a monotonic clock."""
-    today: Callable[[], int]
+    now_ms: Callable[[], int]
     """Milliseconds since the epoch."""
     chance: Callable[[], float]
     check: Callable[[Message], None] = lambda _message: None

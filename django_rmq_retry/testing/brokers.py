@@ -227,7 +227,7 @@ class Live:
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    def today(self) -> int:
+    def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def begin(self, until: float | None) -> None:

@@ -393,7 +393,7 @@ class RmqTest:
             around=Around,
             journals=(events,),
             clock=clock,
-            today=self._place.today,
+            now_ms=self._place.now_ms,
             chance=self._chance,
             crash_limit=now.crash_limit,
             reply_to=now.reply_to,

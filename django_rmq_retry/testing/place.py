@@ -56,7 +56,7 @@ class Place(Protocol):
         """Seconds since the start of the test."""
         ...
 
-    def today(self) -> int:
+    def now_ms(self) -> int:
         """Milliseconds of the epoch."""
         ...
 

@@ -58,7 +58,7 @@ def attempts(
         around=nullcontext,
         journals=(events or Events(lambda: 1.0),),
         clock=lambda: 1.0,
-        today=lambda: NOW,
+        now_ms=lambda: NOW,
         chance=lambda: 0.0,
         gates=() if gate is None else (gate,),
         once=once,

@@ -81,7 +81,7 @@ class Patient:
     def take_on(self) -> None:
         attempts = self.rmq._driver._attempts
         assert attempts is not None
-        attempts._out = replace(attempts._out, away=_away)
+        attempts._surroundings = replace(attempts._surroundings, away=_away)
         settlement = attempts.settlement
 
         def settled(arrival: Delivery, begin: Any = None) -> Settlement:

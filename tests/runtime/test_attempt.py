@@ -96,7 +96,7 @@ class Bench:
             around=self.around,
             journals=(self.book,),
             clock=lambda: 1.0,
-            today=lambda: NOW,
+            now_ms=lambda: NOW,
             chance=self.chance,
             **self.options,
         )
@@ -674,7 +674,7 @@ def test_what_the_broker_has_forgotten_is_never_parked(match: Match) -> None:
         ack="auto",
     )
     bench = Bench()
-    attempts = Attempts(work_queues([made]), replace(bench.attempts()._out, journals=(bench.book,)))
+    attempts = Attempts(work_queues([made]), replace(bench.attempts()._surroundings, journals=(bench.book,)))
 
     assert attempts.settlement(delivery()) == DONE
     assert attempts.settlement(delivery(body=b"no json")) == DONE

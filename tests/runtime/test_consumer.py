@@ -121,7 +121,7 @@ def surroundings() -> Surroundings:
         around=nullcontext,
         journals=(),
         clock=lambda: 1.0,
-        today=lambda: NOW,
+        now_ms=lambda: NOW,
         chance=lambda: 0.0,
     )
 

@@ -49,7 +49,7 @@ def attempts(act: Callable[[Delivery], object], noted: list[Verdict], *gates: On
         around=nullcontext,
         journals=(Events(lambda: 1.0, [note]),),
         clock=lambda: 1.0,
-        today=lambda: NOW,
+        now_ms=lambda: NOW,
         chance=lambda: 0.0,
         gates=gates,
     )

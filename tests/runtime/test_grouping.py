@@ -44,7 +44,7 @@ def settled(
         around=Nothing,
         journals=(book or Book(),),
         clock=lambda: 1.0,
-        today=lambda: NOW,
+        now_ms=lambda: NOW,
         chance=lambda: 0.0,
     )
     return Attempts(work_queues([made]), surroundings).settlement(arrival)

@@ -94,7 +94,7 @@ def parked_in_the_end(policy: Policy, raw: bytes, *, redelivered: bool) -> Messa
         around=nullcontext,
         journals=(book,),
         clock=lambda: 1.0,
-        today=lambda: NOW,
+        now_ms=lambda: NOW,
         chance=lambda: 0.5,
         check=check_writable,
     )
