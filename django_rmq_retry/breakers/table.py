@@ -263,7 +263,7 @@ class Watch:
         self._around = around
         self._stopping = threading.Event()
         self._wake = gate.changed
-        self._thread = threading.Thread(target=self._run, name="rmq-switches", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rmq-controls", daemon=True)
 
     def start(self) -> None:
         """Start the thread and return after its first read of the database, or after ``PATIENCE``."""

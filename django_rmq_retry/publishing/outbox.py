@@ -22,14 +22,14 @@ from django_rmq_retry.messages.message import Message
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.broker_connections import reach
 from django_rmq_retry.publishing.faults import Fault, fault
-from django_rmq_retry.publishing.outbox_rows import Answer, Row, insert
+from django_rmq_retry.publishing.outbox_rows import Row, RowResult, insert
 
 log = logging.getLogger("django_rmq_retry")
 
 CHECK_EVERY = 0.2
 """Seconds between checks whether to continue waiting."""
 
-Late = Callable[[Answer], None]
+Late = Callable[[RowResult], None]
 
 SPARE = 10.0
 """Seconds beyond the publish timeout for which rows are leased to their writer."""
@@ -68,7 +68,7 @@ class Batch:
         self._late = late
         self._lock = threading.Lock()
         self._in_flight: set[int] = set()
-        self._answers: list[Answer] = []
+        self._answers: list[RowResult] = []
         self._waited_for = True
         self._left = len(rows)
         self._over = threading.Event()
@@ -79,7 +79,7 @@ class Batch:
         for line in self._lines:
             self._send_next(line)
 
-    def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[Answer], set[int]]:
+    def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[list[RowResult], set[int]]:
         """Return the results that arrive within `seconds`, and the ids of the rows sent but without a result.
 
         Results after that are late, and no further row is sent. `enough` ends the wait early.
@@ -134,7 +134,7 @@ class Batch:
             self._answered(row, line, unwritable(str(error)))
 
     def _answered(self, row: Row, line: _Line, result: PublishResult) -> None:
-        answer = Answer(row=row, result=result)
+        answer = RowResult(row=row, result=result)
         with self._lock:
             self._in_flight.discard(row.id)
             in_time = self._waited_for
@@ -183,12 +183,12 @@ class ResultWriter:
     """Writes late publish results to the database in its own thread, so that the I/O thread never waits for a query."""
 
     def __init__(self) -> None:
-        self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, RowResult]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = False
         self._ended = threading.Event()
 
-    def take(self, using: str, answer: Answer) -> None:
+    def take(self, using: str, answer: RowResult) -> None:
         """Queue a result for writing. Returns at once, in any thread."""
         if answer.result.confirmed:
             reach.found()
@@ -214,13 +214,13 @@ class ResultWriter:
         finally:
             connections.close_all()
 
-    def _rest(self) -> list[tuple[str, Answer]]:
-        found: list[tuple[str, Answer]] = []
+    def _rest(self) -> list[tuple[str, RowResult]]:
+        found: list[tuple[str, RowResult]] = []
         while len(found) < MOST_RESULTS and not self._answers.empty():
             found.append(self._answers.get())
         return found
 
-    def _write(self, answers: list[tuple[str, Answer]]) -> None:
+    def _write(self, answers: list[tuple[str, RowResult]]) -> None:
         for using in dict.fromkeys(using for using, _answer in answers):
             results = [answer for alias, answer in answers if alias == using]
             for left in reversed(range(TRIES)):
@@ -241,7 +241,7 @@ class ResultWriter:
                     self._ended.wait(PAUSE)
 
 
-def written(answers: list[Answer], *, using: str) -> None:
+def written(answers: list[RowResult], *, using: str) -> None:
     """Record publish results: delete confirmed rows, postpone rows with a fault, release the others to the relays."""
     confirmed = [answer.row.id for answer in answers if answer.result.confirmed]
     if confirmed:
@@ -315,7 +315,7 @@ class AfterCommit:
             # Other transactions may have left rows of these ordering keys behind ours: a relay can send them now.
             outbox_rows.notify(self.using)
 
-    def _sent(self) -> tuple[list[Answer], set[int]]:
+    def _sent(self) -> tuple[list[RowResult], set[int]]:
         """Send the rows that no relay can have taken, and return the results and the ids of the rows in flight."""
         timeout = settings().publish_timeout
         if time.monotonic() - self.begun >= SPARE / 2 and not self._renewed():
@@ -353,7 +353,7 @@ class AfterCommit:
         return [row for row in self.rows if row.message.order_key not in late]
 
 
-def _late(using: str, answer: Answer) -> None:
+def _late(using: str, answer: RowResult) -> None:
     # Read the module attribute at each call, because a forked child has its own writer.
     result_writer.take(using, answer)
 

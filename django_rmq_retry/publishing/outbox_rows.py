@@ -199,7 +199,7 @@ def row_of(found: Sequence[Any]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RowResult:
     """The result of publishing a row."""
 
     row: Row

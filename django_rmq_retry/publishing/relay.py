@@ -25,7 +25,7 @@ from django_rmq_retry.models import OutboxMessage
 from django_rmq_retry.publishing import broker_connections, faults, outbox_rows
 from django_rmq_retry.publishing.faults import Denied, Fault
 from django_rmq_retry.publishing.outbox import Batch, lease, touched
-from django_rmq_retry.publishing.outbox_rows import CHANNEL, READ, Answer, Row, row_of
+from django_rmq_retry.publishing.outbox_rows import CHANNEL, READ, Row, RowResult, row_of
 
 log = logging.getLogger("django_rmq_retry")
 
@@ -233,7 +233,7 @@ class Relay:
             outbox_rows.delete(known, using=self._using)
             self._confirmed.difference_update(known)
 
-    def _sent(self, rows: Sequence[Row]) -> list[Answer]:
+    def _sent(self, rows: Sequence[Row]) -> list[RowResult]:
         timeout = settings().publish_timeout
         until = time.monotonic() + lease() - timeout
         batch = Batch(rows, timeout=timeout, until=until, late=self._late)
@@ -242,7 +242,7 @@ class Relay:
         self._confirmed |= {answer.row.id for answer in answers if answer.result.confirmed}
         return answers
 
-    def _late(self, answer: Answer) -> None:
+    def _late(self, answer: RowResult) -> None:
         if answer.result.confirmed:
             self._confirmed.add(answer.row.id)
 
@@ -253,7 +253,7 @@ class Relay:
         self._ended_at = self._ended_at or time.monotonic()
         return self._away or time.monotonic() - self._ended_at > GRACE
 
-    def _settled(self, rows: Sequence[Row], answers: Sequence[Answer], *, alone: bool) -> Turn:
+    def _settled(self, rows: Sequence[Row], answers: Sequence[RowResult], *, alone: bool) -> Turn:
         sent = [answer.row.id for answer in answers if answer.result.confirmed]
         if sent:
             outbox_rows.delete(sent, using=self._using)
@@ -277,7 +277,7 @@ class Relay:
         self._note(sent=bool(sent), away=away)
         return Turn(sent=len(sent), failed=failed, away="" if sent or failed else away or "no publish was confirmed")
 
-    def _fault(self, answer: Answer, *, alone: bool) -> Fault:
+    def _fault(self, answer: RowResult, *, alone: bool) -> Fault:
         """Return the fault of a result.
 
         A row that repeatedly loses the connection although it is sent alone counts as FULL, and is postponed, so that
