@@ -38,7 +38,7 @@ Change = Callable[[bytes], bytes]
 Got = tuple[spec.Basic.GetOk, RawProperties, bytes]
 
 UNSEEN = (
-    "A message that a consumer still has in hand, or that is on its way as a dead letter, would be lost; only the "
+    "A message that is still unacked at a consumer, or that is on its way as a dead letter, would be lost; only the "
     'management API (RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"]) could see it. Are all consumers stopped?'
 )
 _RUNG = re.compile(r"(?P<work>.+)\.(?:retry\.[0-9]+(?:ms|s|m|h|d)|quarantine)", re.DOTALL)

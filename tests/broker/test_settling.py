@@ -136,7 +136,7 @@ def test_a_copy_that_is_not_stored_is_tried_again_and_the_message_stays(
         stop(source, seen)
 
     assert depth(amqp) == 0
-    assert caplog.text.count("the message stays in hand") == 3
+    assert caplog.text.count("the message stays unacked") == 3
 
 
 @pytest.mark.usefixtures("quick")
@@ -197,7 +197,7 @@ def test_a_copy_too_large_stays_in_hand_where_a_rejection_would_harm_it(
     with consuming(broker_url, replace(LINE, parks=True), publisher=held) as (source, seen):
         source.settle(seen.next(), COPY)
         tell(source, held, Outcome.TOO_LARGE)
-        wait_until(lambda: "it stays in hand" in caplog.text)
+        wait_until(lambda: "it stays unacked" in caplog.text)
 
         assert in_flight(source) == 1
 
