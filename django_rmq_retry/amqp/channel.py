@@ -122,18 +122,14 @@ class OpenLine:
     def open(self) -> bool:
         return self._open and self._channel is not None and self._channel.is_open and self._connection.is_open
 
-    def ack(self, deliveries: Iterable[Delivery]) -> bytes:
-        """Return the frames that acknowledge these deliveries."""
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge these deliveries in one write."""
         if self.line.auto_ack:
             self._handled(deliveries)
-            return b""
+            return
         tags = [delivery.token[1] for delivery in deliveries]  # type: ignore[index]  # made in _receive
         self.in_flight -= len(tags)
-        return b"".join(self._acks.acks(tags))
-
-    def send(self, frames: bytes) -> None:
-        if frames:
-            self._connection.send_raw(frames)
+        self._connection.send_raw(b"".join(self._acks.acks(tags)))
 
     def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
         """Settle one delivery on the broker. Does nothing on a closed channel: the broker has requeued it already."""
@@ -146,7 +142,7 @@ class OpenLine:
             return
         tag: int = delivery.token[1]  # type: ignore[index]  # made in _receive
         if instruction is Instruction.ACK:
-            self._connection.send_raw(self.ack([delivery]))
+            self.ack([delivery])
             return
         self.in_flight -= 1
         if instruction is Instruction.COUNTED_REQUEUE:

@@ -190,18 +190,13 @@ class ConfirmChannel:
         self._settle(result, method.delivery_tag, method.multiple)
 
     def _settle(self, result: PublishResult, tag: int, multiple: bool) -> None:  # noqa: FBT001 - the frame's bit
-        if not multiple:
-            self._end(self._sent.pop(tag, None), result)
-            return
         # Numbers rise by one, so the confirmed ones start at the lowest without a search.
-        for number in range(self._lowest, tag + 1):
-            self._end(self._sent.pop(number, None), result)
-        self._lowest = tag + 1
-
-    @staticmethod
-    def _end(pending: Pending | None, result: PublishResult) -> None:
-        if pending is not None:
-            pending.end(pending.returned or result)
+        for number in range(self._lowest, tag + 1) if multiple else (tag,):
+            pending = self._sent.pop(number, None)
+            if pending is not None:
+                pending.end(pending.returned or result)
+        if multiple:
+            self._lowest = tag + 1
 
     def _returned(self, _channel: object, method: object, properties: object, body: bytes) -> None:
         """Mark the publish that the broker returned: before its confirm, without the header BCC, which it removes."""

@@ -29,7 +29,8 @@ class Copies:
     def __init__(self) -> None:
         self._sent = 0
         self._under_way: set[int] = set()
-        self._awaiting: list[tuple[set[int], Callable[[], None]]] = []
+        self.awaiting: list[tuple[set[int], Callable[[], None]]] = []
+        """The callbacks, each with the copies that it waits for."""
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -44,20 +45,16 @@ class Copies:
         """Count a copy as ended: stored, refused, or with an unknown result."""
         self._under_way.discard(number)
 
-    @property
-    def awaited(self) -> bool:
-        return bool(self._awaiting)
-
     def wait(self, then: Callable[[], None]) -> None:
         """Register ``then``, to call once all copies now in flight have ended; later copies do not delay it."""
-        self._awaiting.append((set(self._under_way), then))
+        self.awaiting.append((set(self._under_way), then))
 
     def run_callbacks(self) -> None:
         """Run the callbacks whose copies have all ended."""
-        awaiting, self._awaiting = self._awaiting, []
+        awaiting, self.awaiting = self.awaiting, []
         for copies, then in awaiting:
             if copies & self._under_way:
-                self._awaiting.append((copies, then))
+                self.awaiting.append((copies, then))
             else:
                 then()
 
@@ -88,9 +85,7 @@ class SettledLine(Protocol):
     @property
     def open(self) -> bool: ...
 
-    def ack(self, deliveries: Iterable[Delivery], /) -> bytes: ...
-
-    def send(self, frames: bytes, /) -> None: ...
+    def ack(self, deliveries: Iterable[Delivery], /) -> None: ...
 
     def instruct(self, delivery: Delivery, instruction: Instruction, /) -> None: ...
 
@@ -148,7 +143,7 @@ class Settler:
     def return_waiting(self, line: SettledLine) -> None:
         """Return unacked messages that wait for another attempt, because their line is paused; pending copies stay."""
         for delivery, (timer, settlement) in list(self._waiting.items()):
-            if _line(delivery) is line and settlement.instruction is Instruction.KEEP:
+            if delivery.channel is line and settlement.instruction is Instruction.KEEP:
                 del self._waiting[delivery]
                 self._io.cancel(timer)
                 self._give_back(delivery)
@@ -159,7 +154,7 @@ class Settler:
         handed = self._handed
         while handed:
             delivery, settlement = handed.popleft()
-            line: SettledLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
+            line: SettledLine = delivery.token[0]  # type: ignore[index]  # the line made it; a property costs a call
             if not line.open:
                 continue
             if settlement is DONE:
@@ -169,15 +164,15 @@ class Settler:
             else:
                 self._apply(delivery, settlement)
         for line, deliveries in acks.items():
-            line.send(line.ack(deliveries))
-        if self._copies.awaited:
+            line.ack(deliveries)
+        if self._copies.awaiting:
             self._copies.run_callbacks()
 
     def _hold(self, delivery: Delivery, settlement: Settlement) -> None:
         if self._stopping:
             self._give_back(delivery)
             return
-        line = _line(delivery)
+        line: SettledLine = delivery.channel
         if line.retired and settlement.instruction is Instruction.KEEP:
             self._give_back(delivery)
             return
@@ -189,7 +184,7 @@ class Settler:
 
     def _wait_ended(self, delivery: Delivery, settlement: Settlement) -> None:
         self._waiting.pop(delivery, None)
-        if _line(delivery).open:
+        if delivery.channel.open:
             self._apply(delivery, settlement)
 
     def _apply(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -199,7 +194,7 @@ class Settler:
         if settlement.answer is not None:
             self._answers.send(settlement.answer, _answered)
         if settlement.copy is None:
-            _line(delivery).instruct(delivery, settlement.instruction)
+            delivery.channel.instruct(delivery, settlement.instruction)
         elif settlement.ack_first:
             self._ack_first(delivery, settlement.instruction, settlement.copy)
         else:
@@ -212,7 +207,7 @@ class Settler:
 
         def done(result: PublishResult) -> None:
             self._end(number)
-            line = _line(delivery)
+            line: SettledLine = delivery.channel
             if not line.open:
                 return
             if result.confirmed and settlement.instruction is Instruction.ACK:
@@ -244,12 +239,12 @@ class Settler:
         return pause * (1 + SPREAD * (2 * self._chance() - 1))
 
     def _copy_again(self, delivery: Delivery, settlement: Settlement, copy: Message, pause: float) -> None:
-        if _line(delivery).open:
+        if delivery.channel.open:
             self._copy(delivery, settlement, copy, pause)
 
     def _too_large(self, delivery: Delivery, settlement: Settlement, copy: Message, said: str) -> None:
         """Handle a message stored under a higher limit: the broker can park it if its queue dead-letters rejects."""
-        line = _line(delivery)
+        line: SettledLine = delivery.channel
         if line.line.parks and rejectable(delivery):
             log.error(
                 "Message %r of queue %r is too large to be copied (%s); it is rejected, and parked by the broker. "
@@ -292,27 +287,22 @@ class Settler:
                 delivery.queue,
             )
 
-        line = _line(delivery)
+        line: SettledLine = delivery.channel
         line.instruct(delivery, instruction)
         line.when_processed(processed)
 
     def _end(self, number: int) -> None:
         self._copies.end(number)
-        if self._copies.awaited:
+        if self._copies.awaiting:
             self._io.call(self.flush)
 
     def _give_back(self, delivery: Delivery) -> None:
         """Return a delivery; an ordered line keeps it until its channel closes, because a nack may lose its place."""
-        line = _line(delivery)
+        line: SettledLine = delivery.channel
         if line.line.in_order:
             line.leave_unsettled()
         else:
             line.instruct(delivery, Instruction.REQUEUE)
-
-
-def _line(delivery: Delivery) -> SettledLine:
-    line: SettledLine = delivery.token[0]  # type: ignore[index]  # made by the line itself
-    return line
 
 
 def _answered(result: PublishResult) -> None:

@@ -337,13 +337,9 @@ class DirectLine:
         self._channel.qos(line.prefetch)
         self._tag = self._channel.consume(line.queue)
 
-    def ack(self, deliveries: Iterable[Delivery]) -> bytes:
+    def ack(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             self.instruct(delivery, Instruction.ACK)
-        return b""
-
-    def send(self, frames: bytes) -> None:
-        """Do nothing: ``ack`` has already settled the deliveries."""
 
     def instruct(self, delivery: Delivery, instruction: Instruction) -> None:
         if not self.open or self.deaf:

@@ -103,11 +103,11 @@ def after_the_copys_confirm(once: Once, work_queue: WorkQueue) -> WorkQueue:
 def before_the_ack(once: Once, work_queue: WorkQueue) -> WorkQueue:
     ack = OpenLine.ack
 
-    def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> bytes:
+    def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> None:
         known = list(deliveries)
         for delivery in known:
             once.dies(delivery.body)
-        return ack(self, known)
+        ack(self, known)
 
     OpenLine.ack = acking  # type: ignore[method-assign]
     return work_queue

@@ -102,14 +102,14 @@ def by_number(message: Delivery) -> None:
     act(message.data)
 
 
-def dying_before_the_ack(ack: Callable[[OpenLine, Iterable[Delivery]], bytes]) -> Callable[..., bytes]:
+def dying_before_the_ack(ack: Callable[[OpenLine, Iterable[Delivery]], None]) -> Callable[..., None]:
     """Kill the process after the commit, once, if an environment variable names a file for it."""
     mark = os.environ["TILL_DIES"]
 
-    def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> bytes:
+    def acking(self: OpenLine, deliveries: Iterable[Delivery]) -> None:
         if first_time(mark):
             os.kill(os.getpid(), signal.SIGKILL)
-        return ack(self, deliveries)
+        ack(self, deliveries)
 
     return acking
 
