@@ -123,6 +123,7 @@ class Attempts:
         self._work_queues |= {
             work_queue.quarantine: work_queue for work_queue in work_queues if work_queue.quarantine is not None
         }
+        self._quarantines = {work_queue.queue.name: work_queue.quarantine for work_queue in work_queues}
         self._only = {one.queue.name: one.subscriptions[0] for one in work_queues if not one.dispatches}
         self._ordered = frozenset(work_queue.queue.name for work_queue in work_queues if work_queue.ordered)
         self._surroundings = surroundings
@@ -250,30 +251,25 @@ class Attempts:
     def _returned(self, state: AttemptState, subscription: Subscription) -> Settlement | None:
         """Quarantine or park a message that may have killed its worker; return None for any other message."""
         delivery = state.delivery
-        quarantine = None if delivery.quarantined else self._work_queues[delivery.queue].quarantine
-        # With order_by, a message that only waits behind another one must not be parked because of its returns.
-        verdict = (
-            None if subscription.order_by else self._crashed(delivery, subscription, movable=quarantine is not None)
-        )
+        if subscription.order_by:
+            # A message that only waits behind another one must not be parked because of its returns.
+            return None
+        quarantine = None if delivery.quarantined else self._quarantines[delivery.queue]
+        verdict = crashed(delivery, subscription, self._surroundings.crash_limit, movable=quarantine is not None)
         if verdict is None:
             return None
         if quarantine is not None and verdict.kind is Kind.RETRY:
             settlement = copied_to(delivery, quarantine)
             self._note(state, verdict, since=self._surroundings.clock())
             return settlement
-        state.number = self._number(state, subscription, crash=True)
+        # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
+        state.number = ended(delivery) + 1
         state.delivery = replace(delivery, attempt=state.number)
         state.subscription = None
         return self._unattempted(state, verdict)
 
-    def _crashed(self, delivery: Delivery, subscription: Subscription, *, movable: bool) -> Verdict | None:
-        return crashed(delivery, subscription, self._surroundings.crash_limit, movable=movable)
-
-    def _number(self, state: AttemptState, subscription: Subscription, *, crash: bool = False) -> int:
+    def _number(self, state: AttemptState, subscription: Subscription) -> int:
         """Return the number of this attempt, after those that the carrier counts and those made while unacked."""
-        if crash:
-            # Do not ask the carrier: one that counts returns would count orderly stops and crashes as attempts.
-            return ended(state.delivery) + 1
         if state.plain:
             return state.earlier + 1
         return state.earlier + subscription.policy.via.attempt(subscription.route, state.delivery)
@@ -308,9 +304,10 @@ class Attempts:
 
     def _run(self, state: AttemptState, subscription: Subscription, begin: Callable[[Delivery], None] | None) -> None:
         """Run the handler and keep its answer or its exception."""
-        crash = self._crashed(state.delivery, subscription, movable=False) if subscription.order_by else None
+        limit = self._surroundings.crash_limit
+        crash = crashed(state.delivery, subscription, limit, movable=False) if subscription.order_by else None
         if crash is not None:
-            state.number = self._number(state, subscription, crash=True)
+            state.number = ended(state.delivery) + 1
             state.delivery = replace(state.delivery, attempt=state.number)
             state.outcome = None, HandlerSkipped(crash)
             return

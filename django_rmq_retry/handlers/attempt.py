@@ -117,7 +117,7 @@ def grouped(
     reason = verdict.reason.value if verdict.reason else ""
     kind = verdict.error.kind if verdict.error else ""
     found = ruled(() if error is None else trace(error, projects_own), reason=reason, kind=kind, queue=delivery.queue)
-    own = None if error is None or subscription is None else named_by_handler(delivery, subscription, error)
+    own = named_by_handler(delivery, subscription, error)
     return replace(verdict, fingerprint=own or found.fingerprint, culprit=found.culprit)
 
 
@@ -129,10 +129,10 @@ def ruled(causes: Sequence[Cause], *, reason: str, kind: str, queue: str) -> Gro
     return traced(causes, reason=reason) or untraced(kind, reason=reason, queue=queue)
 
 
-def named_by_handler(delivery: Delivery, subscription: Subscription, error: BaseException) -> str | None:
-    """Return the group that the handler's ``fingerprint`` function names, or None."""
-    if subscription.fingerprint is None:
-        return None
+def named_by_handler(delivery: Delivery, subscription: Subscription | None, error: BaseException | None) -> str:
+    """Return the group that the handler's ``fingerprint`` function names for a failure; else an empty text."""
+    if error is None or subscription is None or subscription.fingerprint is None:
+        return ""
     try:
         name: object = subscription.fingerprint(delivery, error)
     except BaseException as broken:  # noqa: BLE001 - a function of the project may raise anything
@@ -142,8 +142,8 @@ def named_by_handler(delivery: Delivery, subscription: Subscription, error: Base
             type(broken).__name__,
             extra={"event": "ungrouped", "handler": subscription.name},
         )
-        return None
-    return named(name) if isinstance(name, str) and name else None
+        return ""
+    return named(name) if isinstance(name, str) and name else ""
 
 
 class HandlerSkipped(Exception):

@@ -69,7 +69,8 @@ def settle(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, 
     if verdict.kind is Kind.PARK:
         return parked(verdict, delivery, subscription.park, handler=subscription.name, now=now, nonce=nonce)
     try:
-        return _retried(verdict, delivery, subscription, now=now)
+        hop = Hop(delay=verdict.after, stamp=_after(verdict, delivery, now=now))
+        return subscription.policy.via.carry(subscription.route, delivery, hop)
     except UndecodableHeaders as error:
         unreadable = park(Reason.UNDECODABLE_HEADERS, str(error), ErrorNote.of(error))
         return settle(unreadable, delivery, subscription, now=now, nonce=nonce)
@@ -92,11 +93,6 @@ def feasible(verdict: Verdict, delivery: Delivery, subscription: Subscription) -
 def lost(verdict: Verdict) -> Verdict:
     """Return a verdict to discard, for a message with ack="auto", which the broker has dropped already."""
     return discard(f"It is lost, because its handler has ack='auto': {verdict.detail or verdict.error}", verdict.error)
-
-
-def _retried(verdict: Verdict, delivery: Delivery, subscription: Subscription, *, now: int) -> Settlement:
-    stamp = _after(verdict, delivery, now=now)
-    return subscription.policy.via.carry(subscription.route, delivery, Hop(delay=verdict.after, stamp=stamp))
 
 
 def waits_on(delivery: Delivery, subscription: Subscription) -> Settlement | None:

@@ -272,9 +272,21 @@ class Stamp:
     summary: str = ""
 
     @classmethod
+    @lru_cache(maxsize=32)
     def read(cls, headers: Headers) -> "Stamp":
-        """Read the stamp from headers. Values that this package cannot have written are ignored."""
-        return _read(headers)
+        """Read the stamp from headers. Values that this package cannot have written are ignored.
+
+        Cached, because several callers need it during one attempt.
+        """
+        return cls(
+            attempts=_number(headers, _ATTEMPTS),
+            since=_number(headers, _SINCE, most=2**62),
+            wait=_number(headers, _WAIT, most=LONGEST_WAIT),
+            exchange=_name(headers, _EXCHANGE),
+            routing_key=_name(headers, _KEY),
+            queue=_name(headers, _QUEUE),
+            summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
+        )
 
     def after(self, failure: str, *, attempt: int, now: int) -> "Stamp":
         """Return the stamp with one more failed attempt, described in one line."""
@@ -304,20 +316,6 @@ class Stamp:
             _SUMMARY: self.summary,
         }
         return {name: value for name, value in named.items() if value}
-
-
-@lru_cache(maxsize=32)
-def _read(headers: Headers) -> Stamp:
-    """Read the stamp, cached because several callers need it during one attempt."""
-    return Stamp(
-        attempts=_number(headers, _ATTEMPTS),
-        since=_number(headers, _SINCE, most=2**62),
-        wait=_number(headers, _WAIT, most=LONGEST_WAIT),
-        exchange=_name(headers, _EXCHANGE),
-        routing_key=_name(headers, _KEY),
-        queue=_name(headers, _QUEUE),
-        summary=short(_text(headers, _SUMMARY), SUMMARY_LIMIT),
-    )
 
 
 def stamp_of(delivery: Delivery) -> Stamp:

@@ -254,19 +254,12 @@ def draft_of(attempt: FinishedAttempt, ticket: Ticket | None, *, ended: float | 
         verdict=attempt.verdict,
         trace=traced,
         logs=logs,
-        fingerprint=attempt.verdict.fingerprint or _named(attempt),
+        # Named now, in case the message is parked later.
+        fingerprint=attempt.verdict.fingerprint or named_by_handler(delivery, attempt.subscription, error),
         ticket=ticket,
         thread=threading.current_thread().name,
         size=SMALL + len(body) + len(logs) + sum([len(cause.text) for cause in traced]),
     )
-
-
-def _named(attempt: FinishedAttempt) -> str:
-    """Return the fingerprint that the handler names for a failure, in case its message is parked later; else empty."""
-    subscription = attempt.subscription
-    if attempt.error is None or subscription is None or subscription.fingerprint is None:
-        return ""
-    return named_by_handler(attempt.delivery, subscription, attempt.error) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from django.db import connections, router, transaction
-from django.db.models import BinaryField, DateTimeField, F, QuerySet
+from django.db.models import BinaryField, DateTimeField, F
 
 from django_rmq_retry import server, signals
 from django_rmq_retry.handlers.subscription import WorkQueue
@@ -168,6 +168,7 @@ class BatchWriter:
         self._now = now
         self._groups: dict[str, int] = {}
         self._tally = Tally()
+        self._messages = ParkedMessage.objects.using(alias)
         self._by_identity: dict[str, ParkedMessage] = {}
         self._by_pk: dict[int, ParkedMessage] = {}
         self._batch_identities: set[str] = set()
@@ -190,7 +191,7 @@ class BatchWriter:
         self._add()
         for record in sorted(self._changed.values(), key=lambda one: one.pk):
             changes = {name: getattr(record, name) for name in CHANGED}
-            self._messages().filter(pk=record.pk).update(revision=F("revision") + 1, **changes)
+            self._messages.filter(pk=record.pk).update(revision=F("revision") + 1, **changes)
         self._tally.write(using=self._alias, now=self._now)
         self._end_items()
 
@@ -199,17 +200,14 @@ class BatchWriter:
         set_primary_keys([record for record, _ in self._new], using=self._alias)
         return [*(record for record, _ in self._new), *self._changed.values()]
 
-    def _messages(self) -> QuerySet[ParkedMessage]:
-        return ParkedMessage.objects.using(self._alias)
-
     def _look_up(self) -> None:
         """Load the records that these arrivals may belong to, locked in one order."""
         identities = {arrival.identity for arrival in self._arrivals}
         ticketed = {arrival.ticket.record for arrival in self._arrivals if arrival.ticket}
-        numbers = {*self._messages().filter(identity__in=identities).values_list("pk", flat=True), *ticketed}
+        numbers = {*self._messages.filter(identity__in=identities).values_list("pk", flat=True), *ticketed}
         if not numbers:
             return
-        for record in self._messages().filter(pk__in=numbers).only(*READ).order_by("pk").select_for_update():
+        for record in self._messages.filter(pk__in=numbers).only(*READ).order_by("pk").select_for_update():
             self._by_pk[record.pk] = self._by_identity[record.identity] = record
 
     def _store_arrival(self, arrival: Arrival) -> None:
@@ -281,9 +279,10 @@ class BatchWriter:
         if not self._new:
             return
         insert([record for record, _ in self._new], using=self._alias)
-        set_primary_keys([record for record, keys in self._new if keys], using=self._alias)
-        keys = [BusinessKey(message_id=record.pk, value=key) for record, keys in self._new for key in keys]
-        if keys:
+        named = [record for record, keys in self._new if keys]
+        if named:
+            set_primary_keys(named, using=self._alias)
+            keys = [BusinessKey(message_id=record.pk, value=key) for record, keys in self._new for key in keys]
             # Some databases treat keys as equal that differ in case or accents.
             BusinessKey.objects.using(self._alias).bulk_create(keys, ignore_conflicts=True)
 
