@@ -11,9 +11,9 @@ from django.core.checks.registry import registry as checks
 import django_rmq_retry
 from django_rmq_retry import Delivery, Json, handler
 from django_rmq_retry.errors import UndecodableBody
-from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem
 from django_rmq_retry.parked.requeue import requeue
+from django_rmq_retry.testing import isolated_handlers
 from tests.admin.conftest import Kept
 from tests.operating.made import ANN, QUEUE, record
 from tests.tooling.brokers import replaced_by
@@ -51,7 +51,7 @@ def test_checks_of_ours_ask_no_database() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_one_message_that_cannot_be_sent_stops_no_other() -> None:
     kept = Kept()
-    with registry.isolated(), replaced_by(kept):
+    with isolated_handlers(), replaced_by(kept):
 
         @handler(QUEUE)
         def charge(message: Delivery) -> None:

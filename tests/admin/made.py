@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
+from django_rmq_retry.admin import broker_look
+from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.models import Attempt, BlockedKey, BusinessKey, ErrorGroup, OutboxMessage, ParkedMessage, State
 from django_rmq_retry.parked.selection import Selection
@@ -153,3 +156,11 @@ def _count(owner: ErrorGroup, state: str) -> None:
 def selected(*messages: ParkedMessage) -> str:
     """The token that a page gets for these messages."""
     return Selection.of_ids([one.pk for one in messages]).token()
+
+
+def broker_seen(monkeypatch: pytest.MonkeyPatch, *levels: Level, away: str = "", blind: str = "") -> None:
+    """Let the pages see these queues, or a broker that cannot be reached for this reason."""
+    now = timezone.now()
+    seen = broker_look.Look(at=now, away=away, since=now if away else None, levels=levels, blind=blind)
+    for name in ("look", "glimpse"):
+        monkeypatch.setattr(broker_look, name, lambda: seen)

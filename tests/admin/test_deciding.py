@@ -9,14 +9,14 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Message
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.models import Action, ErrorGroup, MessageVersion, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_requeueing import press
 from tests.operating.invariants import check_audit_log
+from tests.operating.made import logged
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MESSAGES = "/admin/rmq_retry/parkedmessage/"
@@ -175,8 +175,7 @@ def test_without_a_broker_an_edit_is_stored_and_waits_in_the_preview(
     page: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edited(settings)
-    away = broker_look.Look(at=timezone.now(), away="refused", since=timezone.now())
-    monkeypatch.setattr(broker_look, "look", lambda: away)
+    made.broker_seen(monkeypatch, away="refused")
     one = made.message()
     review = press(page, page.get(f"{MESSAGES}{one.pk}/edit/"), "Review the changes", text='{"amount": 1.10}')
     stored = press(page, review, "Store and preview the requeue", reason="customer's wish", send="1")
@@ -312,9 +311,9 @@ def test_an_edit_shows_values_as_no_language_writes_them(page: Client, settings:
 
 
 def test_facts_of_an_act_are_written_as_no_language_writes_them(page: Client) -> None:
-    act = log_action(
-        Actor.of_code("test"),
+    act = logged(
         Action.RESUME,
+        Actor.of_code("test"),
         run=7,
         facts={"before": {"canary": True, "stop_at": 20.0}, "after": [None]},
     )

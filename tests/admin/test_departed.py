@@ -6,11 +6,10 @@ import pytest
 from django.test import Client
 
 from django_rmq_retry.models import Action, ParkedMessage
-from django_rmq_retry.parked.operators import log_action
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.operating.made import ANN
+from tests.operating.made import logged
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/rmq_retry/parkedmessage/"
@@ -20,7 +19,7 @@ def departed() -> int:
     """The number of a message that was deleted, after ann had discarded it."""
     made.message()
     one = made.message(business_key="PAY-88121")
-    log_action(ANN, Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
+    logged(Action.DISCARD, reason="duplicate: INC-553", message=one.pk, subject="PAY-88121")
     ParkedMessage.objects.filter(pk=one.pk).delete()
     return int(one.pk)
 
@@ -87,7 +86,7 @@ def test_a_number_that_was_never_given_is_404(page: Client) -> None:
 
 def test_a_name_from_outside_is_only_text_there(page: Client) -> None:
     number = departed()
-    log_action(ANN, Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
+    logged(Action.HOLD, message=number, subject="<img src=x>", reason="<img src=x>")
     content = page.get(at(number)).content
 
     assert b"<img src=x>" not in content

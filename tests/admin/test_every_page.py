@@ -15,14 +15,13 @@ from django.utils import timezone
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, BlockedKey, OperatorAction, ParkedMessage, QueueControl, RequeueRun
 from django_rmq_retry.parked.controls import pause, resume, retry_outbox, unblock
-from django_rmq_retry.parked.operators import log_action
 from django_rmq_retry.policies import Circuit
 from django_rmq_retry.publishing.broker_connections import reach
 from tests.admin import made
 from tests.admin.conftest import QUEUE, client_of
 from tests.admin.standstills import blocked, outgoing
 from tests.admin.test_translated import ADMIN, untranslated
-from tests.operating.made import ANN
+from tests.operating.made import ANN, logged
 from tests.tooling import pseudo
 
 pytestmark = pytest.mark.django_db
@@ -58,7 +57,7 @@ def world() -> dict[str, dict[str, Any]]:
     """Something of everything; what some pages must be asked with."""
     one = made.message(business_key="PAY-1")
     made.attempt(one, 5)
-    log_action(ANN, Action.DISCARD, message=one.pk, reason="duplicate")
+    logged(Action.DISCARD, message=one.pk, reason="duplicate")
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), note="INC-553")
     outgoing(failed=True)
     blocked(one, waiting=1)
@@ -180,8 +179,8 @@ def test_an_act_says_to_what_it_was_done(page: Client) -> None:
     resume(QUEUE, ANN)
     unblock(blocked(made.message(), waiting=0), ANN, reason="INC-553")
     retry_outbox(ANN, [outgoing(failed=True).pk], using="default")
-    log_action(ANN, Action.PAUSE, run=1, facts={"before": {}, "after": {}})
-    log_action(ANN, Action.UNHOLD)
+    logged(Action.PAUSE, run=1, facts={"before": {}, "after": {}})
+    logged(Action.UNHOLD)
     said = [act.get_action_display() for act in OperatorAction.objects.order_by("number")]
 
     assert said == [
@@ -195,7 +194,7 @@ def test_a_message_that_is_gone(page: Client) -> None:
     made.message()
     gone = made.message().pk
     alone = made.message().pk
-    log_action(ANN, Action.DISCARD, message=gone, reason="duplicate")
+    logged(Action.DISCARD, message=gone, reason="duplicate")
     made.message()
     ParkedMessage.objects.filter(pk__in=[gone, alone]).delete()
     found = {name: page.get(f"{LIST}{pk}/change/") for name, pk in (("gone", gone), ("alone", alone))}

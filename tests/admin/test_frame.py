@@ -20,14 +20,14 @@ from django.utils import timezone
 import django_rmq_retry
 from django_rmq_retry.admin import broker_look, timeline
 from django_rmq_retry.models import Action, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun, State
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.templatetags.rmq_retry import rmq_span
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
 from tests.admin.test_listing import own
-from tests.operating.made import ANN
+from tests.operating.made import logged
 
 pytestmark = pytest.mark.django_db
 GROUPS = "/admin/rmq_retry/errorgroup/"
@@ -124,14 +124,14 @@ def test_nothing_parked_is_said_in_words(page: Client) -> None:
 
 def test_the_audit_log_shows_everybodys_acts_to_some_and_ones_own_to_others() -> None:
     clerk = made.person("clerk", "view_operatoraction")
-    log_action(
-        Actor(name="clerk", user_id=clerk.pk, source="admin"),
+    logged(
         Action.DISCARD,
+        Actor(name="clerk", user_id=clerk.pk, source="admin"),
         message=17,
         subject="PAY-own",
         reason="test",
     )
-    log_action(ANN, Action.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
+    logged(Action.DISCARD, message=18, subject="PAY-others", reason="=cmd()")
     auditor = client_of(made.person("auditor", "view_operatoraction", "view_all_operatoraction", "export"))
     seen_by_clerk, seen_by_auditor = client_of(clerk).get(AUDIT), auditor.get(AUDIT)
     others = OperatorAction.objects.get(message=18)
@@ -168,7 +168,7 @@ def test_the_audit_log_counts_acts_and_not_logs(
 ) -> None:
     settings.LANGUAGE_CODE = language
     for number in range(count):
-        log_action(ANN, Action.DISCARD, message=number + 1)
+        logged(Action.DISCARD, message=number + 1)
     text = Page(page.get(AUDIT)).text
 
     assert re.search(rf"{said}(?!\w)", text)

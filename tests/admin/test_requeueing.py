@@ -11,7 +11,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import Delivery, Fixed, Message, RetryThenPark, handler
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.models import ItemState, OperatorAction, ParkedMessage, RequeueItem, RequeueRun, RunState, State
 from django_rmq_retry.parked.selection import Selection
@@ -231,8 +230,7 @@ def test_only_the_one_who_started_it_sends_from_an_open_page_by_itself(page: Cli
 
 
 def test_without_a_broker_the_page_says_so_and_offers_to_plan(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = broker_look.Look(at=timezone.now(), away="connection refused", since=timezone.now())
-    monkeypatch.setattr(broker_look, "look", lambda: away)
+    made.broker_seen(monkeypatch, away="connection refused")
     preview = previewed(page, message=made.message().pk)
     planned = press(page, preview, "Start when the broker is back")
 

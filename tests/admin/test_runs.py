@@ -7,7 +7,6 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.models import ItemReason, ItemState, RequeueItem, RequeueRun, RunState, RunWait
 from tests.admin import made
 from tests.admin.conftest import client_of
@@ -50,12 +49,10 @@ def test_the_page_says_what_the_guard_does(page: Client, fields: dict[str, Any],
 
 def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(sent=4, wait=RunWait.BROKER_AWAY, started_at=timezone.now())
-    now = timezone.now()
-    seen = broker_look.Look(at=now, away="Connection refused", since=now)
-    monkeypatch.setattr(broker_look, "glimpse", lambda: seen)
+    made.broker_seen(monkeypatch, away="Connection refused")
     during = shown(page, run, part=True)
     whole = shown(page, run)
-    seen = broker_look.Look(at=now)
+    made.broker_seen(monkeypatch)
     RequeueRun.objects.filter(pk=run.pk).update(wait="")
     after = shown(page, run, part=True)
 
@@ -69,8 +66,7 @@ def test_an_outage_is_seen_in_the_live_part_while_it_lasts(page: Client, monkeyp
 
 
 def test_the_groups_tell_of_an_outage_in_their_live_part(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = timezone.now()
-    monkeypatch.setattr(broker_look, "glimpse", lambda: broker_look.Look(at=now, away="Connection refused", since=now))
+    made.broker_seen(monkeypatch, away="Connection refused")
     part, whole = (page.get("/admin/rmq_retry/errorgroup/", words) for words in ({"fragment": "1"}, {}))
 
     assert Page(part).text.count("No connection to the broker since") == 1

@@ -11,7 +11,6 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.messages import Reason
 from django_rmq_retry.models import (
@@ -25,11 +24,10 @@ from django_rmq_retry.models import (
     RunWait,
     State,
 )
-from django_rmq_retry.parked.operators import log_action
 from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
-from tests.operating.made import ANN
+from tests.operating.made import logged
 from tests.tooling import pseudo
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,8 +99,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = tuple(Level(queue="payments", role=role, ready=3, consumers=0, problems=troubles) for role in Role)
     levels += (Level(queue="payments", role=Role.WORK, remark="abandoned, empty: manage.py rmq_delete payments"),)
     blind = 'Unacked messages and rates are shown only with RMQ_RETRY["OPERATORS"]["MANAGEMENT_URL"].'
-    found = broker_look.Look(at=timezone.now(), levels=levels, blind=blind)
-    monkeypatch.setattr(broker_look, "look", lambda: found)
+    made.broker_seen(monkeypatch, *levels, blind=blind)
 
 
 def test_what_is_not_translated_is_found(page: Client) -> None:
@@ -158,7 +155,7 @@ def test_a_message_in_each_state(page: Client, state: State) -> None:
         run=run, message=one, place=1, revision=1, sent_at=later, skip_code=ItemReason.UNCONFIRMED
     )
     for action in Action:
-        log_action(ANN, action, message=one.pk, reason="INC-553", run=run.pk)
+        logged(action, on=one, reason="INC-553", run=run.pk)
 
     assert untranslated(page.get(f"{LIST}{one.pk}/change/")) == set()
 
@@ -236,7 +233,7 @@ def test_the_audit_log_and_the_live_status(page: Client) -> None:
     one = made.message()
     made.attempt(one, 4, next_at=timezone.now() + timedelta(hours=1))
     RequeueRun.objects.create(by="ann", created_at=timezone.now(), state=RunState.RUNNING)
-    acts = [log_action(ANN, action, message=one.pk, reason="INC-553") for action in Action]
+    acts = [logged(action, on=one, reason="INC-553") for action in Action]
     number = acts[0].pk
     found = {one: untranslated(page.get(one)) for one in (AUDIT, f"{AUDIT}{number}/change/", f"{AUDIT}export/", STATUS)}
 

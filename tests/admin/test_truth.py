@@ -8,7 +8,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_rmq_retry import server
-from django_rmq_retry.admin import broker_look
 from django_rmq_retry.amqp.declarer import Level
 from django_rmq_retry.models import (
     Action,
@@ -24,7 +23,6 @@ from django_rmq_retry.models import (
 )
 from django_rmq_retry.parked.actions import discard, hold
 from django_rmq_retry.parked.key_lists import list_filter, look_up, store
-from django_rmq_retry.parked.operators import log_action, verify
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import LISTED, Selection
 from django_rmq_retry.parked.transfer import export
@@ -33,7 +31,8 @@ from django_rmq_retry.topology import Role
 from tests.admin import made
 from tests.admin.conftest import client_of
 from tests.admin.looking import Page
-from tests.operating.made import ANN
+from tests.commands.running import run
+from tests.operating.made import ANN, logged
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 ADMIN = "/admin/rmq_retry/"
@@ -97,7 +96,7 @@ def test_a_queue_that_stands_still_is_nowhere_fine(
     page: Client, monkeypatch: pytest.MonkeyPatch, switch: dict[str, Any], badge: str, warned: str
 ) -> None:
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
+    made.broker_seen(monkeypatch, level)
     one = made.message()
     preview = f"requeuerun/preview/?sel={made.selected(one)}"
     fine = shown(page, "livestatus/"), shown(page, preview)
@@ -114,7 +113,7 @@ def test_a_paused_queue_is_not_blamed_for_having_no_consumers(page: Client, monk
     level = Level(
         queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
     )
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
+    made.broker_seen(monkeypatch, level)
     preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     unread = shown(page, "livestatus/"), shown(page, preview)
     QueueControl.objects.create(queue="payments.main", paused=True, by="lead", since=timezone.now())
@@ -143,7 +142,7 @@ def test_a_breaker_whose_probe_is_a_minute_overdue_hides_no_missing_consumers(
     level = Level(
         queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
     )
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
+    made.broker_seen(monkeypatch, level)
     preview = f"requeuerun/preview/?sel={made.selected(made.message())}"
     now = timezone.now()
     columns = {name: now + timedelta(seconds=at) if type(at) is int else at for name, at in times.items()}
@@ -159,7 +158,7 @@ def test_whether_a_pause_is_over_is_told_by_the_databases_clock(page: Client, mo
     level = Level(
         queue="payments.main", role=Role.WORK, ready=3, consumers=0, problems=("no consumer reads this queue",)
     )
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=now, levels=(level,)))
+    made.broker_seen(monkeypatch, level)
     until = now - timedelta(minutes=30)
     QueueControl.objects.create(
         queue="payments.main", paused=True, by="lead", since=now - timedelta(hours=2), until=until
@@ -172,7 +171,7 @@ def test_whether_a_pause_is_over_is_told_by_the_databases_clock(page: Client, mo
 
 def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = tuple(Level(queue=f"q{one}", role=Role.WORK, problems=("it does not exist",)) for one in range(5))
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=levels))
+    made.broker_seen(monkeypatch, *levels)
     text = shown(page, "livestatus/")
 
     assert "! q2: it does not exist 2 more problems ! q3: it does not exist ! q4: it does not exist" in text
@@ -180,13 +179,13 @@ def test_problems_beyond_the_first_three_are_shown_on_request(page: Client, monk
 
 def test_rates_that_the_broker_does_not_tell_are_dashes(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     level = Level(queue="payments.main", role=Role.WORK, ready=3, consumers=1)
-    monkeypatch.setattr(broker_look, "look", lambda: broker_look.Look(at=timezone.now(), levels=(level,)))
+    made.broker_seen(monkeypatch, level)
 
     assert f"In/s {NOTHING} Out/s {NOTHING} ✓ OK" in shown(page, "livestatus/")
 
 
 def test_an_action_on_a_queue_names_the_queue_and_counts_no_messages(page: Client) -> None:
-    log_action(ANN, Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
+    logged(Action.PAUSE, reason="the bank is closed", subject="payments.main", facts={"until": None})
 
     assert f"Pause queue · payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "livestatus/")
     assert f"Pause queue payments.main Messages {NOTHING} Reason the bank is closed" in shown(page, "operatoraction/")
@@ -321,11 +320,11 @@ def test_a_row_of_the_audit_log_with_odd_facts_breaks_no_page(page: Client, fact
     assert found_for(page, "PAY-1") == ["hold"]
     assert found_for(page, "") == ["unhold", "hold"]
     assert page.get(f"{ADMIN}operatoraction/{OperatorAction.objects.get(number=99).pk}/change/").status_code == 200
-    assert list(verify())
+    assert run("rmq_audit", "verify").code == 1
 
 
 def test_an_act_on_a_message_that_is_gone_is_found_by_what_it_was_called(page: Client) -> None:
-    act = log_action(ANN, Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
+    act = logged(Action.DISCARD, message=991, subject="PAY-77", reason="duplicate")
 
     assert [one.pk for one in page.get(f"{ADMIN}operatoraction/?q=PAY-77").context["cl"].result_list] == [act.pk]
 

@@ -9,11 +9,11 @@ from django.utils import timezone, translation
 
 from django_rmq_retry.breakers.table import Table
 from django_rmq_retry.models import Action, RequeueRun, RunState
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from django_rmq_retry.policies import Circuit
 from tests.admin.made import attempt, blocked_key, outgoing
 from tests.commands.keeping import FOLDER, WAYS, golden, into_pipes, on_terminal
-from tests.operating.made import QUEUE, group, record
+from tests.operating.made import QUEUE, group, logged, record
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 3, 2, 11, 482000, tzinfo=UTC)
@@ -86,11 +86,9 @@ def records(charge: None) -> None:  # noqa: ARG001 - asked for by its name
     _stopped()
     _held()
     _outgoing()
-    log_action(
-        Actor(name="ann", source="admin", ip="10.0.0.7"), Action.DISCARD, reason="duplicate", message=812, group=41
-    )
+    logged(Action.DISCARD, Actor(name="ann", source="admin", ip="10.0.0.7"), reason="duplicate", message=812, group=41)
     shell = Actor(name="root", behalf="root@ops-1", source="cli")
-    log_action(shell, Action.REQUEUE, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
+    logged(Action.REQUEUE, shell, reason="INC-553", run=73, count=211, subject="group 41", facts={"rate": 20.0})
 
 
 def _named(number: int, **fields: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from django_rmq_retry.messages import Headers, Properties, encode_properties
 from django_rmq_retry.messages.properties import EMPTY
-from django_rmq_retry.models import BusinessKey, ErrorGroup, ParkedMessage, RequeueRun
+from django_rmq_retry.models import Action, BusinessKey, ErrorGroup, OperatorAction, ParkedMessage, RequeueRun
 from django_rmq_retry.models.parked import COUNTED_AS
 from django_rmq_retry.parked.actions import discard
-from django_rmq_retry.parked.operators import Actor
+from django_rmq_retry.parked.operators import Actor, log_action
 from django_rmq_retry.parked.requeue import start
 from django_rmq_retry.parked.selection import Selection
 
@@ -73,6 +73,13 @@ def requeue_run(ids: Iterable[int], by: Actor = ANN, **options: Any) -> RequeueR
 def discard_messages(ids: Iterable[int], by: Actor = ANN, *, category: str = "test", **options: Any) -> None:
     """Let an operator discard these records."""
     discard(Selection.of_ids(ids), by, category=category, **options)
+
+
+def logged(action: Action, by: Actor = ANN, *, on: ParkedMessage | None = None, **columns: Any) -> OperatorAction:
+    """A row of the audit log, about this record if there is one."""
+    if on:
+        columns["message"] = on.pk
+    return log_action(by, action, **columns)
 
 
 def group_of(message: ParkedMessage) -> ErrorGroup:

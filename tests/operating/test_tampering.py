@@ -9,8 +9,9 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from django_rmq_retry.models import Action, OperatorAction
-from django_rmq_retry.parked.operators import Actor, log_action
+from django_rmq_retry.parked.operators import Actor
 from tests.commands.running import run
+from tests.operating.made import logged
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 OTHERWISE: dict[str, Any] = {
@@ -44,7 +45,7 @@ def acts(db: None) -> list[OperatorAction]:  # noqa: ARG001 - asked for by its n
     user = User.objects.create(username="ann")
     ann = Actor(name="ann", user_id=user.pk, ip="10.0.0.1", source="admin")
     return [
-        log_action(ann, Action.DISCARD, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
+        logged(Action.DISCARD, ann, reason="duplicate", message=n, group=n, run=n, subject=f"s-{n}", facts={"n": n})
         for n in range(1, 6)
     ]
 
