@@ -23,8 +23,7 @@ from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.env import VARIABLES
 from django_rmq_retry.handlers import registry
 from django_rmq_retry.messages import Reason
-from django_rmq_retry.publishing import broker_connections
-from tests.tooling.connections import Given
+from tests.tooling.connections import publishing_by
 from tests.tooling.pages import PAGES, ROOT, Block, Thing, blocks, readers_project
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
@@ -54,11 +53,10 @@ class Stored:
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The reader's own project, with the handlers that the pages speak of, and a broker."""
-    monkeypatch.setattr(broker_connections, "current", Given(Stored(), lambda **_options: Stored()))
     for one in vars(signals).values():
         if isinstance(one, Signal):
             monkeypatch.setattr(one, "receivers", [])
-    with registry.isolated(), readers_project():
+    with publishing_by(Stored(), lambda **_options: Stored()), registry.isolated(), readers_project():
         handlers = ModuleType("payments.handlers")
         handlers.__dict__["charge"] = handler("payments.charge", policy=RetryThenPark(), name="charge")(print)
         handlers.__dict__["quote"] = handler("rates.quote", policy=OneShot(), name="quote")(print)

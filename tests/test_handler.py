@@ -33,8 +33,7 @@ from django_rmq_retry import (
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError
 from django_rmq_retry.handlers import Match, registry
-from django_rmq_retry.publishing import broker_connections
-from tests.tooling.connections import Given
+from tests.tooling.connections import publishing_by
 
 
 @pytest.fixture(autouse=True)
@@ -337,10 +336,10 @@ class Taken:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
+def taken() -> Iterator[Taken]:
     publisher = Taken()
-    monkeypatch.setattr(broker_connections, "current", Given(publisher))
-    return publisher
+    with publishing_by(publisher):
+        yield publisher
 
 
 def test_publishing_to_a_handler_reaches_its_queue_and_fits_its_condition(taken: Taken) -> None:
@@ -383,7 +382,7 @@ def test_an_option_that_is_not_known_is_refused(taken: Taken) -> None:
     assert taken.messages == []
 
 
-def test_a_call_asks_the_handlers_queue_and_gives_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_asks_the_handlers_queue_and_gives_the_answer() -> None:
     asked: list[tuple[object, ...]] = []
 
     class Caller:
@@ -397,10 +396,9 @@ def test_a_call_asks_the_handlers_queue_and_gives_the_answer(monkeypatch: pytest
     @handler("rates.quote", policy=OneShot())
     def quote(message: Delivery) -> None: ...
 
-    monkeypatch.setattr(broker_connections.current, "caller", Caller)
-
-    assert quote.call({"pair": "EURUSD"}, timeout=2, type="spot") == {"rate": "1.0831"}
-    assert asyncio.run(quote.acall({"pair": "EURUSD"}, timeout=3)) == {"rate": "1.0831"}
+    with publishing_by(None, Caller):
+        assert quote.call({"pair": "EURUSD"}, timeout=2, type="spot") == {"rate": "1.0831"}
+        assert asyncio.run(quote.acall({"pair": "EURUSD"}, timeout=3)) == {"rate": "1.0831"}
     assert asked == [(False,), ("rates.quote", "spot", 2), (False,), ("rates.quote", None, 3)]
 
 

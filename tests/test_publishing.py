@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +14,10 @@ from django_rmq_retry import Fixed, Message, OneShot, Raw, RetryThenPark, apubli
 from django_rmq_retry.amqp import CONFIRMED, Done
 from django_rmq_retry.errors import ConfigurationError, HeadersTooLarge, MessageReturned, NotDelayable, UnencodableData
 from django_rmq_retry.handlers.handler import destination_of
-from django_rmq_retry.publishing import broker_connections
 from django_rmq_retry.publishing import publish as publishing
 from django_rmq_retry.publishing.publish import Options, adispatch, dispatch, message_of, options_of
 from tests.core.made import subscription
-from tests.tooling.connections import Given
+from tests.tooling.connections import publishing_by
 from tests.tooling.results import RETURNED
 
 
@@ -52,10 +51,10 @@ class Post:
 
 
 @pytest.fixture
-def post(monkeypatch: pytest.MonkeyPatch) -> Post:
+def post() -> Iterator[Post]:
     made = Post()
-    monkeypatch.setattr(broker_connections, "current", Given(made))
-    return made
+    with publishing_by(made):
+        yield made
 
 
 @pytest.mark.usefixtures("transactional_db")
@@ -197,8 +196,7 @@ class TestTransactions:
 class TestInATestCase(TestCase):
     def test_messages_are_seen_by_capturing_the_commit(self) -> None:
         post = Post()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker_connections, "current", Given(post))
+        with publishing_by(post):
             with self.captureOnCommitCallbacks(execute=True) as callbacks:
                 publish(1, routing_key="q")
 

@@ -1,13 +1,16 @@
 """Connections of a process that publish through what a test gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from django_rmq_retry.amqp import Caller
-from django_rmq_retry.publishing.broker_connections import Connections
+from django_rmq_retry.publishing import broker_connections
 
 
-class Given(Connections):
+class Given(broker_connections.Connections):
     """Unlike a stand-in, as far as the outbox knows it is a real broker."""
 
     def __init__(self, publisher: Any, caller: Callable[..., Any] | None = None) -> None:
@@ -18,3 +21,11 @@ class Given(Connections):
     def caller(self, **options: Any) -> Caller:
         given: Caller = super().caller(**options) if self._given is None else self._given(**options)
         return given
+
+
+@contextmanager
+def publishing_by(publisher: Any, caller: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Publish and call through the objects of a test inside the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker_connections, "current", Given(publisher, caller))
+        yield
