@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.person import Person
-from tests.tooling.browser import CHROMIUM, FLAGS, axe, no_browser
+from tests.tooling.browser import FLAGS, axe, browser, no_browser
 from tests.tooling.services import Unavailable, go_without
 
 Sit = Callable[..., Person]
@@ -49,9 +49,9 @@ def chromium(site: str) -> Iterator[Any]:  # noqa: ARG001 - a missing requiremen
     """Debian's."""
     playwright = importlib.import_module("playwright.sync_api").sync_playwright()
     with playwright as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield browser
-        browser.close()
+        launched = started.chromium.launch(executable_path=browser(), args=list(FLAGS))
+        yield launched
+        launched.close()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from tests.tooling.installs import cache
 from tests.tooling.machine import unpack
 
 AXE = "4.10.3"
-CHROMIUM = "/usr/bin/chromium"
+SHELL, CHROMIUM = Path("/usr/bin/chromium-headless-shell"), Path("/usr/bin/chromium")
+"""The shell is preferred: it draws no windows, and the tests take half of the processor's time with it."""
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -19,20 +20,27 @@ FLAGS = (
 
 def provide_browser() -> str:
     """Install missing parts where possible; return a sentence about what the tests will use."""
-    if not Path(CHROMIUM).exists() and may_install():
-        print("Browser: installing chromium by apt-get", flush=True)
-        install("chromium")
+    if not SHELL.exists() and may_install():
+        print(f"Browser: installing {SHELL.name} by apt-get", flush=True)
+        install(SHELL.name)
+    if browser() is None and may_install():
+        install(CHROMIUM.name)
     if not axe().exists() and wanted() and shutil.which("npm"):
         get_axe()
     return f"Browser: {no_browser() or 'chromium and axe-core are there.'}"
+
+
+def browser() -> Path | None:
+    """Return the browser to start, or None."""
+    return next((path for path in (SHELL, CHROMIUM) if path.exists()), None)
 
 
 def no_browser() -> str | None:
     """Return the reason why no page can be opened, or None."""
     if find_spec("playwright") is None:
         return "playwright is not here: pip install --group browser."
-    if not Path(CHROMIUM).exists():
-        return "chromium is not installed: apt-get install chromium."
+    if browser() is None:
+        return "chromium is not installed: apt-get install chromium-headless-shell."
     return None if axe().exists() else "axe-core is not here: `make services` gets it by npm."
 
 
