@@ -1,6 +1,6 @@
 """Ways to unblock a key: an action on the record, an operator, the periodic check."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -59,6 +59,11 @@ def delivery(number: int, *, name: str | None = "") -> Delivery:
 def post(_message: Delivery) -> None: ...
 
 
+def after_it_failed() -> datetime:
+    """Return a time after the failure, whose time is the database's: that clock may be ahead of this one."""
+    return timezone.now() + timedelta(seconds=10)
+
+
 def standstill(*, waiting: int = 2, parked: bool = True, name: str | None = "") -> BlockedKey:
     """The first message has failed, and some wait behind it."""
     key = digest("charge", "A")
@@ -93,7 +98,7 @@ def test_a_discard_lets_the_next_one_go_first() -> None:
 
 def test_what_was_processed_elsewhere_is_found_and_lets_it_go_on() -> None:
     standstill()
-    recorded(state=State.PROCESSED, resolved_at=timezone.now())
+    recorded(state=State.PROCESSED, resolved_at=after_it_failed())
 
     assert unblock_resolved() is False
 
@@ -104,7 +109,7 @@ def test_a_key_that_cannot_go_on_keeps_no_other_from_it(monkeypatch: pytest.Monk
     standstill()
     with transaction.atomic():
         block(delivery(1), handler="charge", digest=digest("charge", "B"), parked=True)
-    recorded(state=State.PROCESSED, resolved_at=timezone.now())
+    recorded(state=State.PROCESSED, resolved_at=after_it_failed())
     known, other = BlockedKey.objects.order_by("pk")
     monkeypatch.setattr(keys, "pass_on", lambda row: 1 / 0 if row.pk == known.pk else pass_on(row))
 
@@ -150,7 +155,7 @@ def test_many_without_an_id_that_wait_keep_none_from_being_found(monkeypatch: py
     with transaction.atomic():
         for number in range(1, 6):
             block(delivery(number, name=None), handler="charge", digest=digest("charge", str(number)), parked=True)
-    record(body=b'{"number": 5}', message_id="", state=State.PROCESSED, resolved_at=timezone.now())
+    record(body=b'{"number": 5}', message_id="", state=State.PROCESSED, resolved_at=after_it_failed())
 
     looks = 0
     while BlockedKey.objects.count() == 5 and looks < 300:
